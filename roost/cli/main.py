@@ -1,0 +1,50 @@
+"""`roost`: the entry point of the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import roost
+from roost.cli.check import check_command
+from roost.cli.plan import plan_command
+
+app = typer.Typer(
+    name="roost",
+    help="Place, launch and run reinforcement-learning post-training jobs on any mix of machines.\n\n"
+    "A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), "
+    "ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("plan")(plan_command)
+app.command("check")(check_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"roost {roost.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def run() -> None:
+    """Run the command line; a reader that closes the pipe early (such as head) is not an error."""
+    try:
+        app()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,100 @@
+"""`roost plan`: where every process of a job would run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from roost.cli.options import (
+    AsJson,
+    GpusPerNode,
+    InventoryFile,
+    LayoutChoice,
+    NotationChoice,
+    Strict,
+    hardware_registry,
+)
+from roost.placement.plan import Plan
+from roost.placement.plan_file import SCHEMA, finding_to_dict, plan_to_dict
+from roost.placement.planner import try_plan
+from roost.spec.errors import Findings, Where, did_you_mean
+from roost.view.text import print_findings, print_plan
+
+
+def plan_command(
+    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Values to change, as Hydra takes them: key=value, +key=value, group@package=option.",
+            metavar="OVERRIDES",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    component: Annotated[
+        list[str] | None,
+        typer.Option("--component", metavar="NAME", help="Show this component only; may be given several times."),
+    ] = None,
+    gpus_per_node: GpusPerNode = None,
+    inventory: InventoryFile = None,
+    notation: NotationChoice = None,
+    layout: LayoutChoice = None,
+    strict: Strict = False,
+) -> None:
+    """Show where every process of a job would run, or everything that is wrong with the config.
+
+    No GPU, no Ray and no cluster are needed. Exit code 1 means that there are errors.
+    """
+    findings = Findings()
+    plan = try_plan(
+        config,
+        findings,
+        inventory,
+        overrides=tuple(overrides or ()),
+        notation=notation,
+        layout=layout,
+        accelerators_per_node=gpus_per_node,
+        strict=strict,
+        registry=hardware_registry(findings),
+    )
+    wanted = tuple(component or ())
+    if plan is not None:
+        _check_names(plan, wanted, findings)
+    if as_json:
+        _print_json(plan, wanted, findings)
+    elif plan is not None and not findings.errors:
+        print_plan(plan, Console(highlight=False), wanted)
+    print_findings(findings.found, Console(stderr=True, highlight=False))
+    if findings.errors:
+        raise typer.Exit(1)
+
+
+def _check_names(plan: Plan, wanted: tuple[str, ...], findings: Findings) -> None:
+    names = [part.name for part in plan.components]
+    for name in wanted:
+        if name not in names:
+            findings.error(
+                Where("command line", path=("--component",)),
+                f"there is no component {name}",
+                did_you_mean(name, names),
+                f"components: {', '.join(names)}",
+            )
+
+
+def _print_json(plan: Plan | None, wanted: tuple[str, ...], findings: Findings) -> None:
+    if plan is None or findings.errors:
+        described: dict[str, object] = {
+            "schema": SCHEMA,
+            "findings": [finding_to_dict(finding) for finding in findings.found],
+        }
+    else:
+        described = plan_to_dict(plan)
+        if wanted:
+            described["components"] = {
+                name: part for name, part in plan_to_dict(plan)["components"].items() if name in wanted
+            }
+    print(json.dumps(described, indent=2))

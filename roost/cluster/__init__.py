@@ -1,0 +1,1 @@
+"""What there is: nodes, node groups, the resources on them and how they are counted."""

@@ -1,0 +1,148 @@
+"""The machines a job speaks of: described by its config alone, or its groups bound to machines that are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
+from roost.cluster.inventory import Group, Inventory, Node
+from roost.cluster.node_groups import Hardware, bind_groups
+from roost.spec.errors import Findings, Where
+from roost.spec.job import Job, Notation
+from roost.spec.ranks import spell_ranks
+from roost.spec.section import Section
+
+DEFAULT_ACCELERATORS_PER_NODE = 8
+
+
+def describe(
+    job: Job,
+    findings: Findings,
+    inventory: Inventory | None = None,
+    accelerators_per_node: int | None = None,
+    registry: HardwareRegistry = BUILT_IN,
+) -> Inventory | None:
+    """The inventory to plan on; None where not even the number of nodes is known.
+
+    A given inventory says what the machines are, and the config is checked against it. Without one the config describes
+    them: `num_nodes` equal nodes with the accelerators it names, and the hardware its node groups declare.
+    """
+    if inventory is None:
+        inventory = _described_by_config(job, findings, accelerators_per_node)
+        is_known = False
+    else:
+        _check_against(job, inventory, findings)
+        is_known = True
+    if inventory is None:
+        return None
+    groups, hardware = bind_groups(job, inventory.num_nodes, findings, registry)
+    nodes = _with_hardware(inventory, hardware, is_known, job, findings)
+    return Inventory(nodes, _merged_groups(inventory.groups, groups, job, findings))
+
+
+def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inventory | None:
+    """Equal nodes, as many as the config names or its devices reach over."""
+    written = job.accelerators_per_node
+    if given is not None and written is not None and given != written:
+        findings.error(
+            _accelerator_key(job), f"is {written}, but {given} was given", fix="give the same number in both places"
+        )
+    per_node = given if given is not None else written
+    if per_node is None and job.notation is Notation.LOOP:
+        per_node = job.last_device + 1
+    if per_node is None:
+        per_node = DEFAULT_ACCELERATORS_PER_NODE
+        findings.warn(
+            _accelerator_key(job),
+            f"is not written; {per_node} accelerators per node are assumed",
+            fix="write it, or give --gpus-per-node or --inventory",
+        )
+    num_nodes = _num_nodes(job, per_node, findings)
+    return None if num_nodes is None else Inventory.uniform(num_nodes, per_node)
+
+
+def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
+    if job.notation is Notation.RLINF:
+        if job.num_nodes is None and "num_nodes" not in Section.root(job.source, findings).below("cluster"):
+            findings.error(job.source.where(("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
+        return job.num_nodes
+    last = job.last_device
+    if last >= 0 and per_node == 0:
+        findings.error(
+            _accelerator_key(job), f"is 0, but device {last} is used", fix=f"write {DEFAULT_ACCELERATORS_PER_NODE}"
+        )
+        return None
+    needed = last // per_node + 1 if last >= 0 else 1
+    if job.num_nodes is not None and job.num_nodes < needed:
+        findings.error(
+            job.source.where(("num_nodes",)),
+            f"is {job.num_nodes}, but the devices reach over {needed} nodes",
+            f"device {last} with {per_node} per node is on node {last // per_node}",
+            f"write num_nodes: {needed}",
+        )
+    return max(job.num_nodes or 1, needed)
+
+
+def _accelerator_key(job: Job) -> Where:
+    return job.source.where(
+        ("cluster", "num_gpus_per_node") if job.notation is Notation.RLINF else ("num_gpus_per_node",)
+    )
+
+
+def _check_against(job: Job, inventory: Inventory, findings: Findings) -> None:
+    """What the config says of the machines must be true of those that are known."""
+    if job.notation is Notation.RLINF and job.num_nodes is not None and job.num_nodes != inventory.num_nodes:
+        findings.error(
+            job.source.where(("cluster", "num_nodes")),
+            f"is {job.num_nodes}, but the inventory has {inventory.num_nodes} nodes",
+            fix=f"write num_nodes: {inventory.num_nodes}, or give the inventory of the cluster that is meant",
+        )
+    written = job.accelerators_per_node
+    other = {int(count) for count in np.unique(inventory.accelerator_counts)} - {0, written}
+    if written is not None and other:
+        rank = int(np.argmax(np.isin(inventory.accelerator_counts, list(other))))
+        findings.error(
+            _accelerator_key(job),
+            f"is {written}, but node {rank} has {inventory.accelerator_counts[rank]} accelerators",
+            fix="leave it out: the inventory says how many there are",
+        )
+
+
+def _with_hardware(
+    inventory: Inventory, hardware: Hardware, is_known: bool, job: Job, findings: Findings
+) -> tuple[Node, ...]:
+    if not hardware:
+        return inventory.nodes
+    nodes = list(inventory.nodes)
+    for rank, kinds in hardware.items():
+        for kind, items in kinds.items():
+            present = len(nodes[rank].hardware.get(kind, items))
+            if is_known and present != len(items):
+                findings.error(
+                    job.source.where(("cluster", "node_groups")),
+                    f"declares {len(items)} {kind} on node {rank}, where the inventory has {present}",
+                    fix="describe the devices that are there",
+                )
+        nodes[rank] = replace(
+            nodes[rank], hardware={**nodes[rank].hardware, **{kind: tuple(items) for kind, items in kinds.items()}}
+        )
+    return tuple(nodes)
+
+
+def _merged_groups(
+    known: tuple[Group, ...], written: tuple[Group, ...], job: Job, findings: Findings
+) -> tuple[Group, ...]:
+    """The config's groups, and those of the inventory that the config does not declare itself."""
+    own = {group.label: group for group in written}
+    for group in known:
+        mine = own.get(group.label)
+        if mine is not None and not np.array_equal(mine.node_ranks, group.node_ranks):
+            findings.warn(
+                job.source.where(("cluster", "node_groups")),
+                f"node group {group.label} differs from the inventory's",
+                f"{spell_ranks(mine.node_ranks.tolist())} here, {spell_ranks(group.node_ranks.tolist())} there",
+                "the config's is used",
+            )
+    return (*written, *(group for group in known if group.label not in own))

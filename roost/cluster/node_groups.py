@@ -1,0 +1,175 @@
+"""Node groups as written, bound to nodes that exist: their nodes, their software, and the devices they declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roost.cluster.hardware.registry import HardwareRegistry
+from roost.cluster.inventory import Group, Software
+from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.job import EnvConfig, Job, NodeGroup
+from roost.spec.ranks import spell_ranks
+
+if TYPE_CHECKING:
+    from roost.cluster.hardware.problem import Problem
+    from roost.cluster.hardware.robot import HardwareConfig
+
+Hardware = dict[int, dict[str, list[Mapping[str, Any]]]]  # node -> kind -> configs
+
+
+def bind_groups(
+    job: Job, num_nodes: int, findings: Findings, registry: HardwareRegistry
+) -> tuple[tuple[Group, ...], Hardware]:
+    groups = []
+    hardware: Hardware = {}
+    declared: dict[tuple[int, str], str] = {}
+    for written in job.node_groups:
+        ranks = _bound_ranks(written.node_ranks, num_nodes, written.where, f"node group {written.label}", findings)
+        software = tuple(
+            Software(
+                frozenset(_bound_env_ranks(config, ranks, written, findings)),
+                config.env_vars,
+                config.python_interpreter_path,
+            )
+            for config in written.env_configs
+        )
+        _check_overlaps(written, software, findings)
+        _read_items(job, written, ranks, findings, registry, hardware, declared)
+        groups.append(
+            Group(written.label, np.array(ranks, np.int64), written.hardware_type, written.ignore_hardware, software)
+        )
+    _check_across_groups(job, groups, findings)
+    return tuple(groups), hardware
+
+
+def _bound_ranks(
+    written: tuple[range, ...] | None, num_nodes: int, where: Where, owner: str, findings: Findings
+) -> list[int]:
+    if written is None:
+        return list(range(num_nodes))
+    beyond = [part for part in written if part[-1] >= num_nodes]
+    if beyond:
+        findings.error(
+            where,
+            f"{owner} names node {beyond[0][-1]}, which does not exist",
+            f"there are {num_nodes} nodes, 0 to {num_nodes - 1}",
+            f"name nodes up to {num_nodes - 1}, or raise num_nodes",
+        )
+    inside = [range(part.start, min(part.stop, num_nodes)) for part in written]
+    return sorted({rank for part in inside for rank in part})
+
+
+def _bound_env_ranks(config: EnvConfig, group_ranks: list[int], group: NodeGroup, findings: Findings) -> list[int]:
+    if config.node_ranks is None:
+        return group_ranks
+    inside = set(group_ranks)
+    named = [rank for part in config.node_ranks for rank in range(part.start, min(part.stop, part.start + 10**6))]
+    outside = sorted(set(named) - inside)
+    if outside:
+        findings.error(
+            config.where,
+            f"names nodes outside its group {group.label}",
+            f"{spell_ranks(outside)} are not in {spell_ranks(group_ranks)}",
+            "name nodes of the group only",
+        )
+    return sorted(set(named) & inside)
+
+
+def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: Findings) -> None:
+    taken: dict[int, int] = {}
+    for index, part in enumerate(software):
+        shared = sorted(part.node_ranks & taken.keys())
+        if shared:
+            findings.error(
+                group.env_configs[index].where,
+                f"overlaps another entry of group {group.label}",
+                f"nodes {spell_ranks(shared)} are in both",
+                "give each node one entry",
+            )
+        taken |= dict.fromkeys(part.node_ranks, index)
+
+
+def _check_across_groups(job: Job, groups: list[Group], findings: Findings) -> None:
+    """On one node a variable is set by one group only. Two interpreters are allowed: a worker takes its own group's."""
+    variables: dict[tuple[int, str], str] = {}
+    interpreters: dict[int, tuple[str, str]] = {}
+    for group, written in zip(groups, job.node_groups, strict=True):
+        for part, config in zip(group.software, written.env_configs, strict=True):
+            for node in sorted(part.node_ranks):
+                for key, _ in part.env_vars:
+                    first = variables.setdefault((node, key), group.label)
+                    if first != group.label:
+                        findings.error(
+                            config.where,
+                            f"sets {key} on node {node}, which group {first} sets already",
+                            fix="set it in one group, or keep the groups' nodes apart",
+                        )
+                path = part.python_interpreter_path
+                if path is not None:
+                    label, other = interpreters.setdefault(node, (group.label, path))
+                    if other != path:
+                        findings.warn(
+                            config.where,
+                            f"gives node {node} a second interpreter",
+                            f"group {label} has {other}",
+                            "each worker takes the interpreter of its own group",
+                        )
+
+
+def _read_items(
+    job: Job,
+    group: NodeGroup,
+    ranks: list[int],
+    findings: Findings,
+    registry: HardwareRegistry,
+    hardware: Hardware,
+    declared: dict[tuple[int, str], str],
+) -> None:
+    """The devices a group declares, checked by their kind and laid on their nodes.
+
+    A device with mistakes is reported and still counted, so that what is placed on it is not reported as well.
+    """
+    kind = group.hardware_type
+    if kind is None or group.hardware is None:
+        return
+    config_class = registry.kind(kind)
+    if config_class is None:
+        findings.error(
+            group.where,
+            f"declares hardware of an unknown type {kind}",
+            did_you_mean(kind, registry.kind_names),
+            f"use one of {', '.join(registry.kind_names)}, or register your own (docs/hardware.md)",
+        )
+    for item in group.hardware:
+        for problem in _problems_of(config_class, item.fields) if config_class is not None else ():
+            findings.error(job.source.where((*item.where.path, *problem.field)), problem.what, fix=problem.fix)
+        node = item.fields.get("node_rank")
+        if not isinstance(node, int) or isinstance(node, bool):
+            continue  # reported above
+        if node not in ranks:
+            findings.error(
+                item.where,
+                f"is on node {shown(node)}, outside its group {group.label}",
+                f"the group has nodes {spell_ranks(ranks)}",
+                "write a node_rank of the group",
+            )
+            node = ranks[0] if ranks else 0
+        first = declared.setdefault((node, kind), group.label)
+        if first != group.label:
+            findings.error(
+                item.where,
+                f"declares {kind} on node {node}, which group {first} declares already",
+                fix="declare the devices of a node in one group",
+            )
+            continue
+        hardware.setdefault(node, {}).setdefault(kind, []).append(dict(item.fields))
+
+
+def _problems_of(config_class: type[HardwareConfig], fields: Mapping[str, Any]) -> Sequence[Problem]:
+    from roost.cluster.hardware.robot import parse_config  # pydantic is only paid for where hardware is declared
+
+    parsed = parse_config(config_class, fields)
+    return parsed if isinstance(parsed, list) else ()

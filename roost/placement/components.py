@@ -1,0 +1,206 @@
+"""Component placements: the classes through which code asks where each component's processes run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roost.cluster.describe import describe
+from roost.cluster.inventory import Inventory
+from roost.cluster.resources import ACCELERATOR, Ints
+from roost.placement.listed import ListedPlacementStrategy, SpreadPlacementStrategy
+from roost.placement.mode import Bools, PlacementMode, mode_of
+from roost.placement.model_parallel import Bound, lay_out
+from roost.placement.rank_map import BoundRanks, bind_rank_map
+from roost.placement.strategy import PlacementStrategy, inventory_of
+from roost.placement.table import PlacementTable
+from roost.spec.compose import load
+from roost.spec.errors import Findings, Where, did_you_mean
+from roost.spec.job import Component, CpuWorkers, DeviceList, Job, Layout, Notation, RankMap
+from roost.spec.notation import read_job
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedComponent:
+    """A component with its strategy, the resource ranks it was given, and the placement of each process."""
+
+    component: Component
+    strategy: PlacementStrategy
+    hardware_ranks: Ints
+    table: PlacementTable
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedJob:
+    """All components of a job on an inventory, and the mode they make."""
+
+    mode: PlacementMode
+    components: tuple[PlacedComponent, ...]
+
+
+def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool = True) -> PlacedJob | None:
+    """Place every component of a job; None where there are findings that stop it."""
+    errors = len(findings.errors)
+    strategies: dict[str, tuple[PlacementStrategy, Ints]] = {}
+    bound: dict[str, BoundRanks] = {}
+    for component in job.components:
+        if isinstance(component.asks, RankMap):
+            ranks = bind_rank_map(component.asks, inventory, findings, component.where)
+            if ranks is not None:
+                bound[component.name] = ranks
+                strategies[component.name] = (ranks.strategy, ranks.hardware_ranks)
+        else:
+            strategies[component.name] = _listed_strategy(component.asks)
+    layout = None
+    if job.layout is Layout.MODEL_PARALLEL and len(findings.errors) == errors:
+        layout = lay_out(job, _on_accelerators(job, bound, inventory), inventory.num_accelerators, findings)
+        for name, strategy in (layout.strategies if layout else {}).items():
+            strategies[name] = (strategy, strategies[name][1])
+    placed = []
+    for component in job.components:
+        if component.name not in strategies:
+            continue  # its findings are there already
+        own, ranks_named = strategies[component.name]
+        table = own.place(inventory, findings, component.where, isolate)
+        if table is not None:
+            placed.append(PlacedComponent(component, own, ranks_named, table))
+    if len(findings.errors) > errors:
+        return None
+    mode = layout.mode if layout else mode_of({part.component.name: held_accelerators(part.table) for part in placed})
+    return PlacedJob(mode, tuple(placed))
+
+
+def _listed_strategy(asks: DeviceList | CpuWorkers) -> tuple[PlacementStrategy, Ints]:
+    if isinstance(asks, CpuWorkers):
+        return SpreadPlacementStrategy(asks.count), np.zeros(0, np.int64)
+    return ListedPlacementStrategy(asks.devices, asks.per_process), np.array(asks.devices, np.int64)
+
+
+def _on_accelerators(job: Job, bound: Mapping[str, BoundRanks], inventory: Inventory) -> dict[str, Bound]:
+    """The components whose ranks mean accelerators, with the cluster-wide ids of those."""
+    found = {}
+    for component in job.components:
+        ranks = bound.get(component.name)
+        if ranks is not None and set(ranks.table.kinds) == {ACCELERATOR}:
+            nodes, local = ranks.table.locate(ranks.hardware_ranks)
+            found[component.name] = Bound(component, ranks, inventory.first_accelerators[nodes] + local)
+    return found
+
+
+def held_accelerators(table: PlacementTable) -> Bools:
+    """For each accelerator of the cluster, whether one of the processes holds it; robots and nodes are none."""
+    held = np.zeros(table.inventory.num_accelerators, np.bool_)
+    if ACCELERATOR in table.kinds:
+        is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
+        counted = np.repeat(is_accelerator, np.diff(table.offsets))
+        held[(table.inventory.first_accelerators[table.device_nodes] + table.device_ranks)[counted]] = True
+    return held
+
+
+class ComponentPlacement:
+    """Reads `cluster.component_placement` and says where each component runs.
+
+    The config is a dict, an OmegaConf DictConfig or the path of a file. The cluster is a live one or an `Inventory`;
+    left out, the config describes it (`num_nodes`, `num_gpus_per_node`). All mistakes are raised in one `ConfigError`.
+
+    >>> placement = ComponentPlacement({"cluster": {"num_nodes": 1, "num_gpus_per_node": 4,
+    ...                                             "component_placement": {"actor,rollout": "0-3"}}})
+    >>> placement.components, placement.get_world_size("actor"), placement.get_hardware_ranks("rollout")
+    (['actor', 'rollout'], 4, [0, 1, 2, 3])
+    """
+
+    layout = Layout.AS_WRITTEN
+
+    def __init__(self, config: Mapping[str, Any] | str | Path, cluster: Any = None) -> None:
+        findings = Findings()
+        source = load(config, (), findings)
+        job = read_job(source, findings, Notation.RLINF, self.layout) if source is not None else None
+        known = inventory_of(cluster) if cluster is not None else None
+        inventory = describe(job, findings, known) if job is not None else None
+        placed = place_job(job, inventory, findings) if job is not None and inventory is not None else None
+        findings.raise_errors()
+        if placed is None or job is None or inventory is None:
+            raise RuntimeError("a placement without findings must have been made; please report this config")
+        self.job = job
+        self.inventory = inventory
+        self.warnings = findings.warnings
+        self._placed = {part.component.name: part for part in placed.components}
+        self._mode = placed.mode
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        return self._mode
+
+    @property
+    def components(self) -> list[str]:
+        return list(self._placed)
+
+    def get_hardware_ranks(self, component_name: str) -> list[int]:
+        """The resource ranks named for a component."""
+        ranks: list[int] = self._component(component_name).hardware_ranks.tolist()
+        return ranks
+
+    def get_world_size(self, component_name: str) -> int:
+        """How many processes the component has."""
+        return len(self._component(component_name).table)
+
+    def get_strategy(self, component_name: str) -> PlacementStrategy:
+        """The strategy to launch the component with."""
+        return self._component(component_name).strategy
+
+    def _component(self, name: str) -> PlacedComponent:
+        if name not in self._placed:
+            findings = Findings()
+            findings.error(
+                Where(),
+                f"there is no component {name}",
+                did_you_mean(name, self._placed),
+                f"components: {', '.join(self._placed)}",
+            )
+            findings.raise_errors()
+        return self._placed[name]
+
+
+class HybridComponentPlacement(ComponentPlacement):
+    """Components on any sets of resources, exactly as written."""
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        return PlacementMode.HYBRID
+
+
+class ModelParallelComponentPlacement(ComponentPlacement):
+    """Actor, rollout and optionally inference and critic, cut by the parallel sizes of their models.
+
+    >>> sizes = {"actor": {"model": {"tensor_model_parallel_size": 4}}, "rollout": {"tensor_parallel_size": 2}}
+    >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor,rollout": "all"}}
+    >>> placement = ModelParallelComponentPlacement({"cluster": cluster, **sizes})
+    >>> placement.placement_mode.value, placement.get_strategy("rollout").hardware_ranks_list
+    ('collocated', [[0, 2], [1, 3], [4, 6], [5, 7]])
+    """
+
+    layout = Layout.MODEL_PARALLEL
+
+    @property
+    def is_collocated(self) -> bool:
+        return self._mode is PlacementMode.COLLOCATED
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self._mode is PlacementMode.DISAGGREGATED
+
+    @property
+    def is_auto(self) -> bool:
+        return self._mode is PlacementMode.AUTO
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.is_disaggregated or self.is_auto
+
+    @property
+    def has_dedicated_inference(self) -> bool:
+        return self.is_pipeline and "inference" in self._placed

@@ -1,0 +1,268 @@
+"""The model-parallel layout of the RLinf notation: processes cut by the parallel sizes of the models.
+
+Collocated: learner and engines hold the same accelerators, and engines are laid out with a stride so that each engine
+shard sits on an accelerator that holds the matching learner shard. Disaggregated: each has its own accelerators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.cluster.resources import ACCELERATOR, Ints
+from roost.placement.mode import PlacementMode
+from roost.placement.rank_map import BoundRanks
+from roost.placement.strategies import FlexiblePlacementStrategy, PackedPlacementStrategy
+from roost.placement.strategy import PlacementStrategy
+from roost.spec.errors import Findings, Where
+from roost.spec.job import Component, Job
+from roost.spec.ranks import spell_ranks
+
+CONTIGUOUS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
+MANAGED = (*CONTIGUOUS, "reward")
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A component of the layout with its ranks and the cluster-wide ids of its accelerators."""
+
+    component: Component
+    ranks: BoundRanks
+    devices: Ints
+
+    @property
+    def count(self) -> int:
+        return len(self.devices)
+
+    @property
+    def where(self) -> Where:
+        return self.component.where
+
+
+@dataclass(frozen=True, eq=False)
+class ModelParallelLayout:
+    """The mode and the strategies that replace those of the ranks as written."""
+
+    mode: PlacementMode
+    strategies: Mapping[str, PlacementStrategy]
+
+
+def lay_out(
+    job: Job, bound: Mapping[str, Bound], num_accelerators: int, findings: Findings
+) -> ModelParallelLayout | None:
+    """The layout, or None with findings where the accelerators fit neither mode."""
+    errors = len(findings.errors)
+    where = job.source.where(("cluster", "component_placement"))
+    for name in ("actor", "rollout"):
+        if name not in bound:
+            findings.error(
+                where,
+                f"has no {name} on accelerators, which the model-parallel layout needs",
+                fix=f"write {name}: all, or use the hybrid layout",
+            )
+    if len(findings.errors) > errors:
+        return None
+    _check_contiguous(bound, findings)
+    _warn_ignored_processes(bound, findings)
+    mode = _mode(job, bound, num_accelerators, findings, where)
+    _check_sizes(bound, findings)
+    if mode is None or len(findings.errors) > errors:
+        return None
+    strategies = {name: _one_each(part) for name, part in bound.items() if name in MANAGED}
+    if mode is PlacementMode.AUTO:
+        strategies["actor"] = PackedPlacementStrategy(0, num_accelerators - 1)
+    rollout = _rollout_strategy(job, bound, mode, findings)
+    return None if rollout is None else ModelParallelLayout(mode, {**strategies, "rollout": rollout})
+
+
+def _check_contiguous(bound: Mapping[str, Bound], findings: Findings) -> None:
+    for name in CONTIGUOUS:
+        part = bound.get(name)
+        if part is not None and part.ranks.hardware_ranks[-1] - part.ranks.hardware_ranks[0] + 1 != part.count:
+            findings.error(
+                part.where,
+                f"the ranks of {name} have gaps",
+                f"{spell_ranks(part.ranks.hardware_ranks.tolist())}; parallel groups need them in one run",
+                "write one range a-b, or use the hybrid layout",
+            )
+
+
+def _warn_ignored_processes(bound: Mapping[str, Bound], findings: Findings) -> None:
+    for name in CONTIGUOUS:
+        part = bound.get(name)
+        if part is not None and part.ranks.has_explicit_processes:
+            findings.warn(
+                part.where,
+                f"the process ranks of {name} are not used",
+                "the parallel sizes say how many processes there are",
+                "leave out the part after the colon",
+            )
+
+
+def _mode(
+    job: Job, bound: Mapping[str, Bound], num_accelerators: int, findings: Findings, where: Where
+) -> PlacementMode | None:
+    actor, rollout = bound["actor"], bound["rollout"]
+    inferring = [name for name in ("inference", "actor_inference", "critic_inference") if name in bound]
+    if job.model_parallel.auto_scheduler and "critic" not in bound:
+        return _auto_mode(bound, num_accelerators, findings, where)
+    if np.array_equal(actor.devices, rollout.devices):
+        for name in inferring:
+            findings.error(
+                bound[name].where,
+                f"{name} has no place in the collocated mode",
+                "actor and rollout hold the same accelerators",
+                f"remove {name}, or give actor and rollout accelerators of their own",
+            )
+        return PlacementMode.COLLOCATED
+    return PlacementMode.DISAGGREGATED if _are_apart(job, bound, findings, where) else None
+
+
+def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings, where: Where) -> bool:
+    """Whether no two components that must be apart share an accelerator; each pair that does is a finding."""
+    pairs = [
+        ("actor", "rollout"),
+        ("actor", "inference"),
+        ("rollout", "inference"),
+        ("actor", "actor_inference"),
+        ("rollout", "actor_inference"),
+        ("critic", "actor"),
+        ("critic", "rollout"),
+        ("critic", "critic_inference"),
+        ("rollout", "critic_inference"),
+    ]
+    is_apart = True
+    for one, two in pairs:
+        if one not in bound or two not in bound:
+            continue
+        shared = np.intersect1d(bound[one].devices, bound[two].devices)
+        if len(shared):
+            is_apart = False
+            findings.error(
+                bound[two].where,
+                f"{one} and {two} share some accelerators but are not collocated",
+                f"{one} has {bound[one].count}, {two} has {bound[two].count}, {len(shared)} are shared",
+                "give both the same accelerators, or none in common, or use the hybrid layout",
+            )
+    for name in ("inference", "actor_inference"):
+        if name in bound and not job.model_parallel.recompute_logprobs:
+            findings.error(
+                bound[name].where,
+                f"{name} has nothing to do",
+                "algorithm.recompute_logprobs is not true",
+                f"write algorithm.recompute_logprobs: true, or remove {name}",
+            )
+    return is_apart
+
+
+def _auto_mode(bound: Mapping[str, Bound], num_accelerators: int, findings: Findings, where: Where) -> PlacementMode:
+    """The dynamic scheduler hands accelerators over in a fixed order, so components stand in it without gaps."""
+    expected = 0
+    for name in ("actor", "rollout", "inference"):
+        part = bound.get(name)
+        if part is None:
+            continue
+        if part.devices[0] != expected:
+            findings.error(
+                part.where,
+                f"{name} starts at accelerator {part.devices[0]}",
+                f"with auto_scheduler it must start at {expected}",
+                "order them actor, rollout, inference without gaps",
+            )
+        expected = int(part.devices[-1]) + 1
+    if expected != num_accelerators:
+        findings.error(
+            where,
+            f"the components end at accelerator {expected - 1}",
+            f"with auto_scheduler they must end at the last, {num_accelerators - 1}",
+            "use all accelerators",
+        )
+    return PlacementMode.AUTO
+
+
+def _check_sizes(bound: Mapping[str, Bound], findings: Findings) -> None:
+    for name in CONTIGUOUS:
+        part = bound.get(name)
+        if part is None:
+            continue
+        tensor = part.component.parallel.tensor
+        if tensor > part.count:
+            findings.error(
+                part.where,
+                f"{name} is cut over {tensor} accelerators but has {part.count}",
+                fix=f"give it {tensor} accelerators, or a tensor parallel size of at most {part.count}",
+            )
+        elif name in ("actor", "critic") and part.count % part.component.parallel.model:
+            findings.warn(
+                part.where,
+                f"{part.count} accelerators are not a multiple of {name}'s model size",
+                f"tensor * pipeline * context = {part.component.parallel.model}",
+                "some accelerators would hold no whole copy",
+            )
+
+
+def _one_each(part: Bound) -> PlacementStrategy:
+    """One process per accelerator; as written where the component holds none (a reward on CPUs)."""
+    if part.ranks.table.kinds != (ACCELERATOR,) * len(part.ranks.table.kinds):
+        return part.ranks.strategy
+    ranks = part.ranks.hardware_ranks
+    labels = part.ranks.table.labels
+    if ranks[-1] - ranks[0] + 1 == len(ranks):
+        return PackedPlacementStrategy(int(ranks[0]), int(ranks[-1]), node_group=labels)
+    return FlexiblePlacementStrategy.from_columns(ranks, np.arange(len(ranks) + 1), labels)
+
+
+def _rollout_strategy(
+    job: Job, bound: Mapping[str, Bound], mode: PlacementMode, findings: Findings
+) -> PlacementStrategy | None:
+    rollout, actor = bound["rollout"], bound["actor"]
+    sizes = rollout.component.parallel
+    first, last = int(rollout.ranks.hardware_ranks[0]), int(rollout.ranks.hardware_ranks[-1])
+    labels = rollout.ranks.table.labels
+    if mode is PlacementMode.COLLOCATED:
+        return _collocated_rollout(rollout, actor.component.parallel.tensor, first, last, findings)
+    if rollout.count % sizes.model:
+        findings.error(
+            rollout.where,
+            f"{rollout.count} accelerators are not a multiple of {sizes.model}, the size of one engine",
+            f"tensor {sizes.tensor} * pipeline {sizes.pipeline}; {rollout.count % sizes.model} would be left over",
+            f"give rollout {max(rollout.count // sizes.model, 1) * sizes.model} accelerators",
+        )
+        return None
+    if mode is PlacementMode.AUTO and job.model_parallel.use_pre_process_policy:
+        if actor.count % sizes.tensor:
+            findings.error(
+                actor.where,
+                f"{actor.count} accelerators of actor are not a multiple of rollout's tensor size {sizes.tensor}",
+                "use_pre_process_policy lets rollout start on them",
+                "change one of the two",
+            )
+            return None
+        return PackedPlacementStrategy(int(actor.ranks.hardware_ranks[0]), last, sizes.model, node_group=labels)
+    return PackedPlacementStrategy(first, last, sizes.model, node_group=labels)
+
+
+def _collocated_rollout(
+    rollout: Bound, actor_tensor: int, first: int, last: int, findings: Findings
+) -> PlacementStrategy | None:
+    tensor = rollout.component.parallel.tensor
+    if actor_tensor > tensor and actor_tensor % tensor:
+        findings.error(
+            rollout.where,
+            f"actor's tensor size {actor_tensor} is not a multiple of rollout's {tensor}",
+            "engine shards could not be laid on the learner shards they are made from",
+            "choose sizes of which one divides the other",
+        )
+        return None
+    stride = max(actor_tensor // tensor, 1)
+    if rollout.count % (tensor * stride):
+        findings.error(
+            rollout.where,
+            f"{rollout.count} accelerators are not a multiple of {tensor * stride}",
+            f"engine size {tensor} * stride {stride}",
+            f"use {max(rollout.count // (tensor * stride), 1) * tensor * stride} accelerators",
+        )
+        return None
+    return PackedPlacementStrategy(first, last, tensor, stride, rollout.ranks.table.labels)

@@ -1,0 +1,137 @@
+"""Plans as JSON: a documented, versioned schema (docs/plan-schema.md) that keeps everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory
+from roost.placement.mode import PlacementMode
+from roost.placement.plan import ComponentPlan, Plan, Process
+from roost.placement.table import PlacementTable
+from roost.spec.errors import Finding, Findings, Severity, Where, shown
+from roost.spec.job import Notation, ParallelSizes
+
+SCHEMA = "roost.plan/1"
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "notation": plan.notation.value,
+        "file": plan.file,
+        "mode": plan.mode.value,
+        **plan.inventory.to_dict(),
+        "components": {component.name: _component_to_dict(component) for component in plan.components},
+        "settings": dict(plan.settings),
+        "warnings": [finding_to_dict(finding) for finding in plan.warnings],
+    }
+
+
+def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
+    return {
+        "written_name": component.written_name,
+        "strategy": component.strategy,
+        "world_size": component.world_size,
+        "hardware_ranks": component.hardware_ranks.tolist(),
+        "node_groups": [
+            {"label": label, "counts": kind}
+            for label, kind in zip(component.table.labels, component.table.kinds, strict=True)
+        ],
+        "parallel": {
+            "tensor": component.parallel.tensor,
+            "pipeline": component.parallel.pipeline,
+            "context": component.parallel.context,
+        },
+        "env": dict(component.env),
+        "managed_by": component.managed_by,
+        "isolate_accelerator": component.table.isolate,
+        "processes": [_process_to_dict(process) for process in component.processes()],
+    }
+
+
+def _process_to_dict(process: Process) -> dict[str, Any]:
+    described = process.placement._asdict()
+    described["devices"] = [list(device) for device in process.placement.devices]
+    described |= {"env": dict(process.env), "interpreter": process.interpreter}
+    if process.hardware:
+        described["hardware"] = [dict(item) for item in process.hardware]
+    return described
+
+
+def finding_to_dict(finding: Finding) -> dict[str, Any]:
+    where = finding.where
+    return {
+        "severity": finding.severity.value,
+        "file": where.file,
+        "line": where.line,
+        "column": where.column,
+        "path": list(where.path),
+        "what": finding.what,
+        "why": finding.why,
+        "fix": finding.fix,
+    }
+
+
+def _finding_from_dict(data: Mapping[str, Any]) -> Finding:
+    where = Where(data["file"], data["line"], data["column"], tuple(data["path"]))
+    return Finding(where, data["what"], data["why"], data["fix"], Severity(data["severity"]))
+
+
+def plan_from_dict(data: Mapping[str, Any]) -> Plan:
+    """Read a plan; a file that is not one, or of another schema, is a `ConfigError`."""
+    findings = Findings()
+    schema = data.get("schema") if isinstance(data, Mapping) else None
+    if schema != SCHEMA:
+        findings.error(
+            Where(path=("schema",)), f"is {shown(schema)}, not {SCHEMA}", fix="give a file that roost plan --json wrote"
+        )
+        findings.raise_errors()
+    try:
+        inventory = Inventory.from_dict({"nodes": data["nodes"], "node_groups": data["node_groups"]})
+        return Plan(
+            notation=Notation(data["notation"]),
+            file=data["file"],
+            mode=PlacementMode(data["mode"]),
+            inventory=inventory,
+            components=tuple(_component_from_dict(name, part, inventory) for name, part in data["components"].items()),
+            settings=dict(data["settings"]),
+            warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        findings.error(
+            Where(), f"is not a whole plan: {type(error).__name__} {error}", fix="write it again with roost plan --json"
+        )
+        findings.raise_errors()
+        raise
+
+
+def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventory) -> ComponentPlan:
+    processes = data["processes"]
+    labels = tuple(group["label"] for group in data["node_groups"])
+    devices = [device for process in processes for device in process["devices"]]
+    columns = np.array(devices, np.int64).reshape(-1, 2)
+    lengths = np.array([len(process["devices"]) for process in processes], np.int64)
+    table = PlacementTable(
+        inventory,
+        labels,
+        tuple(group["counts"] for group in data["node_groups"]),
+        nodes=np.array([process["cluster_node_rank"] for process in processes], np.int64),
+        groups=np.array([labels.index(process["node_group_label"]) for process in processes], np.int64),
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+        device_nodes=columns[:, 0],
+        device_ranks=columns[:, 1],
+        isolate=data["isolate_accelerator"],
+    )
+    return ComponentPlan(
+        name,
+        data["written_name"],
+        data["strategy"],
+        np.array(data["hardware_ranks"], np.int64),
+        table,
+        ParallelSizes(**data["parallel"]),
+        tuple(data["env"].items()),
+        data["managed_by"],
+    )

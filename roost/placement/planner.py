@@ -1,0 +1,118 @@
+"""Planning from the outside: a config, in any notation, on machines that are known or described, to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roost.cluster.describe import describe
+from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
+from roost.cluster.inventory import Inventory
+from roost.placement.components import PlacedComponent, place_job
+from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.strategy import inventory_of
+from roost.spec.compose import load
+from roost.spec.errors import Findings, Where
+from roost.spec.job import Job, Layout, Notation
+from roost.spec.notation import read_job
+
+Config = Job | Mapping[str, Any] | str | Path
+
+
+def plan(job_or_path: Config, inventory: Any = None, **options: Any) -> Plan:
+    """Plan a job: a path, a dict, a DictConfig or a `Job`; every mistake is raised at once as a `ConfigError`.
+
+    The inventory is an `Inventory`, a live cluster, a dict or the path of an inventory file; left out, the config
+    describes the machines. Options are those of `try_plan`.
+
+    >>> made = plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}})
+    >>> made["actor"].world_size
+    4
+    """
+    findings = Findings()
+    made = try_plan(job_or_path, findings, inventory, **options)
+    findings.raise_errors()
+    if made is None:
+        raise RuntimeError("a plan without findings must have been made; please report this config")
+    return made
+
+
+def try_plan(
+    job_or_path: Config,
+    findings: Findings,
+    inventory: Any = None,
+    *,
+    overrides: Sequence[str] = (),
+    notation: Notation | None = None,
+    layout: Layout | None = None,
+    accelerators_per_node: int | None = None,
+    strict: bool = False,
+    isolate_accelerator: bool = True,
+    registry: HardwareRegistry = BUILT_IN,
+) -> Plan | None:
+    """The plan, or None where there are errors; errors and warnings go to `findings`."""
+    job = _read(job_or_path, findings, overrides, notation, layout, strict)
+    known = _known_machines(inventory, findings)
+    if job is None or (inventory is not None and known is None):
+        return None
+    machines = describe(job, findings, known, accelerators_per_node, registry)
+    placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
+    if placed is None or machines is None or findings.errors:
+        return None
+    return Plan(
+        notation=job.notation,
+        file=job.source.file,
+        mode=placed.mode,
+        inventory=machines,
+        components=tuple(_component_plan(part, job) for part in placed.components),
+        settings=job.settings,
+        warnings=findings.warnings,
+    )
+
+
+def _read(
+    config: Config,
+    findings: Findings,
+    overrides: Sequence[str],
+    notation: Notation | None,
+    layout: Layout | None,
+    strict: bool,
+) -> Job | None:
+    if isinstance(config, Job):
+        for warning in config.warnings:
+            findings.warn(warning.where, warning.what, warning.why, warning.fix)
+        return config
+    source = load(config, overrides, findings)
+    return None if source is None else read_job(source, findings, notation, layout, strict)
+
+
+def _known_machines(inventory: Any, findings: Findings) -> Inventory | None:
+    if inventory is None:
+        return None
+    try:
+        if isinstance(inventory, str | Path):
+            return Inventory.from_file(inventory)
+        if isinstance(inventory, Mapping):
+            return Inventory.from_dict(inventory)
+        return inventory_of(inventory)
+    except ValueError as error:
+        for finding in getattr(error, "findings", ()):
+            findings.error(
+                finding.where if str(finding.where) else Where(str(inventory)), finding.what, finding.why, finding.fix
+            )
+        return None
+
+
+def _component_plan(placed: PlacedComponent, job: Job) -> ComponentPlan:
+    component = placed.component
+    return ComponentPlan(
+        component.name,
+        component.written_name,
+        type(placed.strategy).__name__,
+        placed.hardware_ranks,
+        placed.table,
+        component.parallel,
+        component.env,
+        job.managers.get(component.name),
+    )

@@ -1,0 +1,157 @@
+"""From the segments of a placement string to the resources of each process: bounds, order and the even split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory, UnknownGroup
+from roost.cluster.resources import Ints, ResourceTable
+from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
+from roost.placement.strategy import PlacementStrategy, report_unknown_group
+from roost.spec.errors import Findings, Where
+from roost.spec.job import RankMap
+from roost.spec.ranks import Segment
+
+
+@dataclass(frozen=True, eq=False)
+class BoundRanks:
+    """A rank map on known machines: its strategy, its resource ranks, and whether process ranks were written."""
+
+    strategy: PlacementStrategy
+    hardware_ranks: Ints
+    table: ResourceTable
+    has_explicit_processes: bool
+
+
+def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings, where: Where) -> BoundRanks | None:
+    """The strategy for one component; every mistake in its placement string goes to `findings`."""
+    try:
+        table = inventory.resources(asks.node_groups)
+    except UnknownGroup as error:
+        report_unknown_group(error, findings, where)
+        return None
+    if table.total == 0:
+        kinds = " or ".join(dict.fromkeys(table.kinds))
+        findings.error(
+            where,
+            f"no {kinds} exists in {', '.join(asks.node_groups)}",
+            fix=f"describe the {kinds} devices of the group, or name another node group",
+        )
+        return None
+    pairs = _segment_ranges(asks.segments, table, findings, where)
+    if pairs is None:
+        return None
+    strategy = (
+        _node_strategy(pairs, table, findings, where)
+        if table.counts_nodes
+        else _device_strategy(pairs, table, findings, where)
+    )
+    if strategy is None:
+        return None
+    ranks = np.concatenate([np.arange(resources.start, resources.stop) for resources, _ in pairs])
+    return BoundRanks(strategy, ranks, table, any(segment.processes is not None for segment in asks.segments))
+
+
+Pair = tuple[range, range]  # resources, and the processes on them
+
+
+def _segment_ranges(
+    segments: tuple[Segment, ...], table: ResourceTable, findings: Findings, where: Where
+) -> list[Pair] | None:
+    """Resources and processes of each segment, checked: in range, ascending, and processes numbered 0, 1, 2, ..."""
+    errors = len(findings.errors)
+    pairs: list[Pair] = []
+    last_resource, next_process = -1, 0
+    for segment in segments:
+        if segment.resources is None and table.is_mixed:
+            findings.error(
+                where, "'all' is ambiguous here", _mixture(table), "write the node ranks, or name groups of one kind"
+            )
+            return None
+        resources = range(table.total) if segment.resources is None else segment.resources
+        if resources[-1] >= table.total:
+            kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
+            findings.error(
+                where,
+                f"{segment.text!r} names rank {resources[-1]}, which is out of range",
+                f"{', '.join(table.labels)} has {table.total} {kind} ranks, 0 to {table.total - 1}",
+                f"use ranks up to {table.total - 1}",
+            )
+        if resources[0] <= last_resource:
+            findings.error(
+                where,
+                f"{segment.text!r} names rank {resources[0]} again or out of order",
+                f"the segment before it ends at {last_resource}",
+                "name each rank once, in ascending order",
+            )
+        processes = segment.processes or range(next_process, next_process + len(resources))
+        if processes[0] != next_process:
+            findings.error(
+                where,
+                f"the processes of {segment.text!r} start at {processes[0]}",
+                f"process ranks run from 0 without gaps, so {next_process} comes next",
+                f"write {segment.text.split(':')[0].strip()}:{next_process}-{next_process + len(processes) - 1}",
+            )
+        last_resource, next_process = resources[-1], processes[-1] + 1
+        pairs.append((resources, processes))
+    return pairs if len(findings.errors) == errors else None
+
+
+def _mixture(table: ResourceTable) -> str:
+    return ", ".join(f"{label} counts {kind}s" for label, kind in zip(table.labels, table.kinds, strict=True))
+
+
+def _device_strategy(
+    pairs: list[Pair], table: ResourceTable, findings: Findings, where: Where
+) -> PlacementStrategy | None:
+    """Each process gets an equal slice of its segment's resources, or each resource an equal block of processes."""
+    ranks, lengths = [], []
+    for resources, processes in pairs:
+        many, few = max(len(resources), len(processes)), min(len(resources), len(processes))
+        if many % few:
+            findings.error(
+                where,
+                f"{len(processes)} processes cannot be spread evenly over {len(resources)} resources",
+                f"{many} % {few} = {many % few}",
+                f"use {many // few * few} instead of {many}",
+            )
+            return None
+        own = np.arange(resources.start, resources.stop)
+        if len(resources) >= len(processes):
+            ranks.append(own)
+            lengths.append(np.full(len(processes), many // few))
+        else:
+            ranks.append(np.repeat(own, many // few))
+            lengths.append(np.ones(len(processes), np.int64))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))])
+    return FlexiblePlacementStrategy.from_columns(np.concatenate(ranks), offsets, table.labels)
+
+
+def _node_strategy(
+    pairs: list[Pair], table: ResourceTable, findings: Findings, where: Where
+) -> PlacementStrategy | None:
+    """Processes on nodes, in blocks; where they do not divide evenly the first nodes take one more."""
+    nodes = []
+    for resources, processes in pairs:
+        share, rest = divmod(len(processes), len(resources))
+        if share == 0:
+            findings.error(
+                where,
+                f"{len(processes)} processes cannot run across {len(resources)} nodes",
+                "a process runs on one node",
+                f"name {len(processes)} nodes, or at least {len(resources)} processes",
+            )
+            return None
+        if rest:
+            findings.warn(
+                where,
+                f"{len(processes)} processes do not divide evenly over {len(resources)} nodes",
+                f"the first {rest} nodes take {share + 1}, the others {share}",
+                f"write {share * len(resources)} or {(share + 1) * len(resources)} processes for an even split",
+            )
+        counts = np.full(len(resources), share)
+        counts[:rest] += 1
+        nodes.append(np.repeat(np.arange(resources.start, resources.stop), counts))
+    return NodePlacementStrategy(np.concatenate(nodes), table.labels)

@@ -1,0 +1,194 @@
+"""What all placement strategies share: the interface, the checks, and the errors they give."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory, UnknownGroup
+from roost.cluster.resources import Ints, ResourceTable
+from roost.placement.table import Placement, PlacementTable
+from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.node_groups import CLUSTER_GROUP
+from roost.spec.ranks import spell_ranks
+
+GroupLabels = str | Sequence[str] | None
+
+
+class PlacementStrategy(ABC):
+    """Decides where the processes of one component run. Planning never changes the strategy."""
+
+    labels: tuple[str, ...]
+
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
+        """The placement of each process on a live cluster or an `Inventory`.
+
+        >>> from roost import PackedPlacementStrategy
+        >>> inventory = Inventory.from_dict({"nodes": [{"accelerators": 4}]})
+        >>> [p.local_hardware_ranks for p in PackedPlacementStrategy(0, 3, 2).get_placement(inventory)]
+        [[0, 1], [2, 3]]
+        """
+        findings = Findings()
+        table = self.place(inventory_of(cluster), findings, isolate=isolate_accelerator)
+        findings.raise_errors()
+        return [] if table is None else list(table)
+
+    @abstractmethod
+    def place(
+        self, inventory: Inventory, findings: Findings, where: Where = Where(), isolate: bool = True
+    ) -> PlacementTable | None:
+        """All placements in columns; what is wrong goes to `findings`, and the answer is then None."""
+
+    def _resources(self, inventory: Inventory, findings: Findings, where: Where) -> ResourceTable | None:
+        try:
+            return inventory.resources(self.labels)
+        except UnknownGroup as error:
+            report_unknown_group(error, findings, where)
+            return None
+
+
+def inventory_of(cluster: Any) -> Inventory:
+    """The machines of a live cluster, or the inventory itself."""
+    found = cluster if isinstance(cluster, Inventory) else getattr(cluster, "inventory", None)
+    if not isinstance(found, Inventory):
+        raise TypeError(
+            f"expected a Cluster or an Inventory, got {type(cluster).__name__}; "
+            "describe machines with Inventory.from_dict({'nodes': [{'accelerators': 8}]})"
+        )
+    return found
+
+
+def report_unknown_group(error: UnknownGroup, findings: Findings, where: Where) -> None:
+    findings.error(
+        where,
+        f"names node group {error.label}, which is not declared",
+        did_you_mean(error.label, error.known),
+        f"use one of {', '.join(error.known)}, or declare it in node_groups",
+    )
+
+
+def as_labels(label: GroupLabels) -> tuple[str, ...]:
+    """Group labels given as nothing (the whole cluster), one label, a comma-separated string, or a sequence."""
+    if label is None:
+        return (CLUSTER_GROUP,)
+    parts = label.split(",") if isinstance(label, str) else [str(part) for part in label]
+    return tuple(part.strip() for part in parts)
+
+
+def without_devices(
+    inventory: Inventory, table: ResourceTable, nodes: Ints, groups: Ints, isolate: bool
+) -> PlacementTable:
+    nothing = np.zeros(0, np.int64)
+    kinds = ("node",) * len(table.labels)
+    return PlacementTable(
+        inventory, table.labels, kinds, nodes, groups, np.zeros(len(nodes) + 1, np.int64), nothing, nothing, isolate
+    )
+
+
+def refuse(what: str, fix: str, why: str = "") -> None:
+    findings = Findings()
+    findings.error(Where(), what, why, fix)
+    findings.raise_errors()
+
+
+def check_ranks(ranks: Sequence[int], owner: str) -> None:
+    if not len(ranks):
+        refuse(f"{owner} has no ranks", "name at least one rank")
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or not 0 <= rank <= 10**9:
+            refuse(
+                f"{owner} has the rank {shown(rank)}; ranks are whole numbers that are not negative",
+                "number ranks from 0",
+            )
+
+
+def has_devices(table: ResourceTable, findings: Findings, where: Where) -> bool:
+    if not table.counts_nodes and table.total > 0:
+        return True
+    what = (
+        "have neither accelerators nor declared hardware"
+        if table.counts_nodes
+        else f"have no {' or '.join(table.kinds)}"
+    )
+    findings.error(
+        where,
+        f"the nodes of {', '.join(table.labels)} {what}, so no device can be assigned there",
+        fix="name another node group, or place processes on nodes (node_group: node, NodePlacementStrategy)",
+    )
+    return False
+
+
+def in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where) -> bool:
+    beyond = ranks[ranks >= table.total]
+    if not len(beyond):
+        return True
+    kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
+    findings.error(
+        where,
+        f"rank {beyond[0]} is out of range",
+        f"{', '.join(table.labels)} has {table.total} {kind} ranks, 0 to {table.total - 1}",
+        f"use ranks up to {table.total - 1}" if table.total else "name another node group",
+    )
+    return False
+
+
+def on_single_nodes(
+    ranks: Ints,
+    offsets: Ints,
+    table: ResourceTable,
+    inventory: Inventory,
+    findings: Findings,
+    where: Where,
+    isolate: bool,
+) -> PlacementTable | None:
+    """The placements of processes whose resources must each lie on one node, of one kind, and be different devices."""
+    entries = table.entries(ranks)
+    nodes, local = table.nodes[entries], ranks - table.starts[entries]
+    first = offsets[:-1]
+    lengths = np.diff(offsets)
+    if len(ranks) > len(first):
+        astray = np.flatnonzero(nodes != np.repeat(nodes[first], lengths))
+        if len(astray):
+            process = int(np.searchsorted(offsets, astray[0], side="right") - 1)
+            own = slice(offsets[process], offsets[process + 1])
+            findings.error(
+                where,
+                f"process {process} would span nodes; all its resources must be on the same node",
+                f"ranks {spell_ranks(ranks[own].tolist())} are on nodes {spell_ranks(np.unique(nodes[own]).tolist())}",
+                "give it resources of one node",
+            )
+            return None
+        if len(table.labels) > 1 and not _of_one_kind(entries, offsets, nodes, local, table, findings, where):
+            return None
+    return PlacementTable(
+        inventory, table.labels, table.kinds, nodes[first], table.groups[entries[first]], offsets, nodes, local, isolate
+    )
+
+
+def _of_one_kind(
+    entries: Ints, offsets: Ints, nodes: Ints, local: Ints, table: ResourceTable, findings: Findings, where: Where
+) -> bool:
+    """Only several groups can give a process devices of two kinds, or the same device under two ranks."""
+    kinds = [table.kinds[group] for group in table.groups[entries].tolist()]
+    devices = list(zip(kinds, nodes.tolist(), local.tolist(), strict=True))
+    for process, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        own = devices[start:stop]
+        if len({kind for kind, _, _ in own}) > 1:
+            findings.error(
+                where,
+                f"process {process} would hold {' and '.join(sorted({kind for kind, _, _ in own}))}",
+                fix="give it resources of one kind",
+            )
+            return False
+        if len(set(own)) < len(own):
+            findings.error(
+                where,
+                f"process {process} would hold the same device twice",
+                f"node groups {', '.join(table.labels)} overlap",
+                "name groups that do not overlap",
+            )
+            return False
+    return True

@@ -1,0 +1,148 @@
+"""Placements of all processes of a component, in columns; rows are made when somebody looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory
+from roost.cluster.resources import ACCELERATOR, Ints
+
+
+class Placement(NamedTuple):
+    """Where one process runs.
+
+    `visible_accelerators` are the accelerators of its node that it may see: those assigned to it, or all where it is
+    not isolated or holds none. `devices` lists everything assigned to it as (node, index on that node), in order; only
+    a process that spans nodes has devices that are not among its `local_hardware_ranks`.
+    """
+
+    rank: int
+    cluster_node_rank: int
+    placement_node_rank: int
+    local_accelerator_rank: int
+    accelerator_type: str
+    local_rank: int
+    local_world_size: int
+    visible_accelerators: list[str]
+    isolate_accelerator: bool
+    local_hardware_ranks: list[int]
+    node_group_label: str
+    devices: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementTable(Sequence[Placement]):
+    """The processes of one component in rank order.
+
+    Process i runs on node `nodes[i]` for group `labels[groups[i]]` and holds the devices
+    `offsets[i]:offsets[i + 1]` of `device_nodes` and `device_ranks`.
+    """
+
+    inventory: Inventory
+    labels: tuple[str, ...]
+    kinds: tuple[str, ...]  # what each group's resources are
+    nodes: Ints
+    groups: Ints
+    offsets: Ints
+    device_nodes: Ints
+    device_ranks: Ints
+    isolate: bool = True
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def local(self) -> tuple[Ints, Ints, Ints]:
+        """For each process: its index on its node, how many run there, and the node's place among the nodes used."""
+        return _local_ranks(self.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Placement: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Placement]: ...
+    def __getitem__(self, index: int | slice) -> Placement | list[Placement]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        return next(self._rows(position, position + 1))
+
+    def __iter__(self) -> Iterator[Placement]:
+        return self._rows(0, len(self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PlacementTable):
+            return NotImplemented
+        mine, theirs = ((table.nodes, table.offsets, table.device_nodes, table.device_ranks) for table in (self, other))
+        return (
+            all(np.array_equal(one, two) for one, two in zip(mine, theirs, strict=True))
+            and self.isolate == other.isolate
+            and self._label_column() == other._label_column()
+            and self.inventory == other.inventory
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it compares by value and holds arrays
+
+    def _label_column(self) -> list[str]:
+        return [self.labels[index] for index in self.groups.tolist()]
+
+    def _rows(self, start: int, stop: int) -> Iterator[Placement]:
+        """Rows of a range of processes; columns become Python numbers at once, many times faster than one by one."""
+        span = slice(start, stop)
+        first = int(self.offsets[start])
+        device_span = slice(first, int(self.offsets[stop]))
+        local_ranks, local_sizes, node_places = (column[span].tolist() for column in self.local)
+        device_nodes, device_ranks = self.device_nodes[device_span].tolist(), self.device_ranks[device_span].tolist()
+        offsets = (self.offsets[start : stop + 1] - first).tolist()
+        nodes = self.nodes[span].tolist()
+        masks = [self.isolate and kind == ACCELERATOR for kind in self.kinds]
+        machines = self.inventory.nodes
+        for index, (node, group) in enumerate(zip(nodes, self.groups[span].tolist(), strict=True)):
+            low, high = offsets[index], offsets[index + 1]
+            held_nodes, held = device_nodes[low:high], device_ranks[low:high]
+            here = (
+                held
+                if held_nodes.count(node) == len(held)
+                else [rank for on, rank in zip(held_nodes, held, strict=True) if on == node]
+            )
+            machine = machines[node]
+            visible = sorted(here) if masks[group] else range(machine.accelerators)
+            yield Placement(
+                start + index,
+                node,
+                node_places[index],
+                visible[0] if visible else -1,
+                machine.accelerator_type,
+                local_ranks[index],
+                local_sizes[index],
+                [str(number) for number in visible],
+                self.isolate,
+                here,
+                self.labels[group],
+                list(zip(held_nodes, held, strict=True)),
+            )
+
+
+def _local_ranks(nodes: Ints) -> tuple[Ints, Ints, Ints]:
+    """Index on the node, number on the node, and place of the node in order of first use."""
+    count = len(nodes)
+    if count == 0:
+        return nodes, nodes, nodes
+    is_sorted = bool(np.all(nodes[1:] >= nodes[:-1]))
+    order = np.arange(count) if is_sorted else np.argsort(nodes, kind="stable")
+    by_node = nodes[order]
+    starts = np.flatnonzero(np.concatenate([[True], by_node[1:] != by_node[:-1]]))
+    sizes = np.diff(np.append(starts, count))
+    run = np.repeat(np.arange(len(starts)), sizes)
+    local, size, place = (np.empty(count, np.int64) for _ in range(3))
+    local[order] = np.arange(count) - starts[run]
+    size[order] = sizes[run]
+    # A node's first process is the first of its run, because the sort is stable.
+    place_of_run = np.empty(len(starts), np.int64)
+    place_of_run[np.argsort(order[starts], kind="stable")] = np.arange(len(starts))
+    place[order] = place_of_run[run]
+    return local, size, place

@@ -1,0 +1,201 @@
+"""A whole config as its author's users run it: Hydra defaults, overrides from the command line, interpolations.
+
+Hydra is imported only where something must be composed, so that planning a plain file stays fast.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from roost.spec.defaults import DefaultEntry, read_defaults, search_directories
+from roost.spec.errors import Findings, Where, shown
+from roost.spec.interpolation import resolve
+from roost.spec.source import Source, read_yaml
+from roost.spec.yaml_events import MAX_DEPTH, Position
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+COMMAND_LINE = "command line"
+MAX_VALUES = 2_000_000
+
+
+def load(
+    config: Mapping[Any, Any] | DictConfig | str | Path, overrides: Sequence[str], findings: Findings
+) -> Source | None:
+    """The values of a config, composed and resolved; None where it cannot be read at all.
+
+    >>> load({"a": 1, "b": "${a}"}, [], Findings()).values
+    {'a': 1, 'b': 1}
+    """
+    if isinstance(config, str | Path):
+        return load_file(Path(config), overrides, findings)
+    values: Any = config
+    if type(config).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        values = OmegaConf.to_container(config, resolve=False)
+    if not isinstance(values, Mapping):
+        findings.error(
+            Where(), f"the config is {shown(config)}, not a mapping", fix="give a dict, a DictConfig or a path"
+        )
+        return None
+    if not _is_tame(values, findings):
+        return None
+    source = Source(dict(values))
+    if overrides:
+        return _composed(source, [], overrides, [], findings)
+    return replace(source, values=resolve(source.values))
+
+
+def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Source | None:
+    """A file composed with the files its `defaults` name, as far as they exist."""
+    source = read_yaml(file, findings)
+    if source is None:
+        return None
+    directories = search_directories(file.parent, source.values)
+    entries = _existing(read_defaults(source, findings), directories, overrides, source, findings)
+    if entries or overrides:
+        return _composed(source, entries, overrides, directories, findings)
+    return replace(source, values=resolve(_own_values(source)))
+
+
+def _own_values(source: Source) -> dict[Any, Any]:
+    """The config without the keys that only steer Hydra."""
+    return {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
+
+
+def _existing(
+    entries: list[DefaultEntry], directories: list[Path], overrides: Sequence[str], source: Source, findings: Findings
+) -> list[DefaultEntry]:
+    """The defaults whose files are there; the others are warned about together and left out."""
+    kept: list[DefaultEntry] = []
+    missing: list[DefaultEntry] = []
+    for entry in entries:
+        is_there = entry.is_self or entry.is_chosen_by(overrides) or entry.exists_in(directories)
+        (kept if is_there else missing).append(entry)
+    if missing:
+        names = ", ".join(dict.fromkeys(entry.name for entry in missing))
+        findings.warn(
+            source.where(("defaults",)),
+            f"names files that are not there; the plan is made without them: {names}",
+            f"looked in {', '.join(str(directory) for directory in directories)}",
+            "plan from the folder that holds them if they say anything about placement",
+        )
+    return kept if any(not entry.is_self for entry in kept) else []
+
+
+def _composed(
+    source: Source, entries: list[DefaultEntry], overrides: Sequence[str], directories: list[Path], findings: Findings
+) -> Source | None:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException, MissingConfigException
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    name = Path(source.file).stem if source.file else "config"
+    with tempfile.TemporaryDirectory(prefix="roost-") as folder:
+        _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
+        try:
+            with initialize_config_dir(folder, version_base=None):
+                config = compose(name, overrides=list(overrides))
+                used = GlobalHydra.instance().config_loader().compute_defaults_list(name, list(overrides), RunMode.RUN)
+        except MissingConfigException as error:
+            if overrides or not entries:
+                findings.error(_place(source, overrides), _first_line(error), fix="name a file that exists")
+                return None
+            findings.warn(
+                source.where(("defaults",)),
+                f"cannot be composed; the plan is made without them: {_first_line(error)}",
+                fix="plan from the folder that holds them if they say anything about placement",
+            )
+            return replace(source, values=resolve(_own_values(source)))
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+            findings.error(
+                _place(source, overrides),
+                f"cannot be composed: {_first_line(error)}",
+                _second_line(error),
+                "check the overrides and the defaults list",
+            )
+            return None
+    values = OmegaConf.to_container(config, resolve=False)
+    positions = _positions(
+        source,
+        [(default.config_path or "", default.package or "") for default in used.defaults if not default.primary],
+        directories,
+        overrides,
+    )
+    own = {key: value for key, value in values.items() if key != "hydra"} if isinstance(values, dict) else {}
+    return Source(resolve(own), source.file, positions)
+
+
+def _write_primary(file: Path, source: Source, entries: list[DefaultEntry], directories: list[Path]) -> None:
+    """The config with the defaults that exist; written anew because Hydra refuses those that do not."""
+    primary: dict[Any, Any] = {"defaults": [entry.written for entry in entries] or ["_self_"]}
+    primary |= _own_values(source)
+    primary["hydra"] = {"searchpath": [f"file://{directory}" for directory in directories]}
+    file.write_text(yaml.safe_dump(primary, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _positions(
+    source: Source, used: list[tuple[str, str]], directories: list[Path], overrides: Sequence[str]
+) -> dict[tuple[str | int, ...], Position]:
+    """Where each composed key stands: in the file of its group, in the config itself, or on the command line."""
+    positions: dict[tuple[str | int, ...], Position] = {}
+    for config_path, package in used:
+        if config_path.startswith("hydra/"):
+            continue
+        file = next((path for directory in directories if (path := directory / f"{config_path}.yaml").is_file()), None)
+        part = read_yaml(file, Findings()) if file else None
+        prefix = tuple(package.split(".")) if package else ()
+        if part:
+            positions |= {prefix + path: position for path, position in part.positions.items()}
+    positions |= source.positions
+    for override in overrides:
+        key = override.split("=", 1)[0].lstrip("+~").split("@")[0]
+        positions[tuple(key.replace("/", ".").split("."))] = (COMMAND_LINE, None, None)
+    return positions
+
+
+def _place(source: Source, overrides: Sequence[str]) -> Where:
+    return Where(COMMAND_LINE, path=(" ".join(overrides),)) if overrides else source.where(("defaults",))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _second_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[1] if len(lines) > 1 and "://" not in lines[1] else ""
+
+
+def _is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
+    """Whether a config given as a value has an end: no value inside itself, no nesting or size beyond all reason."""
+    level: list[Any] = [values]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        below = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, Mapping) else value)
+            if isinstance(inner, Mapping | list | tuple)
+        ]
+        count += len(below)
+        if not below:
+            return True
+        if count > MAX_VALUES:
+            break
+        level = below
+    findings.error(
+        Where(), f"the config is nested more than {MAX_DEPTH} deep or contains itself", fix="flatten the config"
+    )
+    return False

@@ -1,0 +1,146 @@
+"""Findings: every mistake in a config, with its place, its numbers and its mend, raised all at once."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How bad a finding is: an error stops the plan, a warning is printed and carried in it."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in a config: file, line and column (from 1) as far as they are known, and the key path.
+
+    >>> print(Where("job.yaml", 3, 5, ("cluster", "num_nodes")))
+    job.yaml:3:5 cluster.num_nodes
+    >>> print(Where(path=("actor", 0)))
+    actor[0]
+    """
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    path: tuple[str | int, ...] = ()
+
+    @property
+    def key_path(self) -> str:
+        return spell_path(self.path)
+
+    def __str__(self) -> str:
+        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return " ".join(part for part in (position, self.key_path) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or doubtful: where, what, why (the numbers) and how to mend it."""
+
+    where: Where
+    what: str
+    why: str = ""
+    fix: str = ""
+    severity: Severity = Severity.ERROR
+
+    def __str__(self) -> str:
+        lines = [": ".join(part for part in (self.severity.value, str(self.where), self.what) if part)]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class ConfigError(ValueError, AssertionError):
+    """Everything that is wrong with a config, at once.
+
+    It derives from both ValueError and AssertionError, because code written for the systems whose
+    notations Roost reads catches one or the other.
+    """
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n".join(str(finding) for finding in self.findings))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Finding, ...]]]:
+        # Exceptions pickle by their message; this one must keep its findings when Ray carries it between processes.
+        return type(self), (self.findings,)
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects findings while a config is read, so that all of them are reported together.
+
+    >>> findings = Findings()
+    >>> findings.error(Where(path=("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
+    >>> findings.raise_errors()
+    Traceback (most recent call last):
+        ...
+    roost.spec.errors.ConfigError: error: cluster.num_nodes: is missing
+      fix: write num_nodes: 1
+    """
+
+    found: list[Finding] = field(default_factory=list)
+
+    def error(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(where, what, why, fix, Severity.ERROR))
+
+    def warn(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(where, what, why, fix, Severity.WARNING))
+
+    def _add(self, finding: Finding) -> None:
+        if finding not in self.found:
+            self.found.append(finding)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.found if finding.severity is Severity.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.found if finding.severity is Severity.WARNING)
+
+    def raise_errors(self) -> None:
+        """Raise one `ConfigError` with every error found so far, or do nothing."""
+        if self.errors:
+            raise ConfigError(self.errors)
+
+
+def spell_path(path: Iterable[str | int]) -> str:
+    """A key path as people write it: `cluster.node_groups[2].label`."""
+    spelled = ""
+    for part in path:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+        else:
+            spelled += f".{part}" if spelled else str(part)
+    return spelled
+
+
+def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """A hint for a misspelt word, or an empty string when nothing is near.
+
+    >>> did_you_mean("num_node", ["num_nodes", "node_groups"])
+    'did you mean num_nodes?'
+    """
+    close = difflib.get_close_matches(str(word)[:64], list(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A user's value as it is quoted in a message: short, on one line."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    try:
+        text = short.repr(value)
+    except ValueError:  # Python refuses to print integers of more than some 4,300 digits.
+        return "a huge number"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,144 @@
+"""A job: which machines a config speaks of and which component is to run where, whatever notation it was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from roost.spec.errors import Finding, Where
+from roost.spec.ranks import Segment
+from roost.spec.source import Source
+
+
+class Notation(StrEnum):
+    """The three notations Roost reads."""
+
+    RLINF = "rlinf"
+    ROLL = "roll"
+    LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """Resources and the processes on them, in ranks of one or several node groups (RLinf)."""
+
+    segments: tuple[Segment, ...]
+    node_groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """Accelerators of the whole cluster in the order written, cut into processes (ROLL, ml-loop).
+
+    The last process may be smaller where `ragged` is set.
+    """
+
+    devices: Sequence[int]
+    per_process: int
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWorkers:
+    """Processes without devices, dealt out over the nodes in turn (ROLL)."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSizes:
+    """How many devices one copy of a model is cut over."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+
+    @property
+    def model(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One component of a job: its name in Roost's words, its name in the file, and what was asked for it."""
+
+    name: str
+    written_name: str
+    where: Where
+    asks: RankMap | DeviceList | CpuWorkers
+    parallel: ParallelSizes = ParallelSizes()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvConfig:
+    """Environment variables and interpreter of some nodes of a group; `node_ranks` None is all of the group's."""
+
+    node_ranks: tuple[range, ...] | None
+    env_vars: tuple[tuple[str, str], ...]
+    python_interpreter_path: str | None
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareItem:
+    """One declared device such as a robot, as written; the hardware registry knows which fields it may have."""
+
+    fields: Mapping[str, Any]
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """A labelled set of nodes as written. `node_ranks` None is all nodes."""
+
+    label: str
+    node_ranks: tuple[range, ...] | None
+    where: Where
+    env_configs: tuple[EnvConfig, ...] = ()
+    hardware_type: str | None = None
+    hardware: tuple[HardwareItem, ...] | None = None
+    ignore_hardware: bool = False
+
+
+class Layout(StrEnum):
+    """How RLinf component placements become processes: as written, or by the parallel sizes of the models."""
+
+    AS_WRITTEN = "as_written"
+    MODEL_PARALLEL = "model_parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParallelSettings:
+    """What the model-parallel layout needs to know beside the ranks."""
+
+    recompute_logprobs: bool = False
+    auto_scheduler: bool = False
+    use_pre_process_policy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a config says about machines and placement, in one form for all notations."""
+
+    notation: Notation
+    source: Source
+    components: tuple[Component, ...]
+    node_groups: tuple[NodeGroup, ...] = ()
+    num_nodes: int | None = None
+    accelerators_per_node: int | None = None
+    layout: Layout = Layout.AS_WRITTEN
+    model_parallel: ModelParallelSettings = ModelParallelSettings()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    managers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # component -> component whose process 0 starts and stops it
+    warnings: tuple[Finding, ...] = ()
+
+    @property
+    def last_device(self) -> int:
+        """The highest device number that device lists name; -1 where there is none."""
+        lists = (component.asks.devices for component in self.components if isinstance(component.asks, DeviceList))
+        return max((max(devices) for devices in lists), default=-1)

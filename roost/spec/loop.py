@@ -1,0 +1,82 @@
+"""The ml-loop notation: `rl.gpu_allocation` with learning and inference GPUs of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roost.spec.expressions import ExpressionError, parse_devices
+from roost.spec.job import Component, DeviceList, Job, Notation, ParallelSizes
+from roost.spec.section import Section
+
+ALLOCATION_KEYS = ("learning_gpus", "inference_gpus")
+MEMORY_KEYS = ("inference_requires_memory_gb", "learning_requires_memory_gb")
+
+
+def read_loop(root: Section) -> Job:
+    """Read the config into a job: one learner process per learning GPU, servers cut from the inference GPUs."""
+    rl = root.below("rl")
+    allocation = rl.mapping("gpu_allocation") or rl.below("gpu_allocation")
+    allocation.refuse_unknown_keys(ALLOCATION_KEYS)
+    learning = _read_gpus(allocation, "learning_gpus")
+    inference = _read_gpus(allocation, "inference_gpus")
+    server = root.below("llm", "vllm_server")
+    per_server = server.whole_number("gpus_per_vllm_server", minimum=1, default=1) or 1
+    components = []
+    if learning:
+        components.append(
+            Component("actor", "learning_gpus", allocation.where("learning_gpus"), DeviceList(learning, 1))
+        )
+    if inference:
+        if len(inference) % per_server:
+            server.findings.warn(
+                allocation.where("inference_gpus"),
+                f"the last server gets {len(inference) % per_server} GPUs instead of {per_server}",
+                f"{len(inference)} GPUs / {per_server} per server",
+                f"give {len(inference) // per_server * per_server or per_server} GPUs",
+            )
+        components.append(
+            Component(
+                "rollout",
+                "inference_gpus",
+                allocation.where("inference_gpus"),
+                DeviceList(inference, per_server, ragged=True),
+                ParallelSizes(tensor=min(per_server, len(inference))),
+            )
+        )
+    return Job(
+        notation=Notation.LOOP,
+        source=root.source,
+        components=tuple(components),
+        num_nodes=1,
+        settings=_settings(root, rl),
+        managers={"rollout": "actor"} if learning and inference else {},
+    )
+
+
+def _read_gpus(allocation: Section, key: str) -> Sequence[int]:
+    value = allocation.get(key)
+    if value is None:
+        if allocation.values.get(key) is None:
+            allocation.error(key, "is missing", fix=f"write {key}: [0, 1, 2, 3]")
+        return ()
+    try:
+        gpus = parse_devices(value)
+    except ExpressionError as error:
+        allocation.error(key, error.what, fix=error.fix)
+        return ()
+    if not gpus:
+        allocation.error(key, "names no GPU", fix=f"write {key}: [0]")
+    if len(set(gpus)) < len(gpus):
+        repeated = sorted({gpu for gpu in gpus if list(gpus).count(gpu) > 1}) if len(gpus) < 10_000 else "some"
+        allocation.error(key, "names a GPU twice", f"repeated: {repeated}", "name each GPU once")
+        return ()
+    return gpus
+
+
+def _settings(root: Section, rl: Section) -> dict[str, object]:
+    """The two memory figures and the asynchronous switch, carried into the plan for the residency decision."""
+    settings: dict[str, object] = {"async_rollouts": rl.flag("async_rollouts")}
+    for key in MEMORY_KEYS:
+        settings[key] = rl.number(key)
+    settings["max_gpu_mem_utilization"] = root.below("llm").number("max_gpu_mem_utilization")
+    return settings

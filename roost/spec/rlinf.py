@@ -1,0 +1,211 @@
+"""The RLinf notation: a `cluster` section with `component_placement` and `node_groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roost.spec.errors import shown
+from roost.spec.job import Component, Job, Layout, ModelParallelSettings, Notation, ParallelSizes, RankMap
+from roost.spec.node_groups import CLUSTER_GROUP, read_node_groups
+from roost.spec.ranks import RankSyntaxError, Segment, parse_placement
+from roost.spec.section import Section
+
+CLUSTER_KEYS = (
+    "num_nodes",
+    "num_gpus_per_node",
+    "component_placement",
+    "node_groups",
+    # Settings of RLinf's scheduler that say nothing about where processes run.
+    "auto_scheduler",
+    "use_pre_process_policy",
+    "use_wait_before_last_iter_policy",
+    "recreate_nccl_groups",
+    "net_emulation",
+    "tracer",
+    "profiling",
+)
+MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
+MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
+
+
+def read_rlinf(root: Section, layout: Layout | None = None) -> Job:
+    """Read the config into a job; mistakes go to the section's findings.
+
+    The layout is what the config implies unless it is given: see `implied_layout`.
+    """
+    cluster = root.mapping("cluster")
+    if cluster is None:
+        if root.get("cluster") is None:
+            root.error("cluster", "is missing", fix="write a cluster section with num_nodes and component_placement")
+        cluster = root.below("cluster")
+    _refuse_misplaced_components(cluster)
+    components = _read_components(cluster, root)
+    return Job(
+        notation=Notation.RLINF,
+        source=root.source,
+        components=components,
+        node_groups=read_node_groups(cluster),
+        num_nodes=cluster.whole_number("num_nodes", minimum=1),
+        accelerators_per_node=cluster.whole_number("num_gpus_per_node", minimum=0),
+        layout=layout or implied_layout(root, components),
+        model_parallel=ModelParallelSettings(
+            recompute_logprobs=root.below("algorithm").get("recompute_logprobs") is True,
+            auto_scheduler=cluster.flag("auto_scheduler"),
+            use_pre_process_policy=cluster.flag("use_pre_process_policy"),
+        ),
+        settings=_settings(root),
+    )
+
+
+def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
+    """Model-parallel where the config trains a language model with engines, else as written.
+
+    The peer's training scripts choose; a config shows which script it is for by its task type, or by the parallel sizes
+    that only the model-parallel scripts read.
+    """
+    names = {component.name for component in components}
+    if not {"actor", "rollout"} <= names:
+        return Layout.AS_WRITTEN
+    task = root.below("runner").values.get("task_type")
+    if isinstance(task, str):
+        return Layout.MODEL_PARALLEL if task in MODEL_PARALLEL_TASKS else Layout.AS_WRITTEN
+    sized = "tensor_model_parallel_size" in root.below("actor", "model") or "tensor_parallel_size" in root.below(
+        "rollout"
+    )
+    return Layout.MODEL_PARALLEL if sized else Layout.AS_WRITTEN
+
+
+def _refuse_misplaced_components(cluster: Section) -> None:
+    """Unknown keys; a component name right under `cluster` is the likeliest of them and gets its own words."""
+    known_components = {"actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference"}
+    for key in list(cluster.values):
+        if isinstance(key, str) and {name.strip() for name in key.split(",")} & known_components:
+            cluster.error(
+                key,
+                "is a component, but stands outside component_placement",
+                fix=f"move it into cluster.component_placement: {{{key}: ...}}",
+            )
+    known = [
+        *CLUSTER_KEYS,
+        *(
+            str(key)
+            for key in cluster.values
+            if isinstance(key, str) and {name.strip() for name in key.split(",")} & known_components
+        ),
+    ]
+    cluster.refuse_unknown_keys(known, fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
+
+
+def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:
+    placements = cluster.mapping("component_placement")
+    if placements is None:
+        if cluster.get("component_placement") is None:
+            cluster.error("component_placement", "is missing", fix="write component_placement: {actor: all}")
+        return ()
+    components: dict[str, Component] = {}
+    for key in placements.values:
+        asks = _read_rank_map(placements, key)
+        for name in str(key).split(","):
+            name = name.strip()
+            where = placements.where(str(key))
+            if not name:
+                placements.error(str(key), "names a component with an empty name", fix="remove the extra comma")
+            elif name in components:
+                placements.error(
+                    str(key),
+                    f"places {name} a second time",
+                    f"the first is at {components[name].where}",
+                    "keep one placement for each component",
+                )
+            elif asks is not None:
+                components[name] = Component(name, name, where, asks, _parallel_sizes(root, name))
+    return tuple(components.values())
+
+
+def _read_rank_map(placements: Section, key: object) -> RankMap | None:
+    """One entry of component_placement: a string or number, or a mapping with `placement` and `node_group`."""
+    name = str(key)
+    value = placements.values[key]
+    if not isinstance(value, Mapping):
+        segments = _read_segments(placements, key, name)
+        return None if segments is None else RankMap(segments, (CLUSTER_GROUP,))
+    entry = Section(value, (*placements.path, name), placements.source, placements.findings)
+    entry.refuse_unknown_keys(("node_group", "placement"))
+    groups = _read_group_labels(entry)
+    if "placement" not in entry:
+        placements.error(name, "has no placement", fix="write placement: all, or ranks such as 0-3")
+        return None
+    segments = _read_segments(entry, "placement", "placement")
+    return None if segments is None or groups is None else RankMap(segments, groups)
+
+
+def _read_segments(section: Section, key: object, shown_key: str) -> tuple[Segment, ...] | None:
+    value = section.get(key)  # type: ignore[arg-type]  # a YAML key may be a number; it is only looked up
+    if value is None and section.values.get(key) is not None:
+        return None  # reported as unresolved
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        section.error(
+            shown_key,
+            f"is {shown(value)}; it must be ranks",
+            fix="write all, a rank such as 0, or ranges such as 0-3 or 0-1:0-3,4-7",
+        )
+        return None
+    try:
+        return parse_placement(str(value) if isinstance(value, str) or value.bit_length() < 64 else "9" * 11)
+    except RankSyntaxError as error:
+        section.error(shown_key, error.what, fix=error.fix)
+        return None
+
+
+def _read_group_labels(entry: Section) -> tuple[str, ...] | None:
+    if "node_group" not in entry:
+        return (CLUSTER_GROUP,)
+    value = entry.get("node_group")
+    parts = value if isinstance(value, list | tuple) else str(value).split(",") if isinstance(value, str) else [value]
+    labels = [str(part).strip() for part in parts if isinstance(part, str | int | float) and not isinstance(part, bool)]
+    if len(labels) != len(parts) or not all(labels) or not labels:
+        entry.error(
+            "node_group",
+            f"is {shown(value)}; it must be a label or a list of labels",
+            fix='write node_group: a800, or node_group: "a800,4090"',
+        )
+        return None
+    return tuple(labels)
+
+
+def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
+    """The sizes the model-parallel layout reads; engines and learners keep them under different keys."""
+    if component not in MODEL_PARALLEL_COMPONENTS:
+        return ParallelSizes()
+    if component == "rollout":
+        rollout = root.below("rollout")
+        return ParallelSizes(
+            tensor=rollout.whole_number("tensor_parallel_size", 1, 1) or 1,
+            pipeline=rollout.whole_number("pipeline_parallel_size", 1, 1) or 1,
+        )
+    inferring = component in ("inference", "actor_inference", "critic_inference")
+    owner = "critic" if component.startswith("critic") else "actor"
+    learner = _learner_sizes(root.below(owner, "model"), ParallelSizes())
+    own = root.below(component, "model")
+    if not inferring or not own.values:
+        return learner
+    # An inference copy is cut as its own section says; only its pipeline size follows the learner's when left out.
+    return _learner_sizes(own, ParallelSizes(pipeline=learner.pipeline))
+
+
+def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
+    return ParallelSizes(
+        tensor=model.whole_number("tensor_model_parallel_size", 1, default.tensor) or 1,
+        pipeline=model.whole_number("pipeline_model_parallel_size", 1, default.pipeline) or 1,
+        context=model.whole_number("context_parallel_size", 1, default.context) or 1,
+    )
+
+
+def _settings(root: Section) -> dict[str, object]:
+    """Offload settings of the learner, carried into the plan for the residency decision."""
+    actor = root.below("actor")
+    return {
+        key: actor.values[key]
+        for key in ("offload_weight", "offload_grad", "offload_optimizer")
+        if isinstance(actor.values.get(key), bool)
+    }

@@ -1,0 +1,232 @@
+"""The ROLL notation: roles with `device_mapping`, or `world_size` where they need no accelerator."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from roost.spec.errors import did_you_mean, shown
+from roost.spec.expressions import ExpressionError, parse_devices
+from roost.spec.job import Component, CpuWorkers, DeviceList, Job, Notation, ParallelSizes
+from roost.spec.section import Section
+
+PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strategy_args")
+ROLE_KEYS = ("device_mapping", "world_size", "strategy_args")
+NEAR_MISS = 0.85
+NESTED_ROLES = ("rewards", "teachers", "teacher")
+ENV_MANAGERS = ("train_env_manager", "val_env_manager")
+CANONICAL_NAMES = {"actor_train": "actor", "actor_infer": "rollout"}
+# Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
+MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
+
+
+def read_roll(root: Section, strict: bool = False) -> Job:
+    """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error."""
+    components: dict[str, Component] = {}
+    for role, section in _roles(root):
+        component = _read_role(role, section, _variables(root), strict)
+        if component is None:
+            continue
+        if component.name in components:
+            section.findings.error(
+                section.where(),
+                f"is {component.name}, as is {components[component.name].written_name}",
+                fix="keep one of the two",
+            )
+        components[component.name] = component
+    return Job(
+        notation=Notation.ROLL,
+        source=root.source,
+        components=tuple(components.values()),
+        num_nodes=root.whole_number("num_nodes", minimum=1),
+        accelerators_per_node=root.whole_number("num_gpus_per_node", minimum=0),
+        settings=_settings(root),
+    )
+
+
+def holds_role(values: object) -> bool:
+    """Whether a mapping looks like a role: it has a key that says how many workers, or a near miss of one."""
+    return isinstance(values, Mapping) and any(
+        isinstance(key, str) and (key in ROLE_KEYS or did_you_mean(key, ROLE_KEYS, NEAR_MISS)) for key in values
+    )
+
+
+def _roles(root: Section) -> Iterator[tuple[str, Section]]:
+    """The roles with their names in the file: top-level ones, and those nested under `rewards` and its like."""
+    for key, value in root.values.items():
+        if not isinstance(key, str) or not isinstance(value, Mapping):
+            continue
+        section = Section(value, (key,), root.source, root.findings)
+        if holds_role(value) or key in ENV_MANAGERS:
+            yield key, section
+        elif key in NESTED_ROLES:
+            for name, inner in value.items():
+                if holds_role(inner):
+                    yield f"{key}.{name}", Section(inner, (key, str(name)), root.source, root.findings)
+
+
+def _read_role(role: str, section: Section, variables: dict[str, str], strict: bool) -> Component | None:
+    _refuse_misspelt_keys(section)
+    parallel, strategy = _strategy(section)
+    name = CANONICAL_NAMES.get(role, role)
+    name = f"reward.{name.removeprefix('rewards.')}" if name.startswith("rewards.") else name
+    env = {**variables, **_variables(section)}
+    if section.get("device_mapping") is not None:
+        asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
+    else:
+        asks = _read_cpu_workers(role, section)
+    if asks is None:
+        return None
+    return Component(name, role, section.where(), asks, parallel, tuple(env.items()))
+
+
+def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
+    try:
+        devices = parse_devices(section.get("device_mapping"))
+    except ExpressionError as error:
+        section.error("device_mapping", error.what, fix=error.fix)
+        return None
+    if not devices:
+        section.error(
+            "device_mapping", "names no device", fix="write list(range(0,8)), or leave it out and give world_size"
+        )
+        return None
+    per_worker = _devices_per_worker(section, strategy, parallel, strict)
+    if per_worker is None:
+        return None
+    if len(devices) % per_worker:
+        whole = len(devices) // per_worker * per_worker
+        section.error(
+            "device_mapping",
+            f"names {len(devices)} devices, which {per_worker} per worker do not divide",
+            f"{len(devices)} % {per_worker} = {len(devices) % per_worker}",
+            f"name {whole} or {whole + per_worker} devices" if whole else f"name {per_worker} devices",
+        )
+        return None
+    _check_repeated(section, list(devices), per_worker)
+    written = section.whole_number("world_size", minimum=0)
+    if written is not None and written != len(devices) // per_worker:
+        section.error(
+            "world_size",
+            f"is {written}, but the devices make {len(devices) // per_worker} workers",
+            f"{len(devices)} devices / {per_worker} per worker",
+            "leave world_size out",
+        )
+    return DeviceList(devices, per_worker)
+
+
+def _check_repeated(section: Section, devices: list[int], per_worker: int) -> None:
+    if len(set(devices)) == len(devices):
+        return
+    for start in range(0, len(devices), per_worker):
+        own = devices[start : start + per_worker]
+        if len(set(own)) < len(own):
+            section.error(
+                "device_mapping",
+                f"gives worker {start // per_worker} the same device twice",
+                f"devices {own}",
+                "name each device once for a worker",
+            )
+            return
+    repeated = Counter(devices).most_common(1)[0][0]
+    section.findings.warn(
+        section.where("device_mapping"),
+        f"puts several workers on device {repeated}",
+        fix="name each device once unless the workers are meant to share it",
+    )
+
+
+def _devices_per_worker(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> int | None:
+    """Training and sharded inference run one process per device; vLLM takes tp * pp; SGLang and HF what is given."""
+    written = section.whole_number("num_gpus_per_worker", minimum=1)
+    if section.get("num_gpus_per_worker") is not None and written is None:
+        return None
+    if strategy == "vllm":
+        derived, reason = (
+            parallel.model,
+            f"tensor_parallel_size {parallel.tensor} * pipeline_parallel_size {parallel.pipeline}",
+        )
+    elif strategy is not None and strategy not in MULTI_DEVICE_STRATEGIES:
+        derived, reason = 1, f"{strategy} runs one process on each device"
+    else:
+        return written or 1
+    if written is not None and written != derived:
+        report = section.findings.error if strict else section.findings.warn
+        report(
+            section.where("num_gpus_per_worker"),
+            f"is {written}, but {derived} is used",
+            reason,
+            f"write num_gpus_per_worker: {derived}, or leave it out",
+        )
+    return derived
+
+
+def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
+    """The parallel sizes and the name of the role's strategy."""
+    arguments = section.below("strategy_args")
+    name = arguments.text("strategy_name")
+    config = arguments.below("strategy_config")
+    if name in MULTI_DEVICE_STRATEGIES:
+        return ParallelSizes(
+            tensor=config.whole_number("tensor_parallel_size", 1, 1) or 1,
+            pipeline=config.whole_number("pipeline_parallel_size", 1, 1) or 1,
+        ), name
+    return ParallelSizes(
+        tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
+        pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
+        context=config.whole_number("context_parallel_size", 1, 1) or 1,
+    ), name
+
+
+def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
+    if role in ENV_MANAGERS and "world_size" not in section:
+        return _read_env_manager(section)
+    count = section.whole_number("world_size", minimum=1)
+    if count is None:
+        if section.get("world_size") is None:
+            section.findings.error(
+                section.where(),
+                "has neither device_mapping nor world_size",
+                fix="write device_mapping for accelerators, or world_size for workers on CPUs",
+            )
+        return None
+    return CpuWorkers(count)
+
+
+def _read_env_manager(section: Section) -> CpuWorkers:
+    """Environment managers: as many workers as hold all environments, `max_env_num_per_worker` in each."""
+    groups = section.whole_number("num_env_groups", 1, 1) or 1
+    size = section.whole_number("group_size", 1, 1) or 1
+    spare = section.whole_number("group_size_redundancy", 0, 0) or 0
+    value = section.get("max_env_num_per_worker")
+    per_worker = value if isinstance(value, int) and value > 0 else groups * (size + spare)
+    return CpuWorkers(math.ceil(groups * (size + spare) / per_worker))
+
+
+def _variables(section: Section) -> dict[str, str]:
+    written = section.below("system_envs").values
+    return {str(key): str(value) for key, value in written.items() if not isinstance(value, Mapping | list)}
+
+
+def _refuse_misspelt_keys(section: Section) -> None:
+    """A role may hold anything, but a near miss of a placement key would move it to the CPU in silence."""
+    for key in section.values:
+        hint = did_you_mean(key, PLACEMENT_KEYS, NEAR_MISS)
+        if key not in PLACEMENT_KEYS and hint and key != "num_gpus_per_node":
+            section.error(str(key), "is not a key Roost knows", hint, f"placement keys: {', '.join(PLACEMENT_KEYS)}")
+
+
+def _settings(root: Section) -> dict[str, object]:
+    """What decides between synchronous and asynchronous generation, carried into the plan."""
+    value = root.get("async_generation_ratio")
+    if value is None:
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        root.error(
+            "async_generation_ratio",
+            f"is {shown(value)}; it must be a number that is not negative",
+            fix="write 0 for synchronous, or 1",
+        )
+        return {}
+    return {"async_generation_ratio": value}

@@ -1,0 +1,153 @@
+"""Typed reading of one mapping of a config: each wrong value becomes a finding with its place, and reading goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """A value whose interpolation could not be resolved; a finding only if somebody needs the value."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping inside a config, together with its place and the collector of findings."""
+
+    values: Mapping[Any, Any]
+    path: tuple[str | int, ...]
+    source: Source
+    findings: Findings
+
+    @classmethod
+    def root(cls, source: Source, findings: Findings) -> Section:
+        return cls(source.values, (), source, findings)
+
+    def where(self, *keys: str | int) -> Where:
+        return self.source.where((*self.path, *keys))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def error(self, key: str, what: str, why: str = "", fix: str = "") -> None:
+        self.findings.error(self.where(key), what, why, fix)
+
+    def get(self, key: str) -> Any:
+        """The value as written, or None; an unresolved interpolation is reported here, where it is needed."""
+        value = self.values.get(key)
+        if isinstance(value, Unresolved):
+            self.error(
+                key,
+                f"{shown(value.text)} cannot be resolved",
+                value.reason,
+                "write the value itself, or define what it refers to",
+            )
+            return None
+        return value
+
+    def whole_number(self, key: str, minimum: int, default: int | None = None) -> int | None:
+        """A whole number of at least `minimum`; absent or null gives the default."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= 10**9:
+            self.error(
+                key,
+                f"is {shown(value)}; it must be a whole number of at least {minimum}",
+                fix=f"write {key}: {max(minimum, 1)}",
+            )
+            return default
+        return value
+
+    def number(self, key: str) -> float | None:
+        """A number that is not negative; absent or null gives None."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            self.error(
+                key,
+                f"is {shown(value)}; it must be a number that is not negative",
+                fix=f"write {key}: 40, or leave it out",
+            )
+            return None
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.error(key, f"is {shown(value)}; it must be true or false", fix=f"write {key}: true")
+            return default
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A word; numbers are taken as the words people mean by them (a node group may be labelled 4090)."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self.error(key, f"is {shown(value)}; it must be a word", fix=f"write {key}: some_name")
+            return None
+        return str(value)
+
+    def mapping(self, key: str) -> Section | None:
+        """A nested mapping; absent or null gives None."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.error(
+                key, f"is {shown(value)}; it must be a mapping", fix=f"write {key}: and indent its keys below it"
+            )
+            return None
+        return Section(value, (*self.path, key), self.source, self.findings)
+
+    def below(self, *keys: str) -> Section:
+        """A mapping reached through several keys; an empty one where any of them is absent or not a mapping.
+
+        For optional settings in sections that belong to other programs: what they hold is not for Roost to judge.
+        """
+        values: Any = self.values
+        for key in keys:
+            values = values.get(key) if isinstance(values, Mapping) else None
+        found = values if isinstance(values, Mapping) else {}
+        return Section(found, (*self.path, *keys), self.source, self.findings)
+
+    def mappings(self, key: str, fix: str) -> list[Section]:
+        """A list of mappings; what is not one is a finding."""
+        value = self.get(key)
+        if value is None:
+            return []
+        if isinstance(value, Mapping):
+            self.error(key, "is a mapping; it must be a list", fix=fix)
+            return []
+        if not isinstance(value, list | tuple):
+            self.error(key, f"is {shown(value)}; it must be a list of mappings", fix=fix)
+            return []
+        sections = []
+        for index, item in enumerate(value):
+            if isinstance(item, Mapping):
+                sections.append(Section(item, (*self.path, key, index), self.source, self.findings))
+            else:
+                self.findings.error(self.where(key, index), f"is {shown(item)}; it must be a mapping", fix=fix)
+        return sections
+
+    def refuse_unknown_keys(self, known: Iterable[str], fix: str = "") -> None:
+        """Each key that is not known is an error with a hint; for sections that Roost owns."""
+        known = list(known)
+        for key in self.values:
+            if key not in known:
+                hint = did_you_mean(key, known)
+                self.findings.error(
+                    self.where(str(key)), "is not a key Roost knows", hint, fix or f"known keys: {', '.join(known)}"
+                )

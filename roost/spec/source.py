@@ -1,0 +1,97 @@
+"""YAML with positions: the values a person wrote and, for each key, the line and column where it stands.
+
+The values are built from libyaml's event stream, without recursion and with caps, because a config may be anything:
+binary, ten megabytes, nested a thousand deep, or an alias bomb. Each of these is a finding, in well under a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roost.spec.errors import Findings, Where, shown
+from roost.spec.yaml_events import KeyPath, Position, Refused, ValueBuilder
+
+MAX_FILE_BYTES = 1 << 20  # real configs are some tens of kilobytes; a longer list is better written as an expression
+_EventLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The values of one config and where each of its keys stands."""
+
+    values: dict[Any, Any]
+    file: str | None = None
+    positions: Mapping[KeyPath, Position] = field(default_factory=dict)
+
+    def where(self, path: KeyPath = ()) -> Where:
+        """The place of a key, or of its nearest enclosing key that has one (aliases and overrides have none)."""
+        for length in range(len(path), -1, -1):
+            position = self.positions.get(path[:length])
+            if position is not None:
+                return Where(*position, path)
+        return Where(self.file, path=path)
+
+
+def read_yaml(file: Path, findings: Findings) -> Source | None:
+    """Read a YAML file; what is wrong with it goes to `findings`, and the answer is then None."""
+    here = Where(str(file))
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        findings.error(here, f"cannot be read: {reason}", fix="give the path of a YAML file")
+        return None
+    if len(content) > MAX_FILE_BYTES:
+        findings.error(
+            here,
+            f"is larger than {MAX_FILE_BYTES:,} bytes",
+            fix="write long device lists as an expression such as list(range(0,64))",
+        )
+        return None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        findings.error(here, "is not text", why=f"byte {error.start} is not UTF-8", fix="give the path of a YAML file")
+        return None
+    return parse_yaml(text, str(file), findings)
+
+
+def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None:
+    """Read YAML text into values with positions.
+
+    >>> source = parse_yaml("cluster:\\n  num_nodes: 2", "job.yaml", Findings())
+    >>> source.values, str(source.where(("cluster", "num_nodes")))
+    ({'cluster': {'num_nodes': 2}}, 'job.yaml:2:3 cluster.num_nodes')
+    """
+    builder = ValueBuilder(file, findings)
+    try:
+        values = builder.build(yaml.parse(text, Loader=_EventLoader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Where(file, mark.line + 1, mark.column + 1) if mark else Where(file)
+        problem = error.problem or error.context or "cannot be parsed"
+        findings.error(
+            place, f"is not valid YAML: {problem}", fix="check the indentation and the quotes near this line"
+        )
+        return None
+    except (yaml.YAMLError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        findings.error(Where(file), f"is not valid YAML: {reason}", fix="give the path of a text file in YAML")
+        return None
+    except Refused as refused:
+        findings.error(refused.where, refused.what, fix=refused.fix)
+        return None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        findings.error(
+            Where(file), f"holds {shown(values)}, not a mapping of keys to values", fix="write key: value lines"
+        )
+        return None
+    return Source(values, file, builder.positions)
