@@ -51,9 +51,9 @@ def local_ranks(component):
 class TestRLinfHeterogeneousCluster:
     """Document: RLinf, heterogeneous software and hardware clusters (18 nodes)."""
 
-    @pytest.fixture(scope="class")
-    def plan(self, tmp_path_factory):
-        file = tmp_path_factory.mktemp("seed") / "cluster.yaml"
+    @pytest.fixture
+    def plan(self, tmp_path):
+        file = tmp_path / "cluster.yaml"
         file.write_text(HETEROGENEOUS)
         return roost.plan(file, accelerators_per_node=8)
 
@@ -162,30 +162,33 @@ class TestRLinfStrategies:
         assert {placement.local_world_size for placement in placements} == {len(expected)}
 
 
+COLLOCATED = {
+    **cluster(2, **{"actor,rollout": "all"}),
+    "actor": {"offload_optimizer": True, "offload_weight": True, "offload_grad": True},
+}
+
+
 class TestRLinfCollocated:
     """Document: RLinf, collocated mode."""
 
-    config = {
-        **cluster(2, **{"actor,rollout": "all"}),
-        "actor": {"offload_optimizer": True, "offload_weight": True, "offload_grad": True},
-    }
-
     def test_both_components_use_all_sixteen(self):
-        plan = roost.plan(self.config)
+        plan = roost.plan(COLLOCATED)
         assert plan.mode is roost.PlacementMode.COLLOCATED
-        assert devices(plan["actor"]) == devices(plan["rollout"]) == [
-            [(node, local)] for node in range(2) for local in range(8)
-        ]
+        assert (
+            devices(plan["actor"])
+            == devices(plan["rollout"])
+            == [[(node, local)] for node in range(2) for local in range(8)]
+        )
         assert plan.settings == {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
 
     def test_component_placement_needs_no_cluster(self):
-        placement = roost.ModelParallelComponentPlacement(self.config)
+        placement = roost.ModelParallelComponentPlacement(COLLOCATED)
         assert placement.placement_mode is roost.PlacementMode.COLLOCATED
         assert placement.get_world_size("rollout") == 16
         assert isinstance(placement.get_strategy("rollout"), roost.PackedPlacementStrategy)
 
     def test_rollout_is_strided_over_the_actor_shards(self):
-        config = {**self.config, "rollout": {"tensor_parallel_size": 2}}
+        config = {**COLLOCATED, "rollout": {"tensor_parallel_size": 2}}
         config["actor"] = {"model": {"tensor_model_parallel_size": 4}}
         placement = roost.ModelParallelComponentPlacement(config)
         assert placement.get_strategy("rollout").hardware_ranks_list == [

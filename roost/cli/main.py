@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -39,12 +37,3 @@ def _main(
     ] = False,
 ) -> None:
     """Options that stand before a command."""
-
-
-def run() -> None:
-    """Run the command line; a reader that closes the pipe early (such as head) is not an error."""
-    try:
-        app()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -11,6 +11,7 @@ from roost.cluster.inventory import Group, Inventory, Node
 from roost.cluster.node_groups import Hardware, bind_groups
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Job, Notation
+from roost.spec.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.ranks import spell_ranks
 from roost.spec.section import Section
 
@@ -60,7 +61,14 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
             fix="write it, or give --gpus-per-node or --inventory",
         )
     num_nodes = _num_nodes(job, per_node, findings)
-    return None if num_nodes is None else Inventory.uniform(num_nodes, per_node)
+    if num_nodes is None:
+        return None
+    if num_nodes > MAX_NODES or per_node > MAX_ACCELERATORS_PER_NODE or num_nodes * per_node > MAX_ACCELERATORS:
+        what = f"{num_nodes:,} nodes of {per_node:,} accelerators are more than Roost plans for"
+        why = f"at most {MAX_NODES:,} nodes, {MAX_ACCELERATORS_PER_NODE:,} on a node and {MAX_ACCELERATORS:,} in all"
+        findings.error(job.source.where(), what, why, "check the device and node numbers")
+        return None
+    return Inventory.uniform(num_nodes, per_node)
 
 
 def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
@@ -68,6 +76,8 @@ def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
         if job.num_nodes is None and "num_nodes" not in Section.root(job.source, findings).below("cluster"):
             findings.error(job.source.where(("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
         return job.num_nodes
+    if job.notation is Notation.LOOP:
+        return 1
     last = job.last_device
     if last >= 0 and per_node == 0:
         findings.error(

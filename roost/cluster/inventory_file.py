@@ -19,6 +19,7 @@ import numpy as np
 
 from roost.cluster.inventory import DEFAULT_ACCELERATOR, NO_ACCELERATOR, Group, Inventory, Node, Software
 from roost.spec.errors import Findings, shown
+from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.node_groups import RESERVED_LABELS
 from roost.spec.ranks import RankSyntaxError, parse_rank_list, spell_ranks
 from roost.spec.section import Section
@@ -27,7 +28,6 @@ from roost.spec.source import Source, read_yaml
 NODE_KEYS = ("count", "accelerators", "accelerator_type", "accelerator_model", "memory_gb", "hardware", "host")
 GROUP_KEYS = ("label", "node_ranks", "hardware", "ignore_hardware", "software")
 SOFTWARE_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
-MAX_NODES = 4_194_304
 
 
 def inventory_from_file(path: str | Path) -> Inventory:
@@ -68,7 +68,7 @@ def _read(source: Source, findings: Findings) -> Inventory:
 def _read_node(section: Section) -> Node:
     section.refuse_unknown_keys(NODE_KEYS)
     return Node(
-        accelerators=section.whole_number("accelerators", 0, 0) or 0,
+        accelerators=section.whole_number("accelerators", 0, 0, MAX_ACCELERATORS_PER_NODE) or 0,
         accelerator_type=section.text("accelerator_type") or DEFAULT_ACCELERATOR,
         accelerator_model=section.text("accelerator_model") or "",
         memory_gb=section.number("memory_gb"),

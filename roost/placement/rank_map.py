@@ -12,6 +12,7 @@ from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementS
 from roost.placement.strategy import PlacementStrategy, report_unknown_group
 from roost.spec.errors import Findings, Where
 from roost.spec.job import RankMap
+from roost.spec.limits import MAX_PROCESSES
 from roost.spec.ranks import Segment
 
 
@@ -95,6 +96,9 @@ def _segment_ranges(
                 f"write {segment.text.split(':')[0].strip()}:{next_process}-{next_process + len(processes) - 1}",
             )
         last_resource, next_process = resources[-1], processes[-1] + 1
+        if next_process > MAX_PROCESSES:
+            what = f"makes {next_process:,} processes, more than the {MAX_PROCESSES:,} that Roost plans for"
+            findings.error(where, what, fix="use fewer processes")
         pairs.append((resources, processes))
     return pairs if len(findings.errors) == errors else None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.spec.section import Unresolved
 
-MAX_STEPS = 10_000  # how many references one value may lead through, to stop values that double at each step
+MAX_STEPS = 1_000  # references that all values together may lead through, to stop values that double at each step
 _REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
 
 
@@ -30,10 +30,14 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
         reason = str(error).splitlines()[0]
         return _map_mapping(values, lambda path, text: Unresolved(text, reason))
     weights: dict[str, int] = {}
+    steps_left = MAX_STEPS
 
     def look_up(path: tuple[Any, ...], text: str) -> Any:
-        if _weight(text, values, weights, 0) > MAX_STEPS:
-            return Unresolved(text, f"it leads through more than {MAX_STEPS:,} references")
+        nonlocal steps_left
+        weight = _weight(text, values, weights, 0)
+        if weight > steps_left:
+            return Unresolved(text, f"the config leads through more than {MAX_STEPS:,} references")
+        steps_left -= weight
         try:
             found = config
             for key in path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from roost.spec.errors import shown
 from roost.spec.job import Component, Job, Layout, ModelParallelSettings, Notation, ParallelSizes, RankMap
+from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.node_groups import CLUSTER_GROUP, read_node_groups
 from roost.spec.ranks import RankSyntaxError, Segment, parse_placement
 from roost.spec.section import Section
@@ -45,8 +46,8 @@ def read_rlinf(root: Section, layout: Layout | None = None) -> Job:
         source=root.source,
         components=components,
         node_groups=read_node_groups(cluster),
-        num_nodes=cluster.whole_number("num_nodes", minimum=1),
-        accelerators_per_node=cluster.whole_number("num_gpus_per_node", minimum=0),
+        num_nodes=cluster.whole_number("num_nodes", minimum=1, maximum=MAX_NODES),
+        accelerators_per_node=cluster.whole_number("num_gpus_per_node", minimum=0, maximum=MAX_ACCELERATORS_PER_NODE),
         layout=layout or implied_layout(root, components),
         model_parallel=ModelParallelSettings(
             recompute_logprobs=root.below("algorithm").get("recompute_logprobs") is True,

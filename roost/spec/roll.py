@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from roost.spec.errors import did_you_mean, shown
 from roost.spec.expressions import ExpressionError, parse_devices
 from roost.spec.job import Component, CpuWorkers, DeviceList, Job, Notation, ParallelSizes
+from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES
 from roost.spec.section import Section
 
 PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strategy_args")
@@ -39,8 +40,8 @@ def read_roll(root: Section, strict: bool = False) -> Job:
         notation=Notation.ROLL,
         source=root.source,
         components=tuple(components.values()),
-        num_nodes=root.whole_number("num_nodes", minimum=1),
-        accelerators_per_node=root.whole_number("num_gpus_per_node", minimum=0),
+        num_nodes=root.whole_number("num_nodes", minimum=1, maximum=MAX_NODES),
+        accelerators_per_node=root.whole_number("num_gpus_per_node", minimum=0, maximum=MAX_ACCELERATORS_PER_NODE),
         settings=_settings(root),
     )
 
@@ -182,7 +183,7 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
 def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
     if role in ENV_MANAGERS and "world_size" not in section:
         return _read_env_manager(section)
-    count = section.whole_number("world_size", minimum=1)
+    count = section.whole_number("world_size", minimum=1, maximum=MAX_PROCESSES)
     if count is None:
         if section.get("world_size") is None:
             section.findings.error(
@@ -194,14 +195,20 @@ def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
     return CpuWorkers(count)
 
 
-def _read_env_manager(section: Section) -> CpuWorkers:
+def _read_env_manager(section: Section) -> CpuWorkers | None:
     """Environment managers: as many workers as hold all environments, `max_env_num_per_worker` in each."""
     groups = section.whole_number("num_env_groups", 1, 1) or 1
     size = section.whole_number("group_size", 1, 1) or 1
     spare = section.whole_number("group_size_redundancy", 0, 0) or 0
+    environments = groups * (size + spare)
     value = section.get("max_env_num_per_worker")
-    per_worker = value if isinstance(value, int) and value > 0 else groups * (size + spare)
-    return CpuWorkers(math.ceil(groups * (size + spare) / per_worker))
+    per_worker = value if isinstance(value, int) and value > 0 else environments
+    count = math.ceil(environments / per_worker)
+    if count > MAX_PROCESSES:
+        what = f"makes {count:,} workers, more than the {MAX_PROCESSES:,} that Roost plans for"
+        section.error("num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer")
+        return None
+    return CpuWorkers(count)
 
 
 def _variables(section: Section) -> dict[str, str]:

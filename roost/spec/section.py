@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.limits import MAX_ACCELERATORS
 from roost.spec.source import Source
 
 
@@ -53,17 +54,20 @@ class Section:
             return None
         return value
 
-    def whole_number(self, key: str, minimum: int, default: int | None = None) -> int | None:
+    def whole_number(
+        self, key: str, minimum: int, default: int | None = None, maximum: int | None = None
+    ) -> int | None:
         """A whole number of at least `minimum`; absent or null gives the default."""
         value = self.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= 10**9:
-            self.error(
-                key,
-                f"is {shown(value)}; it must be a whole number of at least {minimum}",
-                fix=f"write {key}: {max(minimum, 1)}",
-            )
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            what = f"is {shown(value)}; it must be a whole number of at least {minimum}"
+            self.error(key, what, fix=f"write {key}: {max(minimum, 1)}")
+            return default
+        if value > (maximum or MAX_ACCELERATORS):
+            what = f"is {shown(value)}, more than the {maximum or MAX_ACCELERATORS:,} that Roost plans for"
+            self.error(key, what, fix="write a smaller number")
             return default
         return value
 

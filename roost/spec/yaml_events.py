@@ -16,7 +16,9 @@ from roost.spec.errors import Findings, Where, shown
 
 MAX_VALUES = 100_000  # after aliases are expanded
 MAX_DEPTH = 64
+MAX_DIGITS = 100
 MERGE_KEY = "<<"
+PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 KeyPath = tuple[str | int, ...]
 Position = tuple[str | None, int | None, int | None]
@@ -95,6 +97,8 @@ class ValueBuilder:
         return self.root
 
     def _scalar(self, event: Any) -> Any:
+        if event.implicit[0] and event.value.isdecimal() and event.value.isascii() and not event.value.startswith("0"):
+            return self._whole_number(event)  # by far the most of a long list
         explicit = event.tag if event.tag and event.tag != "!" else None
         tag = explicit or self.scalars.resolve(  # type: ignore[no-untyped-call]
             yaml.ScalarNode, event.value, event.implicit
@@ -105,6 +109,11 @@ class ValueBuilder:
             raise self._refusal(
                 event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number, or quote it"
             ) from None
+
+    def _whole_number(self, event: Any) -> int:
+        if len(event.value) > MAX_DIGITS:
+            raise self._refusal(event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number")
+        return int(event.value)
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self.anchors:
@@ -120,6 +129,8 @@ class ValueBuilder:
     def _open(self, event: Any) -> None:
         if len(self.stack) >= MAX_DEPTH:
             raise self._refusal(event, f"is nested more than {MAX_DEPTH} deep", "flatten the config")
+        if event.tag not in PLAIN_TAGS:
+            raise self._refusal(event, f"has the tag {event.tag}", "remove the tag; configs hold plain values only")
         path = self._next_path(event)
         value: dict[Any, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         self.stack.append(_Open(value, path, event.anchor, self.count))

@@ -1,0 +1,216 @@
+"""`roost plan` and `roost check` as a person meets them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import roost
+from roost.cli.main import app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HETEROGENEOUS = EXAMPLES / "heterogeneous/cluster.yaml"
+MACHINES = EXAMPLES / "heterogeneous/machines.yaml"
+
+
+def run(*arguments, width=100):
+    return CliRunner(env={"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}).invoke(
+        app, [str(a) for a in arguments]
+    )
+
+
+def write(tmp_path, text, name="job.yaml"):
+    file = tmp_path / name
+    file.write_text(text)
+    return file
+
+
+def cluster_yaml(nodes, **placement):
+    return json.dumps({"cluster": {"num_nodes": nodes, "num_gpus_per_node": 8, "component_placement": placement}})
+
+
+def lines_of(text):
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_the_heterogeneous_example():
+    result = run("plan", HETEROGENEOUS, "--inventory", MACHINES)
+    assert result.exit_code == 0, result.output
+    lines = lines_of(result.stdout)
+    assert lines[0].endswith("cluster.yaml: rlinf notation, disaggregated")
+    assert lines[1] == "18 nodes, 128 accelerators, 2 Franka"
+    assert "actor             64  a800    0-63   flexible" in lines
+    assert "rollout 0-63  8-15          8  0-7, 1 each  GLOO_SOCKET_IFNAME=eth1" in lines
+    assert "env 0-1       16-17         1  Franka 0" in lines
+    assert "agent 0-399   0-3         100  -" in lines
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["rlinf", "roll", "loop"])
+def test_the_placement_examples(name):
+    result = run("plan", EXAMPLES / f"placements/{name}.yaml")
+    assert result.exit_code == 0, result.output
+    assert f"{name} notation" in result.stdout
+
+
+def test_the_readme_shows_what_is_printed(monkeypatch):
+    root = EXAMPLES.parent
+    monkeypatch.chdir(root)
+    printed = lines_of(run("plan", "examples/placements/roll.yaml", width=80).stdout)
+    shown = lines_of((root / "README.md").read_text())
+    start = shown.index(printed[0])
+    assert shown[start : start + len(printed)] == printed
+
+
+@pytest.mark.parametrize("nodes", [1, 1000, 16384])
+def test_a_table_fits_the_terminal_whatever_the_size(nodes, tmp_path):
+    file = write(tmp_path, cluster_yaml(nodes, **{"actor,rollout": "all", "env": "0-3"}))
+    result = run("plan", file, width=80)
+    assert result.exit_code == 0
+    assert len(lines_of(result.stdout)) < 20
+    assert max(len(line) for line in lines_of(result.stdout)[1:]) <= 80
+
+
+def test_a_layout_that_cannot_be_folded_is_cut(tmp_path):
+    devices = [device for pair in range(400) for device in (pair * 8, pair * 8 + pair % 7 + 1)]
+    config = {"num_gpus_per_node": 8, "actor_train": {"device_mapping": devices}}
+    result = run("plan", write(tmp_path, json.dumps(config)))
+    assert len(lines_of(result.stdout)) < 70
+    assert "more rows; see --json" in result.stdout
+
+
+def test_json_is_the_whole_plan(tmp_path):
+    file = write(tmp_path, cluster_yaml(2, actor="all"))
+    result = run("plan", file, "--json")
+    assert roost.Plan.from_json(result.stdout) == roost.plan(file)
+
+
+def test_json_of_one_component(tmp_path):
+    file = write(tmp_path, cluster_yaml(1, actor="all", env="0"))
+    assert list(json.loads(run("plan", file, "--json", "--component", "env").stdout)["components"]) == ["env"]
+
+
+def test_json_of_mistakes(tmp_path):
+    result = run("plan", write(tmp_path, cluster_yaml(1, actor="0-8")), "--json")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert finding["severity"] == "error"
+    assert finding["path"] == ["cluster", "component_placement", "actor"]
+
+
+def test_one_component(tmp_path):
+    result = run("plan", write(tmp_path, cluster_yaml(1, actor="all", env="0")), "--component", "env")
+    assert "env 0" in result.stdout
+    assert "actor" not in result.stdout
+
+
+def test_an_unknown_component_is_a_finding(tmp_path):
+    result = run("plan", write(tmp_path, cluster_yaml(1, actor="all")), "--component", "actr")
+    assert result.exit_code == 1
+    assert "did you mean actor?" in result.stderr
+
+
+def test_overrides_and_options(tmp_path):
+    file = write(tmp_path, "cluster: {num_nodes: 1, component_placement: {actor: all}}")
+    result = run("plan", file, "cluster.num_nodes=3", "--gpus-per-node", "4")
+    assert "3 nodes, 12 accelerators" in result.stdout
+
+
+def test_mistakes_show_place_reason_and_mend(tmp_path):
+    result = run(
+        "plan", write(tmp_path, "cluster:\n  num_nodes: 1\n  num_gpus_per_node: 8\n  component_placement: {actor: 0-8}")
+    )
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert lines_of(result.stderr) == [
+        f"error {tmp_path}/job.yaml:4:25 cluster.component_placement.actor: '0-8' names rank 8, which is out of range",
+        "  why  cluster has 8 accelerator ranks, 0 to 7",
+        "  fix  use ranks up to 7",
+    ]
+
+
+def test_check_many_files(tmp_path):
+    good = write(tmp_path, cluster_yaml(1, actor="all"), "good.yaml")
+    bad = write(tmp_path, cluster_yaml(1, actor="9"), "bad.yaml")
+    result = run("check", good, bad, good)
+    assert result.exit_code == 1
+    assert "bad.yaml:1" in result.stdout
+    assert lines_of(result.stdout)[-1] == "2 checked, 1 with errors; 1 errors, 0 warnings"
+    assert run("check", good).exit_code == 0
+    assert json.loads(run("check", bad, "--json").stdout)[str(bad)][0]["severity"] == "error"
+
+
+def test_markup_in_a_config_is_printed_as_it_is(tmp_path):
+    file = write(tmp_path, cluster_yaml(1, **{"[red]x[/red]": "all"}))
+    assert "[red]x[/red] 0-7" in run("plan", file).stdout
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(bytes(range(256)) * 100, id="binary"),
+        pytest.param(b"a" * 10_000_000, id="ten-megabytes"),
+        pytest.param(b"cluster: [", id="broken-yaml"),
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(b"cluster: &c {num_nodes: *c}", id="recursive"),
+        pytest.param(b"cluster: 3", id="cluster-is-a-number"),
+        pytest.param(b"cluster: {num_nodes: 1e400, component_placement: {actor: all}}", id="infinite-nodes"),
+        pytest.param(
+            b"cluster: {num_nodes: 999999999999, component_placement: {actor: all}}", id="huge-number-of-nodes"
+        ),
+        pytest.param(b"cluster: {num_nodes: 999999999, component_placement: {actor: all}}", id="many-nodes"),
+        pytest.param(b"cluster: {num_nodes: 1, component_placement: {actor: '0:0-999999999'}}", id="many-processes"),
+        pytest.param(b"cluster: {num_nodes: [1], component_placement: [1]}", id="wrong-types"),
+        pytest.param(b"cluster: {num_nodes: 1, component_placement: {actor: {placement: {}}}}", id="mapping-as-ranks"),
+        pytest.param(b"cluster: {num_nodes: 1, node_groups: [1], component_placement: {a: 0}}", id="group-is-a-number"),
+        pytest.param(b"actor_train: {device_mapping: 'list(range(0,99999999999))'}", id="huge-expression"),
+        pytest.param(b"actor_train: {device_mapping: [999999999]}", id="huge-device"),
+        pytest.param(b"rewards: {a: {world_size: 999999999}}", id="many-workers"),
+        pytest.param(b"rl: {gpu_allocation: {learning_gpus: [999999999], inference_gpus: [0]}}", id="huge-gpu"),
+        pytest.param(b"rl: {gpu_allocation: 3}", id="allocation-is-a-number"),
+        pytest.param(b"defaults: 3\ncluster: {num_nodes: 1, component_placement: {a: 0}}", id="defaults-is-a-number"),
+        pytest.param(b"defaults: [[1]]\ncluster: {num_nodes: 1, component_placement: {a: 0}}", id="defaults-of-lists"),
+    ],
+)
+def test_bad_input_gives_findings_and_never_a_traceback(content, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_bytes(content)
+    for command in ("plan", "check"):
+        result = run(command, file)
+        assert result.exit_code == 1, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert "error" in result.output
+    assert json.loads(run("plan", file, "--json").stdout)["findings"]
+
+
+def test_planning_imports_neither_ray_nor_torch_nor_hydra(tmp_path):
+    """A planning user pays for nothing that planning does not need."""
+    file = write(tmp_path, cluster_yaml(1, actor="all"))
+    code = (
+        "import sys; from roost.cli.main import app\n"
+        f"try: app(['plan', {str(file)!r}])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'ray', 'torch', 'hydra', 'omegaconf'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert lines_of(done.stdout)[-1] == "[]"
+
+
+def test_a_closed_pipe_gives_no_traceback(tmp_path):
+    file = write(tmp_path, cluster_yaml(64, actor="all"))
+    command = [sys.executable, "-c", "from roost.cli.main import app; app()", "plan", str(file), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(60)
+
+
+def test_help_and_version():
+    assert "plan" in run("--help").stdout
+    assert run("--version").stdout == f"roost {roost.__version__}\n"

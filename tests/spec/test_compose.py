@@ -1,0 +1,181 @@
+"""Whole configs: Hydra defaults, overrides, interpolations, and what happens where they cannot be had."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from omegaconf import OmegaConf
+
+import roost
+from roost.spec.errors import Findings
+from roost.spec.interpolation import resolve
+from roost.spec.section import Unresolved
+
+CLUSTER = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "all"}}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+    return folder / next(iter(files))
+
+
+@pytest.fixture
+def loop_config(tmp_path):
+    """A config laid out as ml-loop's: option files in groups, mounted by a defaults list."""
+    return write(
+        tmp_path,
+        {
+            "config.yaml": """
+                defaults:
+                  - rl/gpu_allocation: four_and_four
+                  - llm: big
+                  - _self_
+                rl:
+                  async_rollouts: false
+                """,
+            "rl/gpu_allocation/four_and_four.yaml": "learning_gpus: [0, 1, 2, 3]\ninference_gpus: [4, 5, 6, 7]\n",
+            "rl/gpu_allocation/single.yaml": "learning_gpus: [0]\ninference_gpus: [0]\n",
+            "rl/gpu_allocation/wrong.yaml": "learning_gpus: [0]\ninference_gpu: [0]\n",
+            "llm/big.yaml": "vllm_server:\n  gpus_per_vllm_server: 4\n",
+        },
+    )
+
+
+def sizes(plan):
+    return {component.name: component.world_size for component in plan.components}
+
+
+class TestDefaults:
+    def test_groups_are_composed(self, loop_config):
+        assert sizes(roost.plan(loop_config)) == {"actor": 4, "rollout": 1}
+
+    def test_another_option_is_chosen(self, loop_config):
+        plan = roost.plan(loop_config, overrides=["rl/gpu_allocation=single", "llm.vllm_server.gpus_per_vllm_server=1"])
+        assert sizes(plan) == {"actor": 1, "rollout": 1}
+
+    def test_findings_point_into_the_group_file(self, loop_config):
+        with pytest.raises(roost.ConfigError) as caught:
+            roost.plan(loop_config, overrides=["rl/gpu_allocation=wrong"])
+        places = {str(finding.where) for finding in caught.value.findings}
+        file = loop_config.parent / "rl/gpu_allocation/wrong.yaml"
+        assert f"{file}:2:1 rl.gpu_allocation.inference_gpu" in places
+
+    def test_findings_point_at_the_command_line(self, loop_config):
+        with pytest.raises(roost.ConfigError) as caught:
+            roost.plan(loop_config, overrides=["rl.gpu_allocation.learning_gpus=[0,0]"])
+        assert [str(finding.where) for finding in caught.value.findings] == [
+            "command line rl.gpu_allocation.learning_gpus"
+        ]
+
+    def test_missing_files_are_warned_about_and_left_out(self, tmp_path):
+        file = write(
+            tmp_path,
+            {
+                "job.yaml": """
+                    defaults:
+                      - env/libero@env.train
+                      - model: pi0
+                      - override hydra/job_logging: stdout
+                    hydra:
+                      searchpath: ["file://${oc.env:NOWHERE_AT_ALL}/config/"]
+                    cluster: {num_nodes: 1, num_gpus_per_node: 8, component_placement: {"actor,env": all}}
+                    """
+            },
+        )
+        plan = roost.plan(file)
+        assert sizes(plan) == {"actor": 8, "env": 8}
+        assert ["env/libero, model/pi0" in warning.what for warning in plan.warnings] == [True]
+
+    def test_defaults_that_only_steer_hydra_are_silent(self, tmp_path):
+        text = "defaults:\n  - override hydra/job_logging: stdout\n" + OmegaConf.to_yaml({"cluster": CLUSTER})
+        assert roost.plan(write(tmp_path, {"job.yaml": text})).warnings == ()
+
+    def test_search_path_from_the_environment(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("EXTRA_CONFIG", str(tmp_path / "extra"))
+        files = {
+            "jobs/job.yaml": """
+                defaults: [placement: wide, _self_]
+                hydra:
+                  searchpath: ["file://${oc.env:EXTRA_CONFIG}"]
+                cluster: {num_nodes: 1, num_gpus_per_node: 8}
+                """,
+            "extra/placement/wide.yaml": "# @package cluster.component_placement\nactor: 0-5\n",
+        }
+        assert sizes(roost.plan(write(tmp_path, files))) == {"actor": 6}
+
+    def test_nested_missing_file_is_a_warning(self, tmp_path):
+        files = {
+            "job.yaml": """
+                defaults: [base, _self_]
+                cluster: {num_nodes: 1, num_gpus_per_node: 8, component_placement: {actor: all}}
+                """,
+            "base.yaml": "defaults: [nowhere]\n",
+        }
+        plan = roost.plan(write(tmp_path, files))
+        assert sizes(plan) == {"actor": 8}
+        assert "nowhere" in plan.warnings[0].what
+
+
+class TestOverrides:
+    @pytest.mark.parametrize(
+        ("override", "size"),
+        [
+            pytest.param("cluster.component_placement.actor=0-3", 4, id="change"),
+            pytest.param("+cluster.component_placement.rollout=0-1", 8, id="add"),
+            pytest.param("cluster.num_nodes=2", 16, id="number"),
+        ],
+    )
+    def test_values(self, override, size, tmp_path):
+        file = write(tmp_path, {"job.yaml": OmegaConf.to_yaml({"cluster": CLUSTER})})
+        assert sizes(roost.plan(file, overrides=[override]))["actor"] == size
+        assert sizes(roost.plan({"cluster": CLUSTER}, overrides=[override]))["actor"] == size
+
+    @pytest.mark.parametrize("override", ["nonsense", "cluster.nowhere=1", "a=[", "group/nowhere=x"])
+    def test_mistakes_are_findings(self, override):
+        with pytest.raises(roost.ConfigError) as caught:
+            roost.plan({"cluster": CLUSTER}, overrides=[override])
+        assert caught.value.findings[0].where.file == "command line"
+
+
+class TestInterpolation:
+    def test_values_are_resolved(self):
+        config = {"size": 4, "cluster": {**CLUSTER, "num_gpus_per_node": "${size}"}}
+        assert sizes(roost.plan(config)) == {"actor": 4}
+
+    def test_what_is_not_needed_may_stay_unresolved(self):
+        assert sizes(roost.plan({"cluster": CLUSTER, "data": {"length": "${subtract:${nowhere}, 1}"}})) == {"actor": 8}
+
+    def test_a_dict_config_is_taken(self):
+        config = OmegaConf.create({"nodes": 2, "cluster": {**CLUSTER, "num_nodes": "${nodes}"}})
+        assert sizes(roost.plan(config)) == {"actor": 16}
+        assert roost.HybridComponentPlacement(config).get_world_size("actor") == 16
+
+    def test_values_that_double_at_each_step_are_refused(self):
+        values = {f"a{level}": f"${{a{level + 1}}}" * 2 for level in range(60)} | {"a60": "x"}
+        assert isinstance(resolve(values)["a0"], Unresolved)
+
+    def test_a_value_that_leads_to_itself_is_refused(self):
+        assert isinstance(resolve({"a": "${b}", "b": "${a}"})["a"], Unresolved)
+
+
+class TestValues:
+    def test_a_config_that_contains_itself_is_a_finding(self):
+        config: dict = {"cluster": dict(CLUSTER)}
+        config["cluster"]["loop"] = config
+        with pytest.raises(roost.ConfigError, match="contains itself"):
+            roost.plan(config)
+
+    @pytest.mark.parametrize("config", [None, 3, [1], "", "/nowhere/at/all.yaml"])
+    def test_what_is_no_config_is_a_finding(self, config):
+        with pytest.raises(roost.ConfigError):
+            roost.plan(config)
+
+    def test_findings_are_collected_not_raised(self):
+        findings = Findings()
+        from roost.placement.planner import try_plan
+
+        assert try_plan({"cluster": {}}, findings) is None
+        assert findings.errors

@@ -1,0 +1,50 @@
+"""The rooms of the house: imports go one way, and the pure rooms stay pure."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "roost"
+MAY_IMPORT = {
+    "spec": set(),
+    "cluster": {"spec"},
+    "placement": {"spec", "cluster"},
+    "view": {"spec", "cluster", "placement"},
+    "cli": {"spec", "cluster", "placement", "view"},
+}
+EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "requests", "httpx", "socket", "time", "asyncio"}
+PURE_ROOMS = ("spec", "cluster", "placement", "view")
+
+
+def imported(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+FILES = [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(ROOT.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_go_one_way(file):
+    room = file.relative_to(ROOT).parts[0]
+    if room not in MAY_IMPORT:
+        assert file == ROOT / "__init__.py", f"{room} is a room this test does not know"
+        return
+    for module in imported(file):
+        if module.startswith("roost."):
+            other = module.split(".")[1]
+            assert other == room or other in MAY_IMPORT[room], f"{room} may not import {module}"
+
+
+@pytest.mark.parametrize("file", [case for case in FILES if case.values[0].relative_to(ROOT).parts[0] in PURE_ROOMS])
+def test_pure_rooms_have_no_effects(file):
+    assert not {module.split(".")[0] for module in imported(file)} & EFFECTS
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_read_in_one_sitting(file):
+    assert len(file.read_text().splitlines()) <= 400
