@@ -13,7 +13,7 @@ from roost.cluster.describe import describe
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.listed import ListedPlacementStrategy, SpreadPlacementStrategy
-from roost.placement.mode import Bools, PlacementMode, mode_of
+from roost.placement.mode import PlacementMode, held_accelerators, mode_of
 from roost.placement.model_parallel import Bound, lay_out
 from roost.placement.rank_map import BoundRanks, bind_rank_map
 from roost.placement.strategy import PlacementStrategy, inventory_of
@@ -89,16 +89,6 @@ def _on_accelerators(job: Job, bound: Mapping[str, BoundRanks], inventory: Inven
             nodes, local = ranks.table.locate(ranks.hardware_ranks)
             found[component.name] = Bound(component, ranks, inventory.first_accelerators[nodes] + local)
     return found
-
-
-def held_accelerators(table: PlacementTable) -> Bools:
-    """For each accelerator of the cluster, whether one of the processes holds it; robots and nodes are none."""
-    held = np.zeros(table.inventory.num_accelerators, np.bool_)
-    if ACCELERATOR in table.kinds:
-        is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
-        counted = np.repeat(is_accelerator, np.diff(table.offsets))
-        held[(table.inventory.first_accelerators[table.device_nodes] + table.device_ranks)[counted]] = True
-    return held
 
 
 class ComponentPlacement:

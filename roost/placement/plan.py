@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +17,12 @@ from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
 from roost.placement.mode import PlacementMode
 from roost.placement.table import Placement, PlacementTable
-from roost.spec.errors import Finding
-from roost.spec.job import Notation, ParallelSizes
+from roost.spec.errors import Finding, Findings
+from roost.spec.job import ModelUse, Notation, ParallelSizes, Role
+
+if TYPE_CHECKING:
+    from roost.placement.residency import Residency
+    from roost.placement.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class ComponentPlan:
     table: PlacementTable
     parallel: ParallelSizes = field(default_factory=ParallelSizes)
     env: tuple[tuple[str, str], ...] = ()
+    role: Role = Role.HELPER
+    model: ModelUse = field(default_factory=ModelUse)
     managed_by: str | None = None  # the component whose process 0 starts and stops this one's processes
 
     @property
@@ -63,7 +70,16 @@ class ComponentPlan:
     __hash__ = None  # type: ignore[assignment]  # it compares by value and holds arrays
 
     def _values(self) -> tuple[object, ...]:
-        return self.name, self.written_name, self.strategy, self.parallel, self.env, self.managed_by
+        return (
+            self.name,
+            self.written_name,
+            self.strategy,
+            self.parallel,
+            self.env,
+            self.role,
+            self.model,
+            self.managed_by,
+        )
 
     def processes(self, registry: HardwareRegistry = BUILT_IN) -> Iterator[Process]:
         """The processes in rank order."""
@@ -110,6 +126,21 @@ class Plan:
     components: tuple[ComponentPlan, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[Finding, ...] = ()
+
+    @cached_property
+    def residency(self) -> Residency:
+        """What is resident when on every device."""
+        from roost.placement.residency import ResidencySettings, find_residency
+
+        settings = ResidencySettings.of(self.notation, self.settings)
+        return find_residency(self.components, self.inventory, settings, {}, Findings())
+
+    @cached_property
+    def routes(self) -> Routes:
+        """How weights travel from the learner to the engines."""
+        from roost.placement.routes import find_routes
+
+        return find_routes(self.components, self.inventory)
 
     def __getitem__(self, name: str) -> ComponentPlan:
         for component in self.components:

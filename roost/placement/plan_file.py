@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from roost.placement.mode import PlacementMode
 from roost.placement.plan import ComponentPlan, Plan, Process
 from roost.placement.table import PlacementTable
 from roost.spec.errors import Finding, Findings, Severity, Where, shown
-from roost.spec.job import Notation, ParallelSizes
+from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding
 
 SCHEMA = "roost.plan/1"
 
@@ -44,8 +45,11 @@ def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
             "tensor": component.parallel.tensor,
             "pipeline": component.parallel.pipeline,
             "context": component.parallel.context,
+            "expert": component.parallel.expert,
         },
         "env": dict(component.env),
+        "role": component.role.value,
+        "model": asdict(component.model) | {"offloads": list(component.model.offloads)},
         "managed_by": component.managed_by,
         "isolate_accelerator": component.table.isolate,
         "processes": [_process_to_dict(process) for process in component.processes()],
@@ -133,5 +137,11 @@ def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventor
         table,
         ParallelSizes(**data["parallel"]),
         tuple(data["env"].items()),
+        Role(data["role"]),
+        _model_from_dict(data["model"]),
         data["managed_by"],
     )
+
+
+def _model_from_dict(data: Mapping[str, Any]) -> ModelUse:
+    return ModelUse(**{**data, "sharding": Sharding(data["sharding"]), "offloads": tuple(data["offloads"])})

@@ -11,6 +11,8 @@ from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.residency import MEMORY_KEYS, ResidencySettings, find_residency
+from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of
 from roost.spec.compose import load
 from roost.spec.errors import Findings, Where
@@ -60,12 +62,20 @@ def try_plan(
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
     if placed is None or machines is None or findings.errors:
         return None
+    components = tuple(_component_plan(part, job) for part in placed.components)
+    places = {component.name: component.where for component in job.components}
+    places |= {key: job.source.where(("rl", key)) for key in MEMORY_KEYS}
+    settings = ResidencySettings.of(job.notation, job.settings)
+    residency = find_residency(components, machines, settings, places, findings)
+    check_rules(components, residency, job.notation, places, findings)
+    if findings.errors:
+        return None
     return Plan(
         notation=job.notation,
         file=job.source.file,
         mode=placed.mode,
         inventory=machines,
-        components=tuple(_component_plan(part, job) for part in placed.components),
+        components=components,
         settings=job.settings,
         warnings=findings.warnings,
     )
@@ -114,5 +124,7 @@ def _component_plan(placed: PlacedComponent, job: Job) -> ComponentPlan:
         placed.table,
         component.parallel,
         component.env,
+        component.role,
+        component.model,
         job.managers.get(component.name),
     )

@@ -91,40 +91,45 @@ class PlacementTable(Sequence[Placement]):
         return [self.labels[index] for index in self.groups.tolist()]
 
     def _rows(self, start: int, stop: int) -> Iterator[Placement]:
-        """Rows of a range of processes; columns become Python numbers at once, many times faster than one by one."""
-        span = slice(start, stop)
-        first = int(self.offsets[start])
+        """Rows of a range of processes; columns become Python values at once, many times faster than one by one."""
+        span, first = slice(start, stop), int(self.offsets[start])
         device_span = slice(first, int(self.offsets[stop]))
-        local_ranks, local_sizes, node_places = (column[span].tolist() for column in self.local)
-        device_nodes, device_ranks = self.device_nodes[device_span].tolist(), self.device_ranks[device_span].tolist()
-        offsets = (self.offsets[start : stop + 1] - first).tolist()
+        ranks = self.device_ranks[device_span].tolist()
+        devices = list(zip(self.device_nodes[device_span].tolist(), ranks, strict=True))
+        bounds = (self.offsets[start : stop + 1] - first).tolist()
+        local_ranks, local_sizes, places = (column[span].tolist() for column in self.local)
         nodes = self.nodes[span].tolist()
-        masks = [self.isolate and kind == ACCELERATOR for kind in self.kinds]
+        labels = [self.labels[group] for group in self.groups[span].tolist()]
+        columns = zip(nodes, places, local_ranks, local_sizes, labels, bounds[:-1], bounds[1:], strict=True)
         machines = self.inventory.nodes
-        for index, (node, group) in enumerate(zip(nodes, self.groups[span].tolist(), strict=True)):
-            low, high = offsets[index], offsets[index + 1]
-            held_nodes, held = device_nodes[low:high], device_ranks[low:high]
-            here = (
-                held
-                if held_nodes.count(node) == len(held)
-                else [rank for on, rank in zip(held_nodes, held, strict=True) if on == node]
-            )
-            machine = machines[node]
-            visible = sorted(here) if masks[group] else range(machine.accelerators)
+        names = [str(rank) for rank in ranks] if self._shows_what_it_holds else []
+        for rank, (node, place, local_rank, local_size, label, low, high) in enumerate(columns, start):
+            if names:
+                here, visible = ranks[low:high], names[low:high]
+            else:
+                here = [index for on, index in devices[low:high] if on == node]
+                visible = self._visible(label, here, machines[node].accelerators)
             yield Placement(
-                start + index,
-                node,
-                node_places[index],
-                visible[0] if visible else -1,
-                machine.accelerator_type,
-                local_ranks[index],
-                local_sizes[index],
-                [str(number) for number in visible],
-                self.isolate,
-                here,
-                self.labels[group],
-                list(zip(held_nodes, held, strict=True)),
-            )
+                rank, node, place, int(visible[0]) if visible else -1, machines[node].accelerator_type,
+                local_rank, local_size, visible, self.isolate, here, label, devices[low:high],
+            )  # fmt: skip
+
+    @cached_property
+    def _shows_what_it_holds(self) -> bool:
+        """Whether every process sees just what it holds, on its own node and in ascending order; so in most tables."""
+        owners = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        is_ascending = (owners[1:] != owners[:-1]) | (self.device_ranks[1:] > self.device_ranks[:-1])
+        return (
+            self.isolate
+            and set(self.kinds) == {ACCELERATOR}
+            and bool(is_ascending.all())
+            and np.array_equal(self.device_nodes, self.nodes[owners])
+        )
+
+    def _visible(self, label: str, here: list[int], accelerators: int) -> list[str]:
+        holds_accelerators = self.kinds[self.labels.index(label)] == ACCELERATOR
+        shown = sorted(here) if self.isolate and holds_accelerators else range(accelerators)
+        return [str(index) for index in shown]
 
 
 def _local_ranks(nodes: Ints) -> tuple[Ints, Ints, Ints]:

@@ -54,10 +54,43 @@ class ParallelSizes:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    expert: int = 1  # how many processes the experts of a mixture are cut over, within the others
 
     @property
     def model(self) -> int:
         return self.tensor * self.pipeline * self.context
+
+
+class Role(StrEnum):
+    """What a component does in the loop of generating and learning, and so in which phases it works."""
+
+    LEARNER = "learner"  # trains: actor, critic
+    ENGINE = "engine"  # generates: rollout, a judge served by an engine
+    SCORER = "scorer"  # reads finished rollouts with a model: inference, reference
+    HELPER = "helper"  # works while rollouts are generated: env, agent, reward
+
+
+class Sharding(StrEnum):
+    """How a learner's state is cut over its processes."""
+
+    FULL = "full"  # weights, gradients and optimizer state over all processes (FSDP)
+    OPTIMIZER = "optimizer"  # weights and gradients over the model sizes, optimizer state over all (Megatron)
+    NONE = "none"  # each process holds everything
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What a config says of a component's model and its memory; None where it says nothing."""
+
+    path: str | None = None
+    config: Mapping[str, Any] | None = None  # the model's config.json, where its folder is on this machine
+    weight_bytes: int = 2
+    memory_fraction: float | None = None  # of each device, for an engine
+    tokens: int | None = None  # that a learner works on at a time
+    sharding: Sharding = Sharding.FULL
+    offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
+    can_sleep: bool = True  # whether an engine can free its memory without being stopped
+    unused_because: str = ""  # why no phase ever uses the component, where the config says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +103,8 @@ class Component:
     asks: RankMap | DeviceList | CpuWorkers
     parallel: ParallelSizes = ParallelSizes()
     env: tuple[tuple[str, str], ...] = ()
+    role: Role = Role.HELPER
+    model: ModelUse = ModelUse()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roost.spec.expressions import ExpressionError, parse_devices
-from roost.spec.job import Component, DeviceList, Job, Notation, ParallelSizes
+from roost.spec.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
+from roost.spec.model_files import OFFLOADED_PARTS, first_text, read_model_config
 from roost.spec.section import Section
 
 ALLOCATION_KEYS = ("learning_gpus", "inference_gpus")
@@ -21,10 +22,19 @@ def read_loop(root: Section) -> Job:
     inference = _read_gpus(allocation, "inference_gpus")
     server = root.below("llm", "vllm_server")
     per_server = server.whole_number("gpus_per_vllm_server", minimum=1, default=1) or 1
+    path = first_text((root.below("llm"), "model_path"), (root.below("llm"), "base_model"))
+    config = read_model_config(path)
     components = []
     if learning:
         components.append(
-            Component("actor", "learning_gpus", allocation.where("learning_gpus"), DeviceList(learning, 1))
+            Component(
+                "actor",
+                "learning_gpus",
+                allocation.where("learning_gpus"),
+                DeviceList(learning, 1),
+                role=Role.LEARNER,
+                model=ModelUse(path, config, offloads=OFFLOADED_PARTS),
+            )
         )
     if inference:
         if len(inference) % per_server:
@@ -41,6 +51,8 @@ def read_loop(root: Section) -> Job:
                 allocation.where("inference_gpus"),
                 DeviceList(inference, per_server, ragged=True),
                 ParallelSizes(tensor=min(per_server, len(inference))),
+                role=Role.ENGINE,
+                model=ModelUse(path, config, can_sleep=server.values.get("enable_sleep_mode") is not False),
             )
         )
     return Job(

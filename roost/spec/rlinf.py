@@ -5,8 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roost.spec.errors import shown
-from roost.spec.job import Component, Job, Layout, ModelParallelSettings, Notation, ParallelSizes, RankMap
+from roost.spec.job import (
+    Component,
+    Job,
+    Layout,
+    ModelParallelSettings,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    RankMap,
+    Role,
+    Sharding,
+)
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES
+from roost.spec.model_files import (
+    OFFLOADED_PARTS,
+    bytes_of,
+    first_number,
+    first_text,
+    read_model_config,
+    role_by_name,
+)
 from roost.spec.node_groups import CLUSTER_GROUP, read_node_groups
 from roost.spec.ranks import RankSyntaxError, Segment, parse_placement
 from roost.spec.section import Section
@@ -119,7 +138,15 @@ def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:
                     "keep one placement for each component",
                 )
             elif asks is not None:
-                components[name] = Component(name, name, where, asks, _parallel_sizes(root, name))
+                components[name] = Component(
+                    name,
+                    name,
+                    where,
+                    asks,
+                    _parallel_sizes(root, name),
+                    role=role_by_name(name),
+                    model=_model(root, name),
+                )
     return tuple(components.values())
 
 
@@ -199,7 +226,43 @@ def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
         tensor=model.whole_number("tensor_model_parallel_size", 1, default.tensor) or 1,
         pipeline=model.whole_number("pipeline_model_parallel_size", 1, default.pipeline) or 1,
         context=model.whole_number("context_parallel_size", 1, default.context) or 1,
+        expert=model.whole_number("expert_model_parallel_size", 1, 1) or 1,
     )
+
+
+def _model(root: Section, component: str) -> ModelUse:
+    """The component's model; those that score or criticise use the actor's where they name none."""
+    own, actor = root.below(component), root.below("actor")
+    path = first_text((own.below("model"), "model_path"), (actor.below("model"), "model_path"))
+    if role_by_name(component) is Role.HELPER:
+        path = first_text((own.below("model"), "model_path"))
+    precision = first_text((own.below("model"), "precision"), (actor.below("model"), "precision"))
+    length = first_number((root.below("runner"), "seq_length"), (actor.below("model"), "seq_length"))
+    batch = first_number((own, "micro_batch_size"), (actor, "micro_batch_size")) or 1
+    return ModelUse(
+        path=path,
+        config=read_model_config(path),
+        weight_bytes=bytes_of(precision),
+        memory_fraction=first_number((own, "gpu_memory_utilization")),
+        tokens=int(length * batch) if length else None,
+        sharding=_sharding(own),
+        offloads=_offloads(own),
+        unused_because="critic.use_critic_model is false"
+        if component == "critic" and own.values.get("use_critic_model") is False
+        else "",
+    )
+
+
+def _sharding(own: Section) -> Sharding:
+    if own.values.get("training_backend") == "megatron":
+        return Sharding.OPTIMIZER
+    return Sharding.NONE if own.below("fsdp_config").values.get("sharding_strategy") == "no_shard" else Sharding.FULL
+
+
+def _offloads(own: Section) -> tuple[str, ...]:
+    if own.values.get("enable_offload") is True:
+        return OFFLOADED_PARTS
+    return tuple(part for part in OFFLOADED_PARTS if own.values.get(f"offload_{part}") is True)
 
 
 def _settings(root: Section) -> dict[str, object]:

@@ -8,8 +8,16 @@ from collections.abc import Iterator, Mapping
 
 from roost.spec.errors import did_you_mean, shown
 from roost.spec.expressions import ExpressionError, parse_devices
-from roost.spec.job import Component, CpuWorkers, DeviceList, Job, Notation, ParallelSizes
+from roost.spec.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Sharding
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES
+from roost.spec.model_files import (
+    OFFLOADED_PARTS,
+    bytes_of,
+    first_number,
+    first_text,
+    read_model_config,
+    role_by_strategy,
+)
 from roost.spec.section import Section
 
 PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strategy_args")
@@ -26,7 +34,7 @@ def read_roll(root: Section, strict: bool = False) -> Job:
     """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error."""
     components: dict[str, Component] = {}
     for role, section in _roles(root):
-        component = _read_role(role, section, _variables(root), strict)
+        component = _read_role(root, role, section, strict)
         if component is None:
             continue
         if component.name in components:
@@ -67,19 +75,22 @@ def _roles(root: Section) -> Iterator[tuple[str, Section]]:
                     yield f"{key}.{name}", Section(inner, (key, str(name)), root.source, root.findings)
 
 
-def _read_role(role: str, section: Section, variables: dict[str, str], strict: bool) -> Component | None:
+def _read_role(root: Section, role: str, section: Section, strict: bool) -> Component | None:
     _refuse_misspelt_keys(section)
     parallel, strategy = _strategy(section)
     name = CANONICAL_NAMES.get(role, role)
     name = f"reward.{name.removeprefix('rewards.')}" if name.startswith("rewards.") else name
-    env = {**variables, **_variables(section)}
+    env = {**_variables(root), **_variables(section)}
     if section.get("device_mapping") is not None:
         asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
     else:
         asks = _read_cpu_workers(role, section)
     if asks is None:
         return None
-    return Component(name, role, section.where(), asks, parallel, tuple(env.items()))
+    kind = role_by_strategy(strategy, name)
+    return Component(
+        name, role, section.where(), asks, parallel, tuple(env.items()), kind, _model(root, section, name, strategy)
+    )
 
 
 def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
@@ -177,6 +188,7 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
         tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
         pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
         context=config.whole_number("context_parallel_size", 1, 1) or 1,
+        expert=config.whole_number("expert_model_parallel_size", 1, 1) or 1,
     ), name
 
 
@@ -209,6 +221,41 @@ def _read_env_manager(section: Section) -> CpuWorkers | None:
         section.error("num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer")
         return None
     return CpuWorkers(count)
+
+
+def _model(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
+    """The role's model: its own, or the job's; learners are always offloaded between their phases."""
+    arguments = section.below("model_args")
+    shared = "reward_pretrain" if name.startswith("reward") else "pretrain"
+    path = first_text((arguments, "model_name_or_path"), (root, shared))
+    engine = section.below("strategy_args", "strategy_config")
+    lengths = [first_number((root, key)) for key in ("prompt_length", "response_length")]
+    length = first_number((root, "sequence_length")) or sum(part for part in lengths if part)
+    batch = first_number((section.below("training_args"), "per_device_train_batch_size")) or 1
+    return ModelUse(
+        path=path,
+        config=read_model_config(path),
+        weight_bytes=bytes_of(first_text((arguments, "dtype"))),
+        memory_fraction=first_number((engine, "gpu_memory_utilization"), (engine, "mem_fraction_static")),
+        tokens=int(length * batch) or None,
+        sharding=Sharding.OPTIMIZER if str(strategy).startswith("megatron") else Sharding.FULL,
+        offloads=OFFLOADED_PARTS,
+        unused_because=_why_unused(root, name),
+    )
+
+
+def _why_unused(root: Section, name: str) -> str:
+    """Why ROLL would never create the role: a critic without generalised advantages, a reference without KL."""
+    estimator = root.values.get("adv_estimator")
+    if name == "critic" and isinstance(estimator, str) and estimator != "gae":
+        return f"adv_estimator is {estimator}, and only gae uses a critic"
+    if (
+        name == "reference"
+        and root.values.get("enable_reference") is False
+        and root.values.get("use_kl_loss") is not True
+    ):
+        return "enable_reference is false"
+    return ""
 
 
 def _variables(section: Section) -> dict[str, str]:

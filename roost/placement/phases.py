@@ -1,0 +1,47 @@
+"""The phases of a training step, and which components work in each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+from roost.spec.job import Role
+
+
+class Phase(StrEnum):
+    """A part of a training step; in synchronous modes they follow one another."""
+
+    GENERATE = "generate"  # engines make rollouts, with environments, agents and rewards
+    INFER = "infer"  # log-probabilities and values of finished rollouts
+    LEARN = "learn"  # gradients and optimizer steps
+    SYNC = "sync"  # new weights travel to the engines
+
+
+class State(StrEnum):
+    """What a component does with its share of a device in a phase."""
+
+    RUNS = "runs"
+    STAYS = "stays"  # idle, but everything stays in device memory
+    SLEEPS = "sleeps"  # an engine that has freed its memory and can wake up
+    OFFLOADED = "offloaded"  # a learner or scorer whose state is in host memory
+    STOPPED = "stopped"  # an engine that must be started again
+    UNUSED = "unused"  # no phase ever uses it
+
+
+def works_in(name: str, role: Role, phase: Phase, names: Collection[str]) -> bool:
+    """Whether a component works in a phase; `names` are all components of the job.
+
+    >>> works_in("actor", Role.LEARNER, Phase.INFER, ["actor", "rollout"])
+    True
+    >>> works_in("actor", Role.LEARNER, Phase.INFER, ["actor", "rollout", "inference"])
+    False
+    """
+    if phase is Phase.GENERATE:
+        return role in (Role.ENGINE, Role.HELPER)
+    if phase is Phase.LEARN:
+        return role is Role.LEARNER
+    if phase is Phase.SYNC:
+        return name in ("actor", "rollout") or (name.startswith("rollout") and role is Role.ENGINE)
+    # Without a component of their own, the learner computes log-probabilities and the critic values.
+    has_own = f"{name}_inference" in names or (name == "actor" and "inference" in names)
+    return role is Role.SCORER or (role is Role.LEARNER and not has_own)

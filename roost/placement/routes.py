@@ -1,0 +1,144 @@
+"""How weights travel from learner processes to engine processes, from the devices each side holds.
+
+For each shard of an engine the nearest learner device that holds the same part of the weights is found by intersecting
+sets of devices; no contiguity or alignment of ranks is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory
+from roost.cluster.resources import ACCELERATOR, Ints
+from roost.placement.plan import ComponentPlan
+from roost.placement.table import PlacementTable
+from roost.spec.job import Role, Sharding
+
+
+class Reach(StrEnum):
+    """How far a shard's weights travel."""
+
+    SAME_DEVICE = "same device"
+    SAME_NODE = "same node"
+    OTHER_NODE = "other node"
+    HOST = "host"  # one side has no accelerator
+
+
+TRANSPORTS = {
+    Reach.SAME_DEVICE: "CUDA IPC",
+    Reach.SAME_NODE: "NCCL over the node's links",
+    Reach.OTHER_NODE: "NCCL over the network",
+    Reach.HOST: "shared memory or gloo",
+}
+_ORDER = (Reach.SAME_DEVICE, Reach.SAME_NODE, Reach.OTHER_NODE)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineRoutes:
+    """The routes to one component's engine shards, shard by shard in the order of processes and their devices."""
+
+    component: str
+    processes: Ints  # the engine process of each shard
+    shards: Ints  # which part of the weights it holds, within its process
+    sources: Ints  # the learner process whose weights are nearest; -1 where nobody holds them
+    reaches: Ints  # indices into `Reach`
+
+    def count(self, reach: Reach) -> int:
+        return int((self.reaches == list(Reach).index(reach)).sum())
+
+    @property
+    def summary(self) -> str:
+        """The routes in words.
+
+        >>> EngineRoutes("rollout", np.zeros(2), np.arange(2), np.arange(2), np.array([0, 0])).summary
+        '2 shards: 2 same device (CUDA IPC)'
+        """
+        parts = [f"{self.count(reach)} {reach.value} ({TRANSPORTS[reach]})" for reach in Reach if self.count(reach)]
+        return f"{len(self.shards)} shards: {', '.join(parts)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """The routes to every engine that takes the learner's weights."""
+
+    engines: tuple[EngineRoutes, ...]
+
+
+def find_routes(components: Sequence[ComponentPlan], inventory: Inventory) -> Routes:
+    """The routes from `actor` to every engine of the policy; other engines (a judge) have weights of their own."""
+    actor = next((part for part in components if part.role is Role.LEARNER and part.name != "critic"), None)
+    if actor is None:
+        return Routes(())
+    engines = [part for part in components if part.role is Role.ENGINE and _takes_policy(part.name)]
+    return Routes(tuple(_engine_routes(actor, part, inventory) for part in engines))
+
+
+def _takes_policy(name: str) -> bool:
+    return name in ("rollout", "student_infer")
+
+
+def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inventory) -> EngineRoutes:
+    lengths = np.diff(engine.table.offsets)
+    if not _holds_accelerators(actor.table) or not _holds_accelerators(engine.table):
+        processes = np.arange(engine.world_size)
+        host = np.full(engine.world_size, list(Reach).index(Reach.HOST))
+        return EngineRoutes(engine.name, processes, np.zeros_like(processes), np.zeros_like(processes), host)
+    processes = np.repeat(np.arange(engine.world_size), lengths)
+    shards = np.arange(len(processes)) - np.repeat(engine.table.offsets[:-1], lengths)
+    sources, reaches = _nearest(actor, engine, shards, inventory)
+    return EngineRoutes(engine.name, processes, shards, sources, reaches)
+
+
+def _holds_accelerators(table: PlacementTable) -> bool:
+    return ACCELERATOR in table.kinds and bool(table.inventory.num_accelerators) and len(table.device_nodes) > 0
+
+
+def _nearest(actor: ComponentPlan, engine: ComponentPlan, shards: Ints, inventory: Inventory) -> tuple[Ints, Ints]:
+    """For each engine shard the nearest learner process with matching weights, and how far it is."""
+    devices = inventory.first_accelerators[engine.table.device_nodes] + engine.table.device_ranks
+    nodes = engine.table.device_nodes
+    wanted = _wanted_parts(actor, engine, shards)
+    learner_devices = inventory.first_accelerators[actor.table.device_nodes] + actor.table.device_ranks
+    learner_ranks = np.repeat(np.arange(actor.world_size), np.diff(actor.table.offsets))
+    parts = _held_parts(actor)[learner_ranks]
+    sources = np.full(len(devices), -1)
+    reaches = np.full(len(devices), list(Reach).index(Reach.OTHER_NODE))
+    # Searched from far to near, so that the nearest match is the one that stays.
+    keys = (
+        (np.zeros_like(devices), np.zeros_like(learner_devices)),
+        (nodes, actor.table.device_nodes),
+        (devices, learner_devices),
+    )
+    for reach, (own, theirs) in zip(reversed(_ORDER), keys, strict=True):
+        found = _first_match(own, wanted, theirs, parts, learner_ranks)
+        sources = np.where(found >= 0, found, sources)
+        reaches = np.where(found >= 0, list(Reach).index(reach), reaches)
+    return sources, reaches
+
+
+def _held_parts(actor: ComponentPlan) -> Ints:
+    """Which tensor shard each learner process holds; fully sharded learners gather whole weights: all hold part 0."""
+    if actor.model.sharding is not Sharding.OPTIMIZER and actor.parallel.tensor == 1:
+        return np.zeros(actor.world_size, np.int64)
+    return np.arange(actor.world_size) % actor.parallel.tensor
+
+
+def _wanted_parts(actor: ComponentPlan, engine: ComponentPlan, shards: Ints) -> Ints:
+    """The learner shard an engine shard begins with: shard s of n covers s/n to (s+1)/n of each matrix."""
+    tensor = max(1, engine.parallel.tensor)
+    return (shards % tensor) * actor.parallel.tensor // tensor
+
+
+def _first_match(own: Ints, wanted: Ints, theirs: Ints, parts: Ints, ranks: Ints) -> Ints:
+    """For each (place, part) on the engine side the first learner rank with the same, or -1."""
+    width = int(max(wanted.max(initial=0), parts.max(initial=0))) + 1
+    have, want = theirs * width + parts, own * width + wanted
+    order = np.argsort(have, kind="stable")
+    position = np.searchsorted(have[order], want)
+    inside = position < len(have)
+    safe = np.where(inside, position, 0)
+    return np.where(inside & (have[order][safe] == want), ranks[order][safe], -1)

@@ -1,0 +1,73 @@
+"""What a config says of a component's model: folder, precision, and the `config.json` where the folder is here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from roost.spec.job import Role
+from roost.spec.section import Section
+
+OFFLOADED_PARTS = ("weight", "grad", "optimizer")
+ENGINE_STRATEGIES = ("vllm", "sglang")
+_BYTES = {"32": 4, "fp32": 4, "float32": 4, "32-true": 4, "fp8": 1, "float8": 1, "int8": 1}
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_model_config(path: str | None) -> dict[str, Any] | None:
+    """The `config.json` in a model's folder; None where the path is a hub name or the folder is elsewhere."""
+    if not path:
+        return None
+    file = Path(path).expanduser() / "config.json"
+    try:
+        with file.open("rb") as stream:
+            config = json.loads(stream.read(_MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def first_text(*places: tuple[Section, str]) -> str | None:
+    """The first of several keys that holds a word; for settings of other programs, which are not judged here."""
+    for section, key in places:
+        value = section.values.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def first_number(*places: tuple[Section, str]) -> float | None:
+    """The first of several keys that holds a number above zero."""
+    for section, key in places:
+        value = section.values.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def bytes_of(precision: str | None) -> int:
+    """Bytes of a weight in a precision as configs name it; 16 bits where nothing else is said."""
+    return _BYTES.get(str(precision).lower().removeprefix("torch."), 2)
+
+
+def role_by_name(name: str) -> Role:
+    """The role that a component's name implies, in the notations that do not say it otherwise."""
+    if name in ("actor", "critic"):
+        return Role.LEARNER
+    if name == "rollout" or name.startswith("rollout_"):
+        return Role.ENGINE
+    if name in ("inference", "actor_inference", "critic_inference", "reference"):
+        return Role.SCORER
+    return Role.HELPER
+
+
+def role_by_strategy(strategy: str | None, name: str) -> Role:
+    """The role that a ROLL strategy implies; without one, the name decides."""
+    if strategy is None:
+        return role_by_name(name)
+    if strategy.endswith("_train"):
+        return Role.LEARNER
+    if strategy in ENGINE_STRATEGIES:
+        return Role.ENGINE
+    return Role.HELPER if name.startswith("reward") else Role.SCORER
