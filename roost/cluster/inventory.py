@@ -26,7 +26,8 @@ class Node:
     accelerators: int = 0
     accelerator_type: str = DEFAULT_ACCELERATOR
     accelerator_model: str = ""
-    memory_gb: float | None = None
+    memory_gb: float | None = None  # of each accelerator
+    host_memory_gb: float | None = None
     hardware: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     host: str = ""
 

@@ -25,7 +25,16 @@ from roost.spec.ranks import RankSyntaxError, parse_rank_list, spell_ranks
 from roost.spec.section import Section
 from roost.spec.source import Source, read_yaml
 
-NODE_KEYS = ("count", "accelerators", "accelerator_type", "accelerator_model", "memory_gb", "hardware", "host")
+NODE_KEYS = (
+    "count",
+    "accelerators",
+    "accelerator_type",
+    "accelerator_model",
+    "memory_gb",
+    "host_memory_gb",
+    "hardware",
+    "host",
+)
 GROUP_KEYS = ("label", "node_ranks", "hardware", "ignore_hardware", "software")
 SOFTWARE_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 
@@ -72,6 +81,7 @@ def _read_node(section: Section) -> Node:
         accelerator_type=section.text("accelerator_type") or DEFAULT_ACCELERATOR,
         accelerator_model=section.text("accelerator_model") or "",
         memory_gb=section.number("memory_gb"),
+        host_memory_gb=section.number("host_memory_gb"),
         hardware=_read_hardware(section),
         host=section.text("host") or "",
     )
@@ -157,7 +167,7 @@ def _node_to_dict(node: Node, count: int) -> dict[str, Any]:
     described["accelerators"] = node.accelerators
     if node.accelerator_type not in (NO_ACCELERATOR, DEFAULT_ACCELERATOR):
         described["accelerator_type"] = node.accelerator_type
-    for key in ("accelerator_model", "memory_gb", "host"):
+    for key in ("accelerator_model", "memory_gb", "host_memory_gb", "host"):
         if getattr(node, key):
             described[key] = getattr(node, key)
     if node.hardware:

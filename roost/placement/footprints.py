@@ -51,6 +51,10 @@ def footprint(component: ComponentPlan, device_gb: float | None) -> Footprint:
         return Footprint(weights + CONTEXT_GIB, CONTEXT_GIB, weights, weights)
     if component.role is Role.ENGINE and device_gb is not None:
         return _engine(component, shape, device_gb)
+    if component.role is Role.HELPER and component.model.path is None and component.name != "env":
+        return Footprint(
+            0.0, 0.0, 0.0, 0.0
+        )  # rewards by rule and agents compute on the CPU, whatever device they are near
     return UNKNOWN
 
 

@@ -67,7 +67,7 @@ def try_plan(
     places |= {key: job.source.where(("rl", key)) for key in MEMORY_KEYS}
     settings = ResidencySettings.of(job.notation, job.settings)
     residency = find_residency(components, machines, settings, places, findings)
-    check_rules(components, residency, job.notation, places, findings)
+    check_rules(components, residency, machines, job.notation, places, findings)
     if findings.errors:
         return None
     return Plan(

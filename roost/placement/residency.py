@@ -14,7 +14,7 @@ from roost.cluster.inventory import Inventory
 from roost.placement.device_classes import DeviceClass, device_classes
 from roost.placement.footprints import Footprint, footprint
 from roost.placement.loop_memory import MemoryRefused, Sharing, share_device
-from roost.placement.memory import RESERVED_FRACTION, SYNC_BUCKET_GIB
+from roost.placement.memory import CONTEXT_GIB, RESERVED_FRACTION, SLEEPING_ENGINE_GIB, SYNC_BUCKET_GIB
 from roost.placement.phases import Phase, State, works_in
 from roost.placement.plan import ComponentPlan
 from roost.spec.errors import Findings, Where
@@ -123,7 +123,7 @@ def _class_residency(
     held = [components[name] for name in device_class.components]
     prints = {part.name: footprint(part, device_class.memory_gb) for part in held}
     decision, reason, sharing = _decide(device_class, held, prints, settings, places, findings)
-    if sharing is not None:
+    if settings.notation is Notation.LOOP:
         prints = {part.name: _by_figures(part, prints[part.name], settings) for part in held}
     names = tuple(components)
     phases = {
@@ -155,12 +155,16 @@ def _decide(
             return (Decision.KEEP, "both fit into 95 % of the device", sharing) if sharing.keeps_both else (
                 turns, "both do not fit into 95 % of the device", sharing)  # fmt: skip
     total = _known_sum([prints[part.name].active for part in used])
-    if total is not None and device_class.memory_gb is not None:
-        limit = RESERVED_FRACTION * device_class.memory_gb
-        words = f"together {total:.1f} GiB of {limit:.1f} GiB usable"
-        return (Decision.KEEP if total <= limit else turns), words, None
-    if any(part.model.offloads for part in used) or settings.notation is Notation.ROLL:
-        return turns, "the config offloads between phases", None
+    limit = RESERVED_FRACTION * (device_class.memory_gb or 0.0)
+    fits = None if total is None or device_class.memory_gb is None else total <= limit
+    sums = "" if fits is None else f"together {total:.1f} GiB of {limit:.1f} GiB usable"
+    if settings.notation is Notation.RLINF and any(part.model.offloads for part in used):
+        note = f", though both would fit: {sums}" if fits else ""
+        return turns, f"the config offloads between phases{note}", None
+    if fits is not None:
+        return (Decision.KEEP if fits else turns), sums, None
+    if settings.notation is Notation.ROLL:
+        return turns, "ROLL offloads between phases", None
     return Decision.KEEP, "the config does not offload, and no memory figures are known", None
 
 
@@ -192,8 +196,10 @@ def _loop_sharing(
 
 def _by_figures(part: ComponentPlan, computed: Footprint, settings: ResidencySettings) -> Footprint:
     """The footprint with ml-loop's figure in place of a computed one."""
-    figure = settings.learning_gb if part.role is Role.LEARNER else settings.inference_gb
-    return computed if figure is None else Footprint(figure, computed.idle, computed.host, computed.weights)
+    is_learner = part.role is Role.LEARNER
+    figure = settings.learning_gb if is_learner else settings.inference_gb
+    left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
+    return computed if figure is None else Footprint(figure, left, computed.host, computed.weights)
 
 
 def _share(

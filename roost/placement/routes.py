@@ -16,7 +16,7 @@ from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.plan import ComponentPlan
 from roost.placement.table import PlacementTable
-from roost.spec.job import Role, Sharding
+from roost.spec.job import Role
 
 
 class Reach(StrEnum):
@@ -101,10 +101,13 @@ def _nearest(actor: ComponentPlan, engine: ComponentPlan, shards: Ints, inventor
     """For each engine shard the nearest learner process with matching weights, and how far it is."""
     devices = inventory.first_accelerators[engine.table.device_nodes] + engine.table.device_ranks
     nodes = engine.table.device_nodes
-    wanted = _wanted_parts(actor, engine, shards)
+    # Shards are compared in units of the coarser cut: a fine learner shard lies inside a coarse engine shard, and the
+    # other way round.
+    units = min(actor.parallel.tensor, engine.parallel.tensor)
+    wanted = _wanted_units(engine, shards, units)
     learner_devices = inventory.first_accelerators[actor.table.device_nodes] + actor.table.device_ranks
     learner_ranks = np.repeat(np.arange(actor.world_size), np.diff(actor.table.offsets))
-    parts = _held_parts(actor)[learner_ranks]
+    held = _held_units(actor, units)[learner_ranks]
     sources = np.full(len(devices), -1)
     reaches = np.full(len(devices), list(Reach).index(Reach.OTHER_NODE))
     # Searched from far to near, so that the nearest match is the one that stays.
@@ -114,29 +117,25 @@ def _nearest(actor: ComponentPlan, engine: ComponentPlan, shards: Ints, inventor
         (devices, learner_devices),
     )
     for reach, (own, theirs) in zip(reversed(_ORDER), keys, strict=True):
-        found = _first_match(own, wanted, theirs, parts, learner_ranks)
+        found = _first_match(own, wanted, theirs, held, learner_ranks)
         sources = np.where(found >= 0, found, sources)
         reaches = np.where(found >= 0, list(Reach).index(reach), reaches)
     return sources, reaches
 
 
-def _held_parts(actor: ComponentPlan) -> Ints:
-    """Which tensor shard each learner process holds; fully sharded learners gather whole weights: all hold part 0."""
-    if actor.model.sharding is not Sharding.OPTIMIZER and actor.parallel.tensor == 1:
-        return np.zeros(actor.world_size, np.int64)
-    return np.arange(actor.world_size) % actor.parallel.tensor
+def _held_units(actor: ComponentPlan, units: int) -> Ints:
+    """Which unit of the weights each learner process holds; fully sharded learners gather whole weights."""
+    return np.arange(actor.world_size) % actor.parallel.tensor * units // actor.parallel.tensor
 
 
-def _wanted_parts(actor: ComponentPlan, engine: ComponentPlan, shards: Ints) -> Ints:
-    """The learner shard an engine shard begins with: shard s of n covers s/n to (s+1)/n of each matrix."""
-    tensor = max(1, engine.parallel.tensor)
-    return (shards % tensor) * actor.parallel.tensor // tensor
+def _wanted_units(engine: ComponentPlan, shards: Ints, units: int) -> Ints:
+    return shards % engine.parallel.tensor * units // engine.parallel.tensor
 
 
-def _first_match(own: Ints, wanted: Ints, theirs: Ints, parts: Ints, ranks: Ints) -> Ints:
-    """For each (place, part) on the engine side the first learner rank with the same, or -1."""
-    width = int(max(wanted.max(initial=0), parts.max(initial=0))) + 1
-    have, want = theirs * width + parts, own * width + wanted
+def _first_match(own: Ints, wanted: Ints, theirs: Ints, held: Ints, ranks: Ints) -> Ints:
+    """For each (place, unit) on the engine side the first learner rank with the same, or -1."""
+    width = int(max(wanted.max(initial=0), held.max(initial=0))) + 1
+    have, want = theirs * width + held, own * width + wanted
     order = np.argsort(have, kind="stable")
     position = np.searchsorted(have[order], want)
     inside = position < len(have)

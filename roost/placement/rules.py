@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from roost.cluster.inventory import Inventory
 from roost.placement.memory import engine_memory, kv_tokens
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
+from roost.placement.phases import Phase
 from roost.placement.plan import ComponentPlan
 from roost.placement.residency import Decision, Residency
 from roost.spec.errors import Findings, Where
@@ -17,6 +19,7 @@ from roost.spec.job import Notation, Role
 def check_rules(
     components: Sequence[ComponentPlan],
     residency: Residency,
+    inventory: Inventory,
     notation: Notation,
     places: Mapping[str, Where],
     findings: Findings,
@@ -30,6 +33,7 @@ def check_rules(
         _check_shape(part, residency, place, findings)
     _check_async(components, residency, notation, places, findings)
     _check_sizes(components, places, findings)
+    _check_host_memory(residency, inventory, findings)
 
 
 def _check_used(part: ComponentPlan, place: Where, findings: Findings) -> None:
@@ -148,3 +152,31 @@ def _check_sizes(components: Sequence[ComponentPlan], places: Mapping[str, Where
             f"{max(one, two)} % {min(one, two)} = {max(one, two) % min(one, two)}",
             "choose sizes of which one divides the other",
         )
+
+
+def _check_host_memory(residency: Residency, inventory: Inventory, findings: Findings) -> None:
+    """What is offloaded and asleep must fit into the memory of its node; one over-full node is enough to report."""
+    limits = np.array([node.host_memory_gb or np.inf for node in inventory.nodes])
+    if not np.isfinite(limits).any():
+        return
+    node_of_device = np.repeat(np.arange(inventory.num_nodes), inventory.accelerator_counts)
+    for phase in Phase:
+        needed = np.zeros(inventory.num_nodes)
+        parts: dict[str, float] = {}
+        for held in residency.classes:
+            per_node = np.bincount(node_of_device[held.device_class.devices], minlength=inventory.num_nodes)
+            for share in held.phases[phase]:
+                needed += per_node * (share.host_gib or 0.0)
+                parts[share.component] = parts.get(share.component, 0.0) + float(per_node.max()) * (
+                    share.host_gib or 0.0
+                )
+        over = np.flatnonzero(needed > limits)
+        if len(over):
+            node = int(over[0])
+            findings.error(
+                Where(path=(f"node {node}",)),
+                f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GB",
+                ", ".join(f"{name} {size:.1f}" for name, size in parts.items() if size) + " GiB",
+                "offload less, keep engines awake, or drop their weights when they sleep",
+            )
+            return

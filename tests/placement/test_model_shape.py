@@ -1,0 +1,76 @@
+"""Parameters of known models from their published shapes."""
+
+import pytest
+
+from roost.placement.memory import GIB, learner_memory
+from roost.placement.model_shape import UnknownShape, shape_from_config
+from roost.spec.job import ParallelSizes
+
+
+def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):
+    return {
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": feed_forward,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": tied,
+        **more,
+    }
+
+
+QWEN3_MOE = {"head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
+QWEN2_MOE = {
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+}
+MODELS = [
+    pytest.param(config("qwen2", 896, 24, 14, 2, 4864, 151936, tied=True), 494_032_768, id="Qwen2.5-0.5B"),
+    pytest.param(config("qwen2", 3584, 28, 28, 4, 18944, 152064), 7_615_616_512, id="Qwen2.5-7B"),
+    pytest.param(config("qwen3", 5120, 64, 64, 8, 25600, 151936, head_dim=128), 32_762_123_264, id="Qwen3-32B"),
+    pytest.param(config("llama", 4096, 32, 32, 8, 14336, 128256), 8_030_261_248, id="Llama-3.1-8B"),
+    pytest.param(config("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, **QWEN3_MOE), 30_532_122_624, id="Qwen3-30B-A3B"),
+    pytest.param(
+        config("qwen2_moe", 2048, 24, 16, 16, 5632, 151936, **QWEN2_MOE), 14_315_784_192, id="Qwen1.5-MoE-A2.7B"
+    ),
+    pytest.param(
+        config("mixtral", 4096, 32, 32, 8, 14336, 32000, num_local_experts=8, num_experts_per_tok=2),
+        46_702_792_704,
+        id="Mixtral-8x7B",
+    ),
+]
+
+
+@pytest.mark.parametrize(("described", "published"), MODELS)
+def test_parameters(described, published):
+    assert shape_from_config(described).parameters == published
+
+
+@pytest.mark.parametrize(("described", "published"), MODELS)
+def test_weights_and_optimizer_state_of_all_processes_add_up(described, published):
+    """Sixteen-bit weights are 2 bytes a parameter, Adam with master weights 12, however many processes share them."""
+    memory = learner_memory(shape_from_config(described), ParallelSizes(), processes=64, tokens=4096)
+    assert memory.weights * 64 * GIB == pytest.approx(2 * published, rel=0.02)
+    assert memory.optimizer * 64 * GIB == pytest.approx(12 * published, rel=0.02)
+
+
+def test_megatron_cuts_weights_by_the_model_sizes_and_experts_further():
+    shape = shape_from_config(MODELS[4].values[0])
+    sizes = ParallelSizes(tensor=2, pipeline=2, expert=4)
+    memory = learner_memory(shape, sizes, processes=16, tokens=4096, is_fully_sharded=False)
+    held = shape.dense_parameters / 4 + shape.expert_parameters / 16
+    assert memory.weights * GIB == pytest.approx(2 * held)
+    assert memory.gradients * GIB == pytest.approx(4 * held)
+    assert memory.optimizer * GIB == pytest.approx(12 * shape.parameters / 16)
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"model_type": "mamba"}, {"model_type": "llama"}, {**MODELS[1].values[0], "hidden_size": "big"}]
+)
+def test_what_cannot_be_counted(broken):
+    with pytest.raises(UnknownShape):
+        shape_from_config(broken)

@@ -1,0 +1,323 @@
+"""What is resident when: ml-loop's rule, computed figures, offloading, and the rules about whole plans."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost.placement.loop_memory import MemoryRefused, share_device
+from roost.placement.phases import Phase, State
+from roost.placement.residency import Decision
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    return str(tmp_path)
+
+
+def machines(memory=80, nodes=1, per_node=8, **fields):
+    return {"nodes": [{"count": nodes, "accelerators": per_node, "memory_gb": memory, **fields}]}
+
+
+def states(plan, component):
+    """The states of a component through the phases, for each class of devices that it holds."""
+    return [
+        [share.state.value for phase in Phase for share in held.phases[phase] if share.component == component]
+        for held in plan.residency.of(component)
+    ]
+
+
+def rlinf(placement, actor=None, rollout=None, **rest):
+    return {
+        "cluster": {"num_nodes": 1, "component_placement": placement},
+        "actor": actor or {},
+        "rollout": rollout or {},
+        **rest,
+    }
+
+
+@pytest.mark.parametrize("line", (GOLDEN / "loop_memory.jsonl").read_text().splitlines())
+def test_loop_memory(line):
+    row = json.loads(line)
+    figures = [row[key] for key in ("inference_requires_memory_gb", "learning_requires_memory_gb", "total_gb")]
+    expected = row["expect"]
+
+    def decide():
+        return share_device(row["overlap"], *figures, row["async_rollouts"], row["max_gpu_mem_utilization"])
+
+    if "error" in expected:
+        with pytest.raises(MemoryRefused) as caught:
+            decide()
+        assert caught.value.what == expected["error"]
+    else:
+        sharing = decide()
+        assert sharing.keeps_both == (expected["residency"] == "keep")
+        assert sharing.inference_fraction == pytest.approx(expected["inference_fraction"], abs=1e-6)
+        assert sharing.learning_fraction == pytest.approx(expected["learning_fraction"], abs=1e-6)
+
+
+def loop(learning, inference, memory=79.15, server=None, **rl):
+    config = {"rl": {"gpu_allocation": {"learning_gpus": learning, "inference_gpus": inference}, **rl}}
+    if server:
+        config["llm"] = {"vllm_server": server}
+    return roost.plan(config, machines(memory))
+
+
+class TestMlLoop:
+    """Document: ml-loop, RL trainer."""
+
+    both = {"inference_requires_memory_gb": 75, "learning_requires_memory_gb": 75}
+
+    def test_separate_gpus_keep_their_servers(self):
+        plan = loop([0, 1, 2, 3, 4, 5], [6, 7], async_rollouts=True)
+        assert {held.decision for held in plan.residency.classes} == {Decision.KEEP}
+        assert states(plan, "rollout") == [["runs"] * 4], "rollouts are collected while the learners learn"
+
+    def test_shared_gpus_take_turns(self):
+        plan = loop(range(8), range(8), **self.both)
+        assert [held.decision for held in plan.residency.classes] == [Decision.SLEEP]
+        assert states(plan, "rollout") == [["runs", "sleeps", "sleeps", "runs"]]
+        assert states(plan, "actor") == [["offloaded", "runs", "runs", "runs"]]
+
+    def test_servers_that_cannot_sleep_are_restarted(self):
+        plan = loop(range(8), range(8), server={"enable_sleep_mode": False}, **self.both)
+        assert [held.decision for held in plan.residency.classes] == [Decision.RESTART]
+        assert states(plan, "rollout") == [["runs", "stopped", "stopped", "runs"]]
+
+    def test_what_fits_is_kept_with_its_share(self):
+        plan = loop(range(8), range(8), inference_requires_memory_gb=20, learning_requires_memory_gb=40)
+        (held,) = plan.residency.classes
+        assert held.decision is Decision.KEEP
+        assert held.sharing.learning_fraction == pytest.approx(0.6333, abs=1e-4)
+        assert held.used_gib(Phase.LEARN) == 60
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            pytest.param({**both, "async_rollouts": True}, "cannot be asynchronous", id="async-that-does-not-fit"),
+            pytest.param({"async_rollouts": True}, "need both memory figures", id="async-without-figures"),
+            pytest.param({"learning_requires_memory_gb": 75}, "both memory figures or neither", id="one-figure"),
+        ],
+    )
+    def test_refused(self, settings, message):
+        with pytest.raises(roost.ConfigError, match=message) as caught:
+            loop(range(8), range(8), **settings)
+        assert caught.value.findings[0].where.key_path == "rl.inference_requires_memory_gb"
+
+
+class TestComputed:
+    def test_both_kept_where_they_fit(self, model):
+        config = rlinf(
+            {"actor,rollout": "all"},
+            {"model": {"model_path": model}},
+            {"gpu_memory_utilization": 0.5},
+            runner={"seq_length": 4096},
+        )
+        plan = roost.plan(config, machines(80))
+        (held,) = plan.residency.classes
+        assert held.decision is Decision.KEEP
+        assert states(plan, "rollout") == [["runs", "stays", "stays", "runs"]]
+        assert held.used_gib(Phase.LEARN) == pytest.approx(40 + 18.3, abs=2)
+
+    def test_turns_where_they_do_not(self, model):
+        config = {
+            "num_gpus_per_node": 8,
+            "pretrain": model,
+            "prompt_length": 1024,
+            "response_length": 1024,
+            "actor_train": {"device_mapping": "0-7", "strategy_args": {"strategy_name": "fsdp2_train"}},
+            "actor_infer": {"device_mapping": "0-7", "strategy_args": {"strategy_name": "vllm"}},
+        }
+        plan = roost.plan(config, machines(40))
+        (held,) = plan.residency.classes
+        assert held.decision is Decision.SLEEP
+        assert held.used_gib(Phase.GENERATE) == pytest.approx(36.5), "the engine's 90 % and the learner's context"
+        engine = next(share for share in held.phases[Phase.LEARN] if share.component == "rollout")
+        assert engine.host_gib == pytest.approx(7_615_616_512 * 2 / 2**30), (
+            "a sleeping engine keeps its weights on the host"
+        )
+
+    def test_an_over_full_device_shows_the_sum(self, model):
+        config = rlinf(
+            {"actor,rollout": "0"},
+            {"model": {"model_path": model}, "enable_offload": True},
+            runner={"seq_length": 1024},
+        )
+        with pytest.raises(roost.ConfigError, match=r"does not fit: .* in the phase infer") as caught:
+            roost.plan(config, machines(80))
+        assert "actor 1" in caught.value.findings[0].why
+        assert caught.value.findings[0].why.endswith("GiB")
+
+    def test_offloading_a_user_asked_for_is_done_even_where_both_would_fit(self, model):
+        actor = {
+            "model": {"model_path": model},
+            "offload_weight": True,
+            "offload_grad": True,
+            "offload_optimizer": True,
+        }
+        config = rlinf({"actor,rollout": "all"}, actor, {"gpu_memory_utilization": 0.3}, runner={"seq_length": 1024})
+        (held,) = roost.plan(config, machines(80)).residency.classes
+        assert held.decision is Decision.SLEEP
+        assert "though both would fit" in held.reason
+        learner = next(share for share in held.phases[Phase.GENERATE] if share.component == "actor")
+        assert learner.state is State.OFFLOADED
+        assert learner.host_gib == pytest.approx(7_615_616_512 * (2 + 12) / 8 / 2**30), "gradients are freed, not moved"
+
+    def test_host_memory(self, model):
+        actor = {"model": {"model_path": model}, "enable_offload": True}
+        config = rlinf({"actor,rollout": "all"}, actor, {"gpu_memory_utilization": 0.5}, runner={"seq_length": 1024})
+        roost.plan(config, machines(80, host_memory_gb=512))
+        with pytest.raises(roost.ConfigError, match="GiB of host memory in the phase generate, and has 64 GB"):
+            roost.plan(config, machines(80, host_memory_gb=64))
+
+    def test_without_any_figure_nothing_is_claimed(self):
+        plan = roost.plan(rlinf({"actor,rollout": "all"}), machines(80))
+        (held,) = plan.residency.classes
+        assert held.used_gib(Phase.LEARN) is None
+
+
+class TestRollLayouts:
+    """The three acceptance layouts: the seed's complete example, a judge on the rest, and partial asynchrony."""
+
+    engine = {"strategy_name": "vllm"}
+
+    def test_seed_example(self):
+        plan = roost.plan(
+            {
+                "num_gpus_per_node": 8,
+                "actor_train": {"device_mapping": "list(range(0,16))"},
+                "actor_infer": {"num_gpus_per_worker": 2, "device_mapping": "list(range(0,12))"},
+                "rewards": {"code_sandbox": {"world_size": 8}},
+            }
+        )
+        assert [(held.device_class.components, len(held.device_class.devices)) for held in plan.residency.classes] == [
+            (("actor", "rollout"), 12),
+            (("actor",), 4),
+        ]
+        assert plan["rollout"].table[5].devices == [(1, 2), (1, 3)]
+
+    def test_judge_on_the_rest(self):
+        plan = roost.plan(
+            {
+                "num_gpus_per_node": 8,
+                "actor_train": {"device_mapping": "0-7"},
+                "actor_infer": {"device_mapping": "0-5", "strategy_args": self.engine},
+                "rewards": {"llm_judge": {"device_mapping": "6-7", "strategy_args": self.engine}},
+            }
+        )
+        generating = {
+            share.component: len(held.device_class.devices)
+            for held in plan.residency.classes
+            for share in held.phases[Phase.GENERATE]
+            if share.state is State.RUNS
+        }
+        learning = sum(
+            len(held.device_class.devices)
+            for held in plan.residency.classes
+            for share in held.phases[Phase.LEARN]
+            if share.state is State.RUNS
+        )
+        assert generating == {"rollout": 6, "reward.llm_judge": 2}
+        assert learning == 8
+
+    def test_partial_asynchrony(self):
+        plan = roost.plan(
+            {
+                "num_gpus_per_node": 8,
+                "async_generation_ratio": 1,
+                "actor_train": {"device_mapping": "0-3"},
+                "actor_infer": {"device_mapping": "0-7", "strategy_args": self.engine},
+            }
+        )
+        assert states(plan, "rollout") == [["runs", "sleeps", "sleeps", "runs"], ["runs", "runs", "runs", "runs"]]
+
+
+class TestRules:
+    def test_asynchrony_on_shared_devices(self):
+        config = {
+            "num_gpus_per_node": 8,
+            "async_generation_ratio": 1,
+            "actor_train": {"device_mapping": "0-7"},
+            "actor_infer": {"device_mapping": "0-7"},
+        }
+        with pytest.raises(roost.ConfigError, match="every engine shares its devices with the learner"):
+            roost.plan(config)
+
+    def test_a_component_that_nothing_uses(self):
+        config = {
+            "num_gpus_per_node": 8,
+            "adv_estimator": "reinforce",
+            "actor_train": {"device_mapping": "0-3"},
+            "critic": {"device_mapping": "4-7", "strategy_args": {"strategy_name": "megatron_train"}},
+        }
+        plan = roost.plan(config)
+        assert [warning.what for warning in plan.warnings] == ["is placed, but no phase ever uses it"]
+        assert states(plan, "critic") == [["unused"] * 4]
+
+    def test_an_engine_across_nodes(self):
+        engine = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 4}}
+        plan = roost.plan(
+            {"num_gpus_per_node": 8, "actor_infer": {"device_mapping": "list(range(6,14))", "strategy_args": engine}}
+        )
+        assert plan.warnings[0].what == "process 0 spans nodes 0, 1"
+
+    def test_a_tensor_group_across_nodes(self):
+        learner = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 4}}
+        plan = roost.plan(
+            {"num_gpus_per_node": 8, "actor_train": {"device_mapping": "list(range(6,14))", "strategy_args": learner}}
+        )
+        assert plan.warnings[0].what == "the tensor-parallel group of processes 0-3 spans nodes"
+
+    def test_sizes_that_cannot_be_synchronised(self):
+        def role(strategy, key, size):
+            return {
+                "device_mapping": "0-11",
+                "strategy_args": {"strategy_name": strategy, "strategy_config": {key: size}},
+            }
+
+        config = {
+            "num_gpus_per_node": 12,
+            "actor_train": role("megatron_train", "tensor_model_parallel_size", 4),
+            "actor_infer": role("vllm", "tensor_parallel_size", 6),
+        }
+        with pytest.raises(
+            roost.ConfigError, match=r"tensor sizes 4 \(actor\) and 6 \(rollout\) cannot be synchronised"
+        ):
+            roost.plan(config)
+
+    def test_heads_that_cannot_be_divided(self, model):
+        config = rlinf(
+            {"actor": "0-3", "rollout": "4-7"}, {"model": {"model_path": model}}, {"tensor_parallel_size": 4}
+        )
+        config["cluster"]["num_gpus_per_node"] = 8
+        roost.plan(config)
+        config["rollout"]["tensor_parallel_size"] = 8
+        config["cluster"]["component_placement"] = {"actor,rollout": "all"}
+        with pytest.raises(roost.ConfigError, match="28 attention heads cannot be cut 8 ways"):
+            roost.plan(config)
+
+    def test_no_room_for_a_kv_cache(self, model):
+        config = rlinf(
+            {"actor": "0-3", "rollout": "4-7"}, {"model": {"model_path": model}}, {"gpu_memory_utilization": 0.2}
+        )
+        with pytest.raises(roost.ConfigError, match="leaves room for 0 tokens of KV cache"):
+            roost.plan(config, machines(80))
+
+    def test_a_model_that_cannot_be_counted(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+        config = rlinf({"actor,rollout": "all"}, {"model": {"model_path": str(tmp_path)}})
+        plan = roost.plan(config, machines(80))
+        assert "cannot be computed" in plan.warnings[0].what

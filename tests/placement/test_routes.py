@@ -1,0 +1,92 @@
+"""How weights travel: by intersecting devices, whatever the order of ranks."""
+
+import pytest
+
+import roost
+from roost.placement.routes import Reach
+
+
+def collocated(nodes, actor_size, rollout_size, layout=None):
+    config = {
+        "cluster": {"num_nodes": nodes, "num_gpus_per_node": 8, "component_placement": {"actor,rollout": "all"}},
+        "actor": {"model": {"tensor_model_parallel_size": actor_size}},
+        "rollout": {"tensor_parallel_size": rollout_size},
+    }
+    return roost.plan(config, layout=layout)
+
+
+def reaches(plan):
+    (engine,) = plan.routes.engines
+    return {reach: engine.count(reach) for reach in Reach if engine.count(reach)}
+
+
+@pytest.mark.parametrize(("actor_size", "rollout_size"), [(1, 1), (4, 2), (8, 2), (8, 4), (4, 4), (1, 8)])
+def test_strided_collocated_shards_are_on_the_learner_shards_they_are_made_from(actor_size, rollout_size):
+    assert reaches(collocated(2, actor_size, rollout_size)) == {Reach.SAME_DEVICE: 16}
+
+
+def test_engines_larger_than_the_learner_groups_fetch_half_from_beside():
+    """A quarter of a matrix lies in a half of it, but every second device holds the other half."""
+    assert reaches(collocated(2, 2, 4)) == {Reach.SAME_DEVICE: 8, Reach.SAME_NODE: 8}
+
+
+def test_without_the_stride_they_would_not_be():
+    """The same engines, packed without the stride: half of their shards are made from another device's weights."""
+    plan = roost.plan(
+        {
+            "num_gpus_per_node": 8,
+            "actor_train": {
+                "device_mapping": "0-7",
+                "strategy_args": {
+                    "strategy_name": "megatron_train",
+                    "strategy_config": {"tensor_model_parallel_size": 4},
+                },
+            },
+            "actor_infer": {
+                "device_mapping": "0-7",
+                "strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}},
+            },
+        }
+    )
+    assert reaches(plan) == {Reach.SAME_DEVICE: 4, Reach.SAME_NODE: 4}
+
+
+def test_disaggregated_shards_take_the_nearest_learner():
+    config = {
+        "num_gpus_per_node": 4,
+        "actor_train": {"device_mapping": "0-5"},
+        "actor_infer": {"device_mapping": "6-11"},
+    }
+    plan = roost.plan(config)
+    (engine,) = plan.routes.engines
+    assert reaches(plan) == {Reach.SAME_NODE: 2, Reach.OTHER_NODE: 4}
+    assert engine.sources.tolist() == [4, 4, 0, 0, 0, 0], "devices 6 and 7 are beside learners 4 and 5"
+
+
+def test_neither_contiguity_nor_order_is_needed():
+    config = {
+        "num_gpus_per_node": 8,
+        "actor_train": {"device_mapping": [0, 1, 2, 3, 8, 9, 10, 11]},
+        "actor_infer": {"device_mapping": [11, 5, 0, 13]},
+    }
+    plan = roost.plan(config)
+    (engine,) = plan.routes.engines
+    assert [list(Reach)[index] for index in engine.reaches] == [
+        Reach.SAME_DEVICE,
+        Reach.SAME_NODE,
+        Reach.SAME_DEVICE,
+        Reach.SAME_NODE,
+    ]
+    assert engine.sources.tolist() == [7, 0, 0, 4]
+
+
+def test_processes_without_accelerators_meet_on_the_host():
+    config = {
+        "cluster": {"num_nodes": 2, "num_gpus_per_node": 0, "component_placement": {"actor": "0", "rollout": "1:0-3"}}
+    }
+    assert reaches(roost.plan(config)) == {Reach.HOST: 4}
+
+
+def test_a_job_without_a_learner_has_no_routes():
+    config = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"rollout,env": "all"}}}
+    assert roost.plan(config).routes.engines == ()
