@@ -8,6 +8,9 @@ import typer
 
 import roost
 from roost.cli.check import check_command
+from roost.cli.convert import convert_command
+from roost.cli.diff import diff_command
+from roost.cli.explain import explain_command
 from roost.cli.plan import plan_command
 
 app = typer.Typer(
@@ -16,12 +19,14 @@ app = typer.Typer(
     "A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), "
     "ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus).",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 app.command("plan")(plan_command)
 app.command("check")(check_command)
+app.command("diff")(diff_command)
+app.command("convert")(convert_command)
+app.command("explain")(explain_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,23 @@ def finding_to_dict(finding: Finding) -> dict[str, Any]:
 def _finding_from_dict(data: Mapping[str, Any]) -> Finding:
     where = Where(data["file"], data["line"], data["column"], tuple(data["path"]))
     return Finding(where, data["what"], data["why"], data["fix"], Severity(data["severity"]))
+
+
+def read_plan_file(file: Path, findings: Findings) -> Plan | None:
+    """The plan in a file that `roost plan --json` wrote; None where it is something else, such as a config."""
+    try:
+        with file.open("rb") as stream:
+            if f'"schema": "{SCHEMA}"'.encode() not in stream.read(64):
+                return None
+            stream.seek(0)
+            data = json.load(stream)
+        return plan_from_dict(data)
+    except OSError:
+        return None  # whoever reads it as a config says what is wrong
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        findings.error(Where(str(file)), f"is a plan that cannot be read: {reason}", fix="write it again with --json")
+        return None
 
 
 def plan_from_dict(data: Mapping[str, Any]) -> Plan:

@@ -76,10 +76,12 @@ def loop(learning, inference, memory=79.15, server=None, **rl):
     return roost.plan(config, machines(memory))
 
 
+BOTH = {"inference_requires_memory_gb": 75, "learning_requires_memory_gb": 75}
+ENGINE = {"strategy_name": "vllm"}
+
+
 class TestMlLoop:
     """Document: ml-loop, RL trainer."""
-
-    both = {"inference_requires_memory_gb": 75, "learning_requires_memory_gb": 75}
 
     def test_separate_gpus_keep_their_servers(self):
         plan = loop([0, 1, 2, 3, 4, 5], [6, 7], async_rollouts=True)
@@ -87,13 +89,13 @@ class TestMlLoop:
         assert states(plan, "rollout") == [["runs"] * 4], "rollouts are collected while the learners learn"
 
     def test_shared_gpus_take_turns(self):
-        plan = loop(range(8), range(8), **self.both)
+        plan = loop(range(8), range(8), **BOTH)
         assert [held.decision for held in plan.residency.classes] == [Decision.SLEEP]
         assert states(plan, "rollout") == [["runs", "sleeps", "sleeps", "runs"]]
         assert states(plan, "actor") == [["offloaded", "runs", "runs", "runs"]]
 
     def test_servers_that_cannot_sleep_are_restarted(self):
-        plan = loop(range(8), range(8), server={"enable_sleep_mode": False}, **self.both)
+        plan = loop(range(8), range(8), server={"enable_sleep_mode": False}, **BOTH)
         assert [held.decision for held in plan.residency.classes] == [Decision.RESTART]
         assert states(plan, "rollout") == [["runs", "stopped", "stopped", "runs"]]
 
@@ -107,7 +109,7 @@ class TestMlLoop:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            pytest.param({**both, "async_rollouts": True}, "cannot be asynchronous", id="async-that-does-not-fit"),
+            pytest.param({**BOTH, "async_rollouts": True}, "cannot be asynchronous", id="async-that-does-not-fit"),
             pytest.param({"async_rollouts": True}, "need both memory figures", id="async-without-figures"),
             pytest.param({"learning_requires_memory_gb": 75}, "both memory figures or neither", id="one-figure"),
         ],
@@ -192,8 +194,6 @@ class TestComputed:
 class TestRollLayouts:
     """The three acceptance layouts: the seed's complete example, a judge on the rest, and partial asynchrony."""
 
-    engine = {"strategy_name": "vllm"}
-
     def test_seed_example(self):
         plan = roost.plan(
             {
@@ -214,8 +214,8 @@ class TestRollLayouts:
             {
                 "num_gpus_per_node": 8,
                 "actor_train": {"device_mapping": "0-7"},
-                "actor_infer": {"device_mapping": "0-5", "strategy_args": self.engine},
-                "rewards": {"llm_judge": {"device_mapping": "6-7", "strategy_args": self.engine}},
+                "actor_infer": {"device_mapping": "0-5", "strategy_args": ENGINE},
+                "rewards": {"llm_judge": {"device_mapping": "6-7", "strategy_args": ENGINE}},
             }
         )
         generating = {
@@ -239,7 +239,7 @@ class TestRollLayouts:
                 "num_gpus_per_node": 8,
                 "async_generation_ratio": 1,
                 "actor_train": {"device_mapping": "0-3"},
-                "actor_infer": {"device_mapping": "0-7", "strategy_args": self.engine},
+                "actor_infer": {"device_mapping": "0-7", "strategy_args": ENGINE},
             }
         )
         assert states(plan, "rollout") == [["runs", "sleeps", "sleeps", "runs"], ["runs", "runs", "runs", "runs"]]

@@ -1,0 +1,49 @@
+"""`roost convert`: the same placements in another notation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, hardware_registry
+from roost.placement.convert import convert_plan
+from roost.placement.planner import try_plan
+from roost.spec.errors import Findings
+from roost.spec.job import Notation
+from roost.view.text import print_findings
+
+
+def convert_command(
+    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    to: Annotated[Notation, typer.Option("--to", help="The notation to write.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values to change, as Hydra takes them.", metavar="OVERRIDES")
+    ] = None,
+    gpus_per_node: GpusPerNode = None,
+    inventory: InventoryFile = None,
+    layout: LayoutChoice = None,
+) -> None:
+    """Print the placements of a config in another notation.
+
+    What is printed has been planned again and gives the same plan. What the other notation cannot say is named, and the
+    exit code is then 1.
+    """
+    findings = Findings()
+    plan = try_plan(
+        config,
+        findings,
+        inventory,
+        overrides=tuple(overrides or ()),
+        layout=layout,
+        accelerators_per_node=gpus_per_node,
+        registry=hardware_registry(findings),
+    )
+    written = convert_plan(plan, to, findings) if plan is not None else None
+    print_findings(findings.found, Console(stderr=True, highlight=False))
+    if written is None:
+        raise typer.Exit(1)
+    print(yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None), end="")

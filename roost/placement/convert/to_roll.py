@@ -1,0 +1,91 @@
+"""A plan as ROLL roles with device mappings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from roost.cluster.resources import ACCELERATOR, NODE
+from roost.placement.plan import ComponentPlan, Plan
+from roost.spec.errors import Findings, Where
+from roost.spec.job import Role
+from roost.spec.ranks import spell_ranks
+
+_KEEP = "keep the notation it is written in"
+ROLES = {"actor": "actor_train", "rollout": "actor_infer"}
+
+
+def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
+    inventory = plan.inventory
+    sizes = sorted(set(inventory.accelerator_counts.tolist()))
+    if len(sizes) > 1:
+        why = f"nodes have {', '.join(map(str, sizes))} accelerators"
+        findings.error(Where(path=("nodes",)), "ROLL describes nodes of one size only", why, _KEEP)
+    config: dict[str, Any] = {"num_gpus_per_node": sizes[-1] if sizes else 0, "num_nodes": inventory.num_nodes}
+    ratio = plan.settings.get("async_generation_ratio", 1 if plan.settings.get("async_rollouts") else None)
+    if ratio is not None:
+        config["async_generation_ratio"] = ratio
+    for part in plan.components:
+        role = _role(part, findings)
+        if part.name.startswith("reward."):
+            config.setdefault("rewards", {})[part.name.removeprefix("reward.")] = role
+        else:
+            config[ROLES.get(part.name, part.name)] = role
+    return config
+
+
+def _role(part: ComponentPlan, findings: Findings) -> dict[str, Any]:
+    place = Where(path=(part.name,))
+    kinds = set(part.table.kinds)
+    if kinds - {ACCELERATOR, NODE}:
+        findings.error(
+            place,
+            f"ROLL has no word for {', '.join(sorted(kinds - {ACCELERATOR, NODE}))}",
+            fix=_KEEP,
+        )
+    role: dict[str, Any] = _devices(part, findings, place) if ACCELERATOR in kinds else {"world_size": part.world_size}
+    variables = _variables(part, findings, place)
+    return role | ({"system_envs": variables} if variables else {})
+
+
+def _devices(part: ComponentPlan, findings: Findings, place: Where) -> dict[str, Any]:
+    lengths = np.unique(np.diff(part.table.offsets)).tolist()
+    if len(lengths) > 1:
+        why = f"its processes hold {', '.join(map(str, lengths))}"
+        findings.error(place, "ROLL gives every worker the same number of devices", why, _KEEP)
+    devices = (part.table.inventory.first_accelerators[part.table.device_nodes] + part.table.device_ranks).tolist()
+    per_worker = lengths[-1] if lengths else 1
+    role: dict[str, Any] = {"device_mapping": _expression(devices)}
+    if part.role is Role.ENGINE and per_worker == part.parallel.tensor * part.parallel.pipeline:
+        sizes = {"tensor_parallel_size": part.parallel.tensor, "pipeline_parallel_size": part.parallel.pipeline}
+        role["strategy_args"] = {"strategy_name": "vllm", "strategy_config": sizes}
+    elif per_worker != 1:
+        role["num_gpus_per_worker"] = per_worker
+    return role
+
+
+def _expression(devices: list[int]) -> str | list[int]:
+    """`list(range(...))` where the devices are a run, sums of those where they are a few, else the list itself."""
+    spelled = spell_ranks(devices, limit=10**9).split(",")
+    if len(spelled) > 8 or any("-" not in run for run in spelled):
+        return devices if len(devices) > 1 or not devices else f"list(range({devices[0]},{devices[0] + 1}))"
+    bounds = [run.split("-") for run in spelled]
+    return " + ".join(f"list(range({first},{int(last) + 1}))" for first, last in bounds)
+
+
+def _variables(part: ComponentPlan, findings: Findings, place: Where) -> dict[str, str]:
+    """Variables of the whole component; ROLL cannot give nodes different ones, nor an interpreter."""
+    groups = [part.table.inventory.group(label) for label in part.table.labels]
+    found = {
+        group.software_of(node)
+        for group in groups
+        for node in np.unique(part.table.nodes).tolist()
+        if node in group.node_ranks
+    }
+    if any(software.python_interpreter_path for software in found):
+        findings.error(place, "ROLL has no word for an interpreter", fix=_KEEP)
+    variables = {software.env_vars for software in found}
+    if len(variables) > 1:
+        findings.error(place, "ROLL gives all nodes of a role the same variables", fix=_KEEP)
+    return {**dict(next(iter(variables), ())), **dict(part.env)}

@@ -1,0 +1,117 @@
+"""Why a process is where it is: the rule that put it there, in a few sentences with the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.cluster.resources import ACCELERATOR, NODE
+from roost.placement.plan import ComponentPlan, Plan, Process
+from roost.placement.table import Placement
+from roost.spec.ranks import spell_ranks
+
+
+def explain_component(plan: Plan, part: ComponentPlan) -> list[str]:
+    """Sentences about a whole component.
+
+    >>> import roost
+    >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "0-3:0-1"}}
+    >>> made = roost.plan({"cluster": cluster})
+    >>> print(explain_component(made, made["actor"])[1])
+    It was given ranks 0-3 of cluster, where a rank is an accelerator: 4 ranks for 2 processes.
+    """
+    nodes = spell_ranks(np.unique(part.table.nodes).tolist())
+    first = f"{part.name} ({part.written_name} in the config) has {part.world_size} processes on nodes {nodes}."
+    return [first, _given(part), _rule(part), *_sharing(plan, part)]
+
+
+def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
+    """Sentences about one process, after those about the rule that its component follows."""
+    placement = part.table[rank]
+    process = next(made for made in _processes(part, rank))
+    return [
+        f"{part.name} {rank} runs on node {placement.cluster_node_rank}{_holding(part, placement)}.",
+        _given(part),
+        _rule(part),
+        f"It is process {placement.local_rank} of {placement.local_world_size} of its component on that node.",
+        *_environment(part, placement, process),
+        *_sharing(plan, part),
+    ]
+
+
+def _processes(part: ComponentPlan, rank: int) -> list[Process]:
+    return [process for process in part.processes() if process.placement.rank == rank]
+
+
+def _holding(part: ComponentPlan, placement: Placement) -> str:
+    if not placement.devices:
+        return " without devices"
+    kind = _kind(part, placement.node_group_label)
+    own = f" with {kind} {spell_ranks(placement.local_hardware_ranks)}"
+    away = [device for device in placement.devices if device[0] != placement.cluster_node_rank]
+    others = ", ".join(f"{index} of node {node}" for node, index in away)
+    return f"{own}, and {kind} {others}" if away else own
+
+
+def _kind(part: ComponentPlan, label: str) -> str:
+    return dict(zip(part.table.labels, part.table.kinds, strict=True))[label]
+
+
+def _given(part: ComponentPlan) -> str:
+    if not len(part.hardware_ranks):
+        return f"It asks for no device: only for {part.world_size} workers."
+    words = {ACCELERATOR: "an accelerator", NODE: "a node"}
+    kinds = " or ".join(dict.fromkeys(words.get(kind, f"a {kind}") for kind in part.table.kinds))
+    ranks = f"ranks {spell_ranks(part.hardware_ranks.tolist())} of {' and '.join(part.node_groups)}"
+    counts = f"{len(part.hardware_ranks)} ranks for {part.world_size} processes"
+    return f"It was given {ranks}, where a rank is {kinds}: {counts}."
+
+
+def _rule(part: ComponentPlan) -> str:
+    first, sizes = part.table[0], part.parallel
+    match part.strategy:
+        case "FlexiblePlacementStrategy":
+            rule = "each process gets an equal, contiguous share of the ranks, or each rank an equal block of processes"
+            return f"Ranks are split evenly: {rule}, always on one node."
+        case "PackedPlacementStrategy":
+            held = first.local_hardware_ranks
+            step = held[1] - held[0] if len(held) > 1 else 1
+            stride = f", {step} apart so that each shard lies on the learner shard it is made from" if step > 1 else ""
+            cut = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}"
+            return f"The models' parallel sizes ({cut}) give each process {len(held)} accelerators{stride}."
+        case "NodePlacementStrategy":
+            return "Its ranks are nodes: processes are dealt to them in blocks, and none gets a device."
+        case "ListedPlacementStrategy":
+            cut = f"Its devices are cut into processes of {len(first.devices)} in the order written"
+            return f"{cut}; a process runs on the node of its first device."
+        case "SpreadPlacementStrategy":
+            return f"Workers without devices go to the nodes in turn: rank modulo {part.table.inventory.num_nodes}."
+    return f"It was placed by {part.strategy}."
+
+
+def _environment(part: ComponentPlan, placement: Placement, process: Process) -> list[str]:
+    sentences = []
+    if placement.visible_accelerators:
+        holds_some = _kind(part, placement.node_group_label) == ACCELERATOR
+        reason = "only its own" if placement.isolate_accelerator and holds_some else "all of its node"
+        sentences.append(f"It sees accelerators {', '.join(placement.visible_accelerators)}: {reason}.")
+    group = placement.node_group_label
+    software = part.table.inventory.group(group).software_of(placement.cluster_node_rank)
+    if software.python_interpreter_path or software.env_vars:
+        words = [f"interpreter {process.interpreter}"] if process.interpreter else []
+        words += [f"{key}={value}" for key, value in software.env_vars]
+        sentences.append(f"Through group {group} it gets {', '.join(words)}.")
+    if process.hardware:
+        sentences.append(f"Its declared hardware: {', '.join(str(dict(item)) for item in process.hardware)}.")
+    return sentences
+
+
+def _sharing(plan: Plan, part: ComponentPlan) -> list[str]:
+    """With whom it shares devices, and what is done about it."""
+    sentences = []
+    for held in plan.residency.of(part.name):
+        others = [name for name in held.device_class.components if name != part.name]
+        if others:
+            count = len(held.device_class.devices)
+            what = f"It shares {count} accelerators with {', '.join(others)}"
+            sentences.append(f"{what}: {held.decision.value}, because {held.reason}.")
+    return sentences

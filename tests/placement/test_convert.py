@@ -1,0 +1,113 @@
+"""The same placements in another notation."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import roost
+from roost.placement.convert import convert_plan
+from roost.spec.errors import Findings
+
+LOOP = {
+    "rl": {"gpu_allocation": {"learning_gpus": [0, 1, 2], "inference_gpus": [3, 5, 4, 6, 7]}},
+    "llm": {"vllm_server": {"gpus_per_vllm_server": 2}},
+}
+ROLL = {
+    "num_gpus_per_node": 8,
+    "actor_train": {"device_mapping": "list(range(0,16))"},
+    "actor_infer": {"device_mapping": "list(range(0,12))", "num_gpus_per_worker": 2},
+    "rewards": {"rule": {"world_size": 2}},
+}
+STRIDED = {
+    "cluster": {"num_nodes": 2, "num_gpus_per_node": 8, "component_placement": {"actor,rollout": "all"}},
+    "actor": {"model": {"tensor_model_parallel_size": 4}},
+    "rollout": {"tensor_parallel_size": 2},
+}
+
+
+def placements(plan):
+    return {part.name: [(p.cluster_node_rank, p.devices) for p in part.table] for part in plan.components}
+
+
+@pytest.mark.parametrize(
+    ("config", "notation"),
+    [
+        pytest.param(LOOP, "loop", id="loop-to-loop"),
+        pytest.param(ROLL, "roll", id="roll-to-roll"),
+        pytest.param(ROLL, "rlinf", id="roll-to-rlinf"),
+        pytest.param(STRIDED, "rlinf", id="strided-to-rlinf"),
+        pytest.param(STRIDED, "roll", id="strided-to-roll"),
+    ],
+)
+def test_converted_configs_give_the_same_plan(config, notation):
+    plan = roost.plan(config)
+    findings = Findings()
+    written = convert_plan(plan, roost.Notation(notation), findings)
+    assert written is not None, [str(finding) for finding in findings.errors]
+    assert placements(roost.plan(written)) == placements(plan)
+
+
+def cluster(nodes=1, groups=None, **placement):
+    described = {"num_nodes": nodes, "num_gpus_per_node": 8, "component_placement": placement}
+    return {"cluster": described | ({"node_groups": groups} if groups else {})}
+
+
+ROBOT = [{"label": "arm", "node_ranks": 0, "hardware": {"type": "Turtle2", "configs": [{"node_rank": 0}]}}]
+PYTHON = [{"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "python_interpreter_path": "/opt/python"}]}]
+
+
+@pytest.mark.parametrize(
+    ("config", "notation", "named"),
+    [
+        pytest.param(LOOP, "rlinf", "holds others", id="unordered-servers"),
+        pytest.param(LOOP, "roll", "the same number of devices", id="ragged-servers"),
+        pytest.param(ROLL, "loop", "one machine", id="two-machines"),
+        pytest.param(ROLL | {"rewards": {"rule": {"world_size": 3}}}, "rlinf", "in turn", id="dealt-in-turn"),
+        pytest.param(ROLL | {"system_envs": {"A": "1"}}, "rlinf", "not for a component", id="variables-of-a-component"),
+        pytest.param(cluster(env={"node_group": "arm", "placement": 0}, groups=ROBOT), "roll", "Turtle2", id="robot"),
+        pytest.param(
+            cluster(actor={"node_group": "a", "placement": "all"}, groups=PYTHON),
+            "roll",
+            "interpreter",
+            id="interpreter",
+        ),
+        pytest.param(cluster(actor="0-3:0-1", rollout="4-7"), "loop", "one GPU", id="learner-of-two"),
+        pytest.param(cluster(actor="0-3", rollout="4-7", env="0"), "loop", "servers only", id="env"),
+        pytest.param(
+            cluster(nodes=2, agent={"node_group": "node", "placement": "1:0-3"}),
+            "roll",
+            "cannot say this placement",
+            id="cpu-block",
+        ),
+    ],
+)
+def test_what_cannot_be_said_is_named(config, notation, named):
+    findings = Findings()
+    assert convert_plan(roost.plan(config), roost.Notation(notation), findings) is None
+    assert any(named in finding.what for finding in findings.errors)
+
+
+def test_robots_and_software_are_written_out():
+    config = cluster(nodes=1, env={"node_group": "arm", "placement": "0:0-1"}, groups=[*ROBOT, *PYTHON])
+    plan = roost.plan(config)
+    written = convert_plan(plan, roost.Notation.RLINF, Findings())
+    assert roost.plan(written).inventory == plan.inventory
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 3), st.booleans())
+def test_every_rlinf_placement_without_groups_goes_to_roll_and_back(sizes, per_process, is_shared):
+    """Segments of slices or of shared devices, on one node of 64."""
+    segments, rank, process = [], 0, 0
+    for size in sizes:
+        ranks, processes = (size, size * per_process) if is_shared else (size * per_process, size)
+        segments.append(f"{rank}-{rank + ranks - 1}:{process}-{process + processes - 1}")
+        rank, process = rank + ranks + 1, process + processes
+    config = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 64, "component_placement": {"actor": ",".join(segments)}}
+    }
+    plan = roost.plan(config)
+    roll = roost.plan(convert_plan(plan, roost.Notation.ROLL, Findings()))
+    back = roost.plan(convert_plan(roll, roost.Notation.RLINF, Findings()))
+    assert placements(plan) == placements(roll) == placements(back)
+    assert np.array_equal(plan["actor"].table.nodes, back["actor"].table.nodes)

@@ -1,0 +1,97 @@
+"""What moves between two plans, and why a process is where it is."""
+
+import pytest
+
+import roost
+from roost.placement.diff import diff_plans
+from roost.placement.explain import explain_component, explain_process
+
+
+def plan(nodes=2, groups=None, **placement):
+    cluster = {"num_nodes": nodes, "num_gpus_per_node": 4, "component_placement": placement}
+    return roost.plan({"cluster": cluster | ({"node_groups": groups} if groups else {})})
+
+
+def words(before, after):
+    return [str(change) for change in diff_plans(before, after)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param(plan(actor="0-3"), plan(actor="0-3"), [], id="equal"),
+        pytest.param(
+            plan(actor="0-3"), plan(actor="4-7"), ["actor 0-3: node 0 devices 0-3 -> node 1 devices 0-3"], id="moved"
+        ),
+        pytest.param(
+            plan(actor="0-3"),
+            plan(actor="0-5"),
+            ["actor: 4 processes -> 6 processes"],
+            id="grown",
+        ),
+        pytest.param(
+            plan(actor="0-3"),
+            plan(actor="0-1,6-7"),
+            ["actor 2-3: node 0 devices 2-3 -> node 1 devices 2-3"],
+            id="partly-moved",
+        ),
+        pytest.param(
+            plan(actor="all", rollout="all"),
+            plan(actor="all", env="0"),
+            [
+                "mode: collocated -> hybrid",
+                "env: added, 1 processes on nodes 0",
+                "rollout: removed, was 8 processes on nodes 0-1",
+            ],
+            id="added-and-removed",
+        ),
+        pytest.param(
+            plan(nodes=1, actor="all"),
+            plan(nodes=2, actor="0-3"),
+            ["machines: 1 nodes, 4 accelerators -> 2 nodes, 8 accelerators"],
+            id="machines",
+        ),
+    ],
+)
+def test_changes_in_words(before, after, expected):
+    assert words(before, after) == expected
+
+
+def test_environment_changes():
+    def groups(value):
+        return [{"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "env_vars": [{"NAME": value}]}]}]
+
+    ranks = {"node_group": "a", "placement": "0-3"}
+    before, after = (plan(groups=groups(value), actor=ranks) for value in ("x", "y"))
+    assert words(before, after) == ["actor 0-3: NAME=x -> NAME=y"]
+
+
+def test_a_saved_plan_equals_its_config():
+    made = plan(actor="all", env="0:0-1")
+    assert diff_plans(made, roost.Plan.from_json(made.to_json())) == ()
+
+
+class TestExplain:
+    def test_a_process(self):
+        made = plan(actor="0-7:0-3")
+        sentences = explain_process(made, made["actor"], 2)
+        assert sentences[0] == "actor 2 runs on node 1 with accelerator 0-1."
+        assert (
+            "It was given ranks 0-7 of cluster, where a rank is an accelerator: 8 ranks for 4 processes." in sentences
+        )
+        assert "It sees accelerators 0, 1: only its own." in sentences
+
+    def test_a_worker_over_two_nodes(self):
+        made = roost.plan({"num_gpus_per_node": 4, "actor": {"device_mapping": "2-5", "num_gpus_per_worker": 4}})
+        first = explain_process(made, made["actor"], 0)[0]
+        assert first == "actor 0 runs on node 0 with accelerator 2-3, and accelerator 0 of node 1, 1 of node 1."
+
+    def test_workers_without_devices(self):
+        made = roost.plan({"num_gpus_per_node": 4, "num_nodes": 3, "rewards": {"rule": {"world_size": 4}}})
+        sentences = explain_component(made, made["reward.rule"])
+        assert sentences[0] == "reward.rule (rewards.rule in the config) has 4 processes on nodes 0-2."
+        assert sentences[2] == "Workers without devices go to the nodes in turn: rank modulo 3."
+
+    def test_sharing(self):
+        made = plan(actor="all", rollout="0-3")
+        assert "It shares 4 accelerators with actor" in explain_component(made, made["rollout"])[-1]
