@@ -12,6 +12,7 @@ from roost.cli.convert import convert_command
 from roost.cli.diff import diff_command
 from roost.cli.explain import explain_command
 from roost.cli.plan import plan_command
+from roost.cli.schema import schema_command
 
 app = typer.Typer(
     name="roost",
@@ -27,6 +28,7 @@ app.command("check")(check_command)
 app.command("diff")(diff_command)
 app.command("convert")(convert_command)
 app.command("explain")(explain_command)
+app.command("schema")(schema_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -22,6 +22,7 @@ from roost.placement.plan import Plan
 from roost.placement.plan_file import SCHEMA, finding_to_dict, plan_to_dict
 from roost.placement.planner import try_plan
 from roost.spec.errors import Findings, Where, did_you_mean
+from roost.view.terminal_grid import print_grid
 from roost.view.text import print_findings, print_plan
 
 
@@ -44,6 +45,9 @@ def plan_command(
     notation: NotationChoice = None,
     layout: LayoutChoice = None,
     strict: Strict = False,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Also draw nodes by devices, the phases, and the memory of each device.")
+    ] = False,
 ) -> None:
     """Show where every process of a job would run, or everything that is wrong with the config.
 
@@ -67,7 +71,11 @@ def plan_command(
     if as_json:
         _print_json(plan, wanted, findings)
     elif plan is not None and not findings.errors:
-        print_plan(plan, Console(highlight=False), wanted)
+        console = Console(highlight=False)
+        print_plan(plan, console, wanted)
+        if grid:
+            console.print()
+            print_grid(plan, console)
     print_findings(findings.found, Console(stderr=True, highlight=False))
     if findings.errors:
         raise typer.Exit(1)

@@ -6,34 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import roost
-from roost.cli.main import app
+from tests.cli.terminal import cluster_yaml, lines_of, run, write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HETEROGENEOUS = EXAMPLES / "heterogeneous/cluster.yaml"
 MACHINES = EXAMPLES / "heterogeneous/machines.yaml"
-
-
-def run(*arguments, width=100):
-    return CliRunner(env={"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}).invoke(
-        app, [str(a) for a in arguments]
-    )
-
-
-def write(tmp_path, text, name="job.yaml"):
-    file = tmp_path / name
-    file.write_text(text)
-    return file
-
-
-def cluster_yaml(nodes, **placement):
-    return json.dumps({"cluster": {"num_nodes": nodes, "num_gpus_per_node": 8, "component_placement": placement}})
-
-
-def lines_of(text):
-    return [line.rstrip() for line in text.splitlines()]
 
 
 def test_the_heterogeneous_example():

@@ -1,0 +1,17 @@
+"""`roost schema`: JSON Schema for editors."""
+
+from __future__ import annotations
+
+import json
+
+from roost.cli.options import NotationChoice
+from roost.spec.schema import config_schema
+
+
+def schema_command(notation: NotationChoice = None) -> None:
+    """Print the JSON Schema of configs, for editors.
+
+    Save it and point your editor at it, for instance with this first line in a config:
+    # yaml-language-server: $schema=roost.schema.json
+    """
+    print(json.dumps(config_schema(notation), indent=2))

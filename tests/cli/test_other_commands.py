@@ -1,0 +1,155 @@
+"""`roost diff`, `convert`, `explain`, `schema` and the grid as a person meets them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import roost
+from tests.cli.terminal import cluster_yaml, run, write
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def cluster_file(folder, name="job", nodes=1, **placement):
+    return write(folder, cluster_yaml(nodes, **placement), f"{name}.yaml")
+
+
+class TestDiff:
+    def test_equal_plans(self, tmp_path):
+        result = run("diff", cluster_file(tmp_path, "a", actor="all"), cluster_file(tmp_path, "b", actor="0-7"))
+        assert (result.exit_code, result.stdout) == (0, "the plans are equal\n")
+
+    def test_a_moved_process(self, tmp_path):
+        result = run("diff", cluster_file(tmp_path, "a", actor="0-3"), cluster_file(tmp_path, "b", actor="0-2,7"))
+        assert result.exit_code == 1
+        assert result.stdout.splitlines() == ["actor 3: node 0 devices 3 -> node 0 devices 7", "1 changes"]
+
+    def test_a_config_and_its_saved_plan(self, tmp_path):
+        config = cluster_file(tmp_path, nodes=300, **{"actor,rollout": "all"})
+        saved = tmp_path / "plan.json"
+        saved.write_text(run("plan", config, "--json").stdout)
+        assert saved.stat().st_size > 1 << 20, "larger than a config may be"
+        assert run("diff", config, saved).exit_code == 0
+
+    def test_json(self, tmp_path):
+        result = run("diff", cluster_file(tmp_path, "a", actor="0"), cluster_file(tmp_path, "b", actor="1"), "--json")
+        (change,) = json.loads(result.stdout)["changes"]
+        assert (change["subject"], change["component"], change["processes"]) == ("process", "actor", "0")
+
+    @pytest.mark.parametrize("content", ["cluster: [", '{"schema": "roost.plan/1"}', '{"schema": "roost.plan/1", '])
+    def test_what_cannot_be_read(self, tmp_path, content):
+        broken = tmp_path / "broken.yaml"
+        broken.write_text(content)
+        result = run("diff", cluster_file(tmp_path, actor="all"), broken)
+        assert result.exit_code == 2
+        assert "error" in result.stderr
+
+
+class TestConvert:
+    def test_what_is_printed_plans_the_same(self, tmp_path):
+        result = run("convert", EXAMPLES / "placements/loop.yaml", "--to", "roll")
+        assert result.exit_code == 0, result.output
+        written = tmp_path / "roll.yaml"
+        written.write_text(result.stdout)
+        assert run("diff", EXAMPLES / "placements/loop.yaml", written).stdout.splitlines()[:-1] == [
+            "async_generation_ratio: None -> 1",
+            "async_rollouts: True -> None",
+        ]
+        assert yaml.safe_load(result.stdout)["actor_train"] == {"device_mapping": "list(range(0,6))"}
+
+    def test_what_cannot_be_said_is_named(self):
+        result = run("convert", EXAMPLES / "heterogeneous/cluster.yaml", "--to", "roll", "--gpus-per-node", "8")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "ROLL has no word for Franka" in result.stderr
+
+
+class TestExplain:
+    def test_a_process(self):
+        result = run("explain", EXAMPLES / "placements/rlinf.yaml", "rollout:3")
+        assert result.exit_code == 0
+        assert result.stdout.startswith("rollout 3 runs on node 0 with accelerator 5,7.\n")
+
+    def test_by_the_name_in_the_config(self):
+        assert (
+            "actor (actor_train in the config)"
+            in run("explain", EXAMPLES / "placements/roll.yaml", "actor_train").stdout
+        )
+
+    @pytest.mark.parametrize("wanted", ["rolout", "rollout:99", "rollout:x", "rollout:"])
+    def test_mistakes(self, wanted):
+        result = run("explain", EXAMPLES / "placements/rlinf.yaml", wanted)
+        assert result.exit_code == 1
+        assert "fix" in result.stderr
+
+
+def test_schema():
+    assert "component_placement" in json.dumps(json.loads(run("schema", "--notation", "rlinf").stdout))
+
+
+class TestGrid:
+    def test_shared_devices_robots_and_cpu_processes(self):
+        machines = EXAMPLES / "heterogeneous/machines.yaml"
+        lines = [
+            line.rstrip()
+            for line in run(
+                "plan", EXAMPLES / "heterogeneous/cluster.yaml", "--inventory", machines, "--grid"
+            ).stdout.splitlines()
+        ]
+        assert "0-3    A A A A A A A A   Agx100" in lines
+        assert "16-17                    Franka 0: E" in lines
+        assert "A actor  R rollout  E env  Ag agent" in lines
+        shared = run("plan", EXAMPLES / "placements/rlinf.yaml", "--grid").stdout
+        assert "A0+R0 A1+R1 A2+R0 A3+R1" in shared
+        assert "weights to rollout: 16 shards: 16 same device (CUDA IPC)" in shared
+
+    def test_the_phases_of_ml_loops_diagram(self, tmp_path):
+        """Document: ml-loop, RL trainer: servers that do not fit beside the learners are stopped and started again."""
+        config = tmp_path / "loop.yaml"
+        config.write_text(
+            "rl: {gpu_allocation: {learning_gpus: [0,1,2,3,4,5,6,7], inference_gpus: [0,1,2,3,4,5,6,7]}}\n"
+            "llm: {vllm_server: {enable_sleep_mode: false}}\n"
+        )
+        lines = [line.split("  ") for line in run("plan", config, "--grid", width=140).stdout.splitlines()]
+        rows = {
+            line[0]: [part.strip() for part in line[1:] if part.strip()]
+            for line in lines
+            if line[0] in ("actor 0-7", "rollout 0-7")
+        }
+        assert rows["actor 0-7"] == ["offloaded", "loads, runs", "runs", "runs, offloads"]
+        assert rows["rollout 0-7"] == [
+            "runs, stops",
+            "stopped",
+            "stopped",
+            "starts, runs",
+            "actor 0 starts and stops it",
+        ]
+
+    def test_large_clusters_are_folded(self, tmp_path):
+        result = run("plan", cluster_file(tmp_path, nodes=4096, actor="all", rollout="0-63"), "--grid", width=80)
+        assert len(result.stdout.splitlines()) < 40
+        assert max(len(line) for line in result.stdout.splitlines()[1:]) <= 80
+
+    def test_no_colour_means_no_escape_codes(self, tmp_path):
+        assert "\x1b" not in run("plan", cluster_file(tmp_path, actor="all"), "--grid").stdout
+
+    def test_memory_is_shown_where_it_is_known(self, tmp_path):
+        (tmp_path / "config.json").write_text(
+            '{"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, '
+            '"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": true}'
+        )
+        config = tmp_path / "job.yaml"
+        config.write_text(
+            "cluster: {num_nodes: 1, component_placement: {'actor,rollout': all}}\n"
+            f"actor: {{model: {{model_path: {tmp_path}}}}}\n"
+            "rollout: {gpu_memory_utilization: 0.5}\n"
+            "runner: {seq_length: 2048}\n"
+        )
+        machines = tmp_path / "machines.yaml"
+        machines.write_text("nodes: [{accelerators: 8, memory_gb: 80}]")
+        result = run("plan", config, "--inventory", machines, "--grid", width=140)
+        row = next(line for line in result.stdout.splitlines() if line.startswith("8 x actor+rollout"))
+        used = roost.plan(config, machines).residency.classes[0].used_gib("learn")
+        assert f"{used:.1f}" in row
+        assert "keep: together" in row
