@@ -20,7 +20,7 @@ lint: setup
 	$(BIN)/mypy
 
 demo: setup
-	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml
+	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml --grid
 
 bench: setup
 	$(BIN)/python benchmarks/plan.py
