@@ -16,10 +16,9 @@ from roost.cli.options import (
     LayoutChoice,
     NotationChoice,
     Strict,
-    hardware_registry,
+    planned,
 )
 from roost.placement.plan_file import finding_to_dict
-from roost.placement.planner import try_plan
 from roost.spec.errors import Findings
 from roost.view.text import print_findings
 
@@ -38,16 +37,7 @@ def check_command(
     reports = {}
     for config in configs:
         findings = Findings()
-        try_plan(
-            config,
-            findings,
-            inventory,
-            notation=notation,
-            layout=layout,
-            accelerators_per_node=gpus_per_node,
-            strict=strict,
-            registry=hardware_registry(findings),
-        )
+        planned(config, findings, inventory, gpus_per_node, layout, notation=notation, strict=strict)
         reports[config] = findings
         if not as_json:
             print_findings(findings.found, console)

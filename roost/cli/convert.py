@@ -9,9 +9,8 @@ import typer
 import yaml
 from rich.console import Console
 
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, hardware_registry
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
 from roost.placement.convert import convert_plan
-from roost.placement.planner import try_plan
 from roost.spec.errors import Findings
 from roost.spec.job import Notation
 from roost.view.text import print_findings
@@ -20,9 +19,7 @@ from roost.view.text import print_findings
 def convert_command(
     config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
     to: Annotated[Notation, typer.Option("--to", help="The notation to write.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values to change, as Hydra takes them.", metavar="OVERRIDES")
-    ] = None,
+    overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
     layout: LayoutChoice = None,
@@ -33,15 +30,7 @@ def convert_command(
     exit code is then 1.
     """
     findings = Findings()
-    plan = try_plan(
-        config,
-        findings,
-        inventory,
-        overrides=tuple(overrides or ()),
-        layout=layout,
-        accelerators_per_node=gpus_per_node,
-        registry=hardware_registry(findings),
-    )
+    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides)
     written = convert_plan(plan, to, findings) if plan is not None else None
     print_findings(findings.found, Console(stderr=True, highlight=False))
     if written is None:

@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, hardware_registry
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, planned
 from roost.placement.diff import diff_plans
 from roost.placement.plan import Plan
 from roost.placement.plan_file import read_plan_file
-from roost.placement.planner import try_plan
 from roost.spec.errors import Findings
 from roost.view.text import print_findings
 
@@ -54,11 +53,4 @@ def _read(
     saved = read_plan_file(file, findings)
     if saved is not None or findings.errors:
         return saved
-    return try_plan(
-        file,
-        findings,
-        inventory,
-        layout=layout,
-        accelerators_per_node=gpus_per_node,
-        registry=hardware_registry(findings),
-    )
+    return planned(file, findings, inventory, gpus_per_node, layout)

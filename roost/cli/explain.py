@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, hardware_registry
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, planned
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
-from roost.placement.planner import try_plan
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 from roost.view.text import print_findings
 
@@ -27,14 +26,7 @@ def explain_command(
 ) -> None:
     """Say which rule put a component or a process where it is, with the numbers."""
     findings = Findings()
-    plan = try_plan(
-        config,
-        findings,
-        inventory,
-        layout=layout,
-        accelerators_per_node=gpus_per_node,
-        registry=hardware_registry(findings),
-    )
+    plan = planned(config, findings, inventory, gpus_per_node, layout)
     sentences = _explain(plan, process, findings) if plan is not None else []
     console = Console(highlight=False)
     for sentence in sentences:

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options that several commands take, and the plan they ask for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, installed_registry
+from roost.placement.plan import Plan
+from roost.placement.planner import try_plan
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Layout, Notation
 
@@ -42,10 +44,40 @@ Strict = Annotated[
         "--strict", help="Take a written worker size that contradicts the engine's parallel sizes as an error."
     ),
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Values to change, as Hydra takes them: key=value, +key=value, group@package=option.", metavar="OVERRIDES"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/plan-schema.md).")]
 
 
-def hardware_registry(findings: Findings) -> HardwareRegistry:
+def planned(
+    config: Path,
+    findings: Findings,
+    inventory: Path | None,
+    gpus_per_node: int | None,
+    layout: Layout | None,
+    overrides: list[str] | None = None,
+    notation: Notation | None = None,
+    strict: bool = False,
+) -> Plan | None:
+    """The plan that a command's options ask for; what is wrong goes to `findings`."""
+    return try_plan(
+        config,
+        findings,
+        inventory,
+        overrides=tuple(overrides or ()),
+        notation=notation,
+        layout=layout,
+        accelerators_per_node=gpus_per_node,
+        strict=strict,
+        registry=_hardware_registry(findings),
+    )
+
+
+def _hardware_registry(findings: Findings) -> HardwareRegistry:
     """The hardware Roost knows and what the user has added; an addition that cannot be loaded is a finding."""
     try:
         return installed_registry(os.environ)

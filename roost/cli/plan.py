@@ -15,12 +15,12 @@ from roost.cli.options import (
     InventoryFile,
     LayoutChoice,
     NotationChoice,
+    Overrides,
     Strict,
-    hardware_registry,
+    planned,
 )
 from roost.placement.plan import Plan
 from roost.placement.plan_file import SCHEMA, finding_to_dict, plan_to_dict
-from roost.placement.planner import try_plan
 from roost.spec.errors import Findings, Where, did_you_mean
 from roost.view.terminal_grid import print_grid
 from roost.view.text import print_findings, print_plan
@@ -28,13 +28,7 @@ from roost.view.text import print_findings, print_plan
 
 def plan_command(
     config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Values to change, as Hydra takes them: key=value, +key=value, group@package=option.",
-            metavar="OVERRIDES",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
     component: Annotated[
         list[str] | None,
@@ -54,17 +48,7 @@ def plan_command(
     No GPU, no Ray and no cluster are needed. Exit code 1 means that there are errors.
     """
     findings = Findings()
-    plan = try_plan(
-        config,
-        findings,
-        inventory,
-        overrides=tuple(overrides or ()),
-        notation=notation,
-        layout=layout,
-        accelerators_per_node=gpus_per_node,
-        strict=strict,
-        registry=hardware_registry(findings),
-    )
+    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict)
     wanted = tuple(component or ())
     if plan is not None:
         _check_names(plan, wanted, findings)

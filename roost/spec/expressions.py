@@ -78,13 +78,24 @@ def _evaluate(node: ast.expr, depth: int) -> int | Sequence[int]:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_number(_evaluate(operand, depth + 1))
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_number(_evaluate(item, depth + 1)) for item in items]
+            return _items(items, depth)
         case ast.BinOp(op=ast.Add()):
             return _sum(node, depth)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in ("range", "list", "tuple"):
             values = [_evaluate(argument, depth + 1) for argument in arguments]
             return _range(values) if name == "range" else _listed(name, values)
     raise ExpressionError(f"{shown(ast.unparse(node))} is not allowed in a device list")
+
+
+def _items(items: list[ast.expr], depth: int) -> list[int]:
+    """The items of a list; `*range(...)` among them stands for several."""
+    found: list[int] = []
+    for item in items:
+        value = _evaluate(item.value if isinstance(item, ast.Starred) else item, depth + 1)
+        found.extend(_listed("*", [value]) if isinstance(item, ast.Starred) else [_number(value)])
+        if len(found) > MAX_DEVICES:
+            raise ExpressionError(f"more than {MAX_DEVICES:,} devices")
+    return found
 
 
 def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
