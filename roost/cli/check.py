@@ -53,7 +53,7 @@ def check_command(
             )
         )
     else:
-        errors = sum(len(findings.errors) for findings in reports.values())
+        errors = sum(findings.num_errors for findings in reports.values())
         warnings = sum(len(findings.warnings) for findings in reports.values())
         console.print(f"{len(reports)} checked, {len(wrong)} with errors; {errors} errors, {warnings} warnings")
     if wrong:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
-from roost.cluster.inventory import Group, Inventory, Node
+from roost.cluster.inventory import NO_ACCELERATOR, Group, Inventory, Node
 from roost.cluster.node_groups import Hardware, bind_groups
-from roost.spec.errors import Findings, Where
+from roost.spec.errors import Findings, Where, counted, did_you_mean
 from roost.spec.job import Job, Notation
 from roost.spec.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.ranks import spell_ranks
@@ -34,13 +34,39 @@ def describe(
         inventory = _described_by_config(job, findings, accelerators_per_node)
         is_known = False
     else:
+        inventory = _first_nodes(job, inventory, findings)
         _check_against(job, inventory, findings)
         is_known = True
     if inventory is None:
         return None
+    _check_accelerator_types(inventory, registry, findings)
     groups, hardware = bind_groups(job, inventory.num_nodes, findings, registry)
     nodes = _with_hardware(inventory, hardware, is_known, job, findings)
     return Inventory(nodes, _merged_groups(inventory.groups, groups, job, findings))
+
+
+def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventory:
+    """The nodes that the job is for, where the inventory has more: ml-loop runs on one, RLinf on `num_nodes`."""
+    count = 1 if job.notation is Notation.LOOP else job.num_nodes if job.notation is Notation.RLINF else None
+    if count is None or count >= inventory.num_nodes:
+        return inventory
+    where = job.source.where(("cluster", "num_nodes")) if job.notation is Notation.RLINF else job.source.where()
+    what = f"the first {counted(count, 'node')} of the inventory's {inventory.num_nodes} are used"
+    findings.warn(where, what, fix="raise num_nodes to use more" if job.notation is Notation.RLINF else "")
+    return inventory.first(count)
+
+
+def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, findings: Findings) -> None:
+    """Every accelerator must be of a known vendor, or processes could not be kept apart on it."""
+    for kind in sorted({node.accelerator_type for node in inventory.nodes} - {NO_ACCELERATOR}):
+        if registry.accelerator(kind) is None:
+            known = [accelerator.type for accelerator in registry.accelerators]
+            findings.error(
+                Where(path=("nodes", "accelerator_type")),
+                f"{kind} is not an accelerator Roost knows",
+                did_you_mean(kind, known),
+                f"use one of {', '.join(known)}, or register your own (docs/hardware.md)",
+            )
 
 
 def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inventory | None:
@@ -55,6 +81,7 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
         per_node = job.last_device + 1
     if per_node is None:
         per_node = DEFAULT_ACCELERATORS_PER_NODE
+    if given is None and not _is_written(job):
         findings.warn(
             _accelerator_key(job),
             f"is not written; {per_node} accelerators per node are assumed",
@@ -99,6 +126,13 @@ def _accelerator_key(job: Job) -> Where:
     return job.source.where(
         ("cluster", "num_gpus_per_node") if job.notation is Notation.RLINF else ("num_gpus_per_node",)
     )
+
+
+def _is_written(job: Job) -> bool:
+    """Whether the config says how many accelerators a node has; a wrong value is reported where it is read."""
+    root = Section.root(job.source, Findings())
+    section = root.below("cluster") if job.notation is Notation.RLINF else root
+    return job.notation is Notation.LOOP or section.values.get("num_gpus_per_node") is not None
 
 
 def _check_against(job: Job, inventory: Inventory, findings: Findings) -> None:

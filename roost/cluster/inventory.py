@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -107,6 +107,11 @@ class Inventory:
         from roost.cluster.inventory_file import inventory_from_file
 
         return inventory_from_file(path)
+
+    def first(self, count: int) -> Inventory:
+        """The first nodes alone, and what is left of the groups on them."""
+        groups = (replace(group, node_ranks=group.node_ranks[group.node_ranks < count]) for group in self.groups)
+        return Inventory(self.nodes[:count], tuple(group for group in groups if len(group.node_ranks)))
 
     def to_dict(self) -> dict[str, Any]:
         """The form that `from_dict` reads; runs of equal nodes are folded."""

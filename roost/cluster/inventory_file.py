@@ -60,7 +60,7 @@ def _read(source: Source, findings: Findings) -> Inventory:
             section.error("count", f"makes more than {MAX_NODES:,} nodes", fix="describe fewer nodes")
             break
         nodes += [_read_node(section)] * count
-    if not nodes and not findings.errors:
+    if not nodes and not findings.has_errors:
         root.error("nodes", "names no node", fix="write nodes: [{accelerators: 8}]")
     groups = tuple(
         group

@@ -10,13 +10,14 @@ import numpy as np
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Group, Software
 from roost.spec.errors import Findings, Where, did_you_mean, shown
-from roost.spec.job import EnvConfig, Job, NodeGroup
+from roost.spec.job import EnvConfig, HardwareItem, Job, NodeGroup
 from roost.spec.ranks import spell_ranks
 
 if TYPE_CHECKING:
     from roost.cluster.hardware.problem import Problem
     from roost.cluster.hardware.robot import HardwareConfig
 
+MAX_MEMBERSHIPS = 1_048_576
 Hardware = dict[int, dict[str, list[Mapping[str, Any]]]]  # node -> kind -> configs
 
 
@@ -26,8 +27,15 @@ def bind_groups(
     groups = []
     hardware: Hardware = {}
     declared: dict[tuple[int, str], str] = {}
+    memberships = 0
     for written in job.node_groups:
-        ranks = _bound_ranks(written.node_ranks, num_nodes, written.where, f"node group {written.label}", findings)
+        parts = written.node_ranks if written.node_ranks is not None else (range(num_nodes),)
+        memberships += sum(len(range(part.start, min(part.stop, num_nodes))) for part in parts)
+        if memberships > MAX_MEMBERSHIPS:
+            what = f"the groups have more than {MAX_MEMBERSHIPS:,} nodes together"
+            findings.error(written.ranks_where, what, fix="declare fewer or smaller groups")
+            break
+        ranks = _bound_ranks(written, num_nodes, findings)
         software = tuple(
             Software(
                 frozenset(_bound_env_ranks(config, ranks, written, findings)),
@@ -45,16 +53,15 @@ def bind_groups(
     return tuple(groups), hardware
 
 
-def _bound_ranks(
-    written: tuple[range, ...] | None, num_nodes: int, where: Where, owner: str, findings: Findings
-) -> list[int]:
+def _bound_ranks(group: NodeGroup, num_nodes: int, findings: Findings) -> list[int]:
+    written = group.node_ranks
     if written is None:
         return list(range(num_nodes))
     beyond = [part for part in written if part[-1] >= num_nodes]
     if beyond:
         findings.error(
-            where,
-            f"{owner} names node {beyond[0][-1]}, which does not exist",
+            group.ranks_where,
+            f"node group {group.label} names node {beyond[0][-1]}, which does not exist",
             f"there are {num_nodes} nodes, 0 to {num_nodes - 1}",
             f"name nodes up to {num_nodes - 1}, or raise num_nodes",
         )
@@ -96,27 +103,41 @@ def _check_across_groups(job: Job, groups: list[Group], findings: Findings) -> N
     """On one node a variable is set by one group only. Two interpreters are allowed: a worker takes its own group's."""
     variables: dict[tuple[int, str], str] = {}
     interpreters: dict[int, tuple[str, str]] = {}
-    for group, written in zip(groups, job.node_groups, strict=True):
+    for group, written in zip(groups, job.node_groups, strict=False):
         for part, config in zip(group.software, written.env_configs, strict=True):
-            for node in sorted(part.node_ranks):
-                for key, _ in part.env_vars:
-                    first = variables.setdefault((node, key), group.label)
-                    if first != group.label:
-                        findings.error(
-                            config.where,
-                            f"sets {key} on node {node}, which group {first} sets already",
-                            fix="set it in one group, or keep the groups' nodes apart",
-                        )
-                path = part.python_interpreter_path
-                if path is not None:
-                    label, other = interpreters.setdefault(node, (group.label, path))
-                    if other != path:
-                        findings.warn(
-                            config.where,
-                            f"gives node {node} a second interpreter",
-                            f"group {label} has {other}",
-                            "each worker takes the interpreter of its own group",
-                        )
+            nodes = sorted(part.node_ranks)
+            for key, _ in part.env_vars:
+                owners = [(variables.setdefault((node, key), group.label), node) for node in nodes]
+                clash = next(((label, node) for label, node in owners if label != group.label), None)
+                if clash is not None:
+                    findings.error(
+                        config.where,
+                        f"sets {key} on node {clash[1]}, which group {clash[0]} sets already",
+                        fix="set it in one group, or keep the groups' nodes apart",
+                    )
+            _warn_second_interpreter(group.label, part, config, nodes, interpreters, findings)
+
+
+def _warn_second_interpreter(
+    label: str,
+    part: Software,
+    config: EnvConfig,
+    nodes: list[int],
+    interpreters: dict[int, tuple[str, str]],
+    findings: Findings,
+) -> None:
+    path = part.python_interpreter_path
+    if path is None:
+        return
+    found = [(node, *interpreters.setdefault(node, (label, path))) for node in nodes]
+    clash = next(((node, owner, other) for node, owner, other in found if other != path), None)
+    if clash is not None:
+        findings.warn(
+            config.where,
+            f"gives node {clash[0]} a second interpreter",
+            f"group {clash[1]} has {clash[2]}",
+            "each worker takes the interpreter of its own group",
+        )
 
 
 def _read_items(
@@ -138,14 +159,16 @@ def _read_items(
     config_class = registry.kind(kind)
     if config_class is None:
         findings.error(
-            group.where,
+            group.hardware_where,
             f"declares hardware of an unknown type {kind}",
             did_you_mean(kind, registry.kind_names),
             f"use one of {', '.join(registry.kind_names)}, or register your own (docs/hardware.md)",
         )
+    seen: dict[tuple[str, Any], Where] = {}
     for item in group.hardware:
         for problem in _problems_of(config_class, item.fields) if config_class is not None else ():
             findings.error(job.source.where((*item.where.path, *problem.field)), problem.what, fix=problem.fix)
+        _warn_same_device(group, item, seen, findings)
         node = item.fields.get("node_rank")
         if not isinstance(node, int) or isinstance(node, bool):
             continue  # reported above
@@ -173,3 +196,15 @@ def _problems_of(config_class: type[HardwareConfig], fields: Mapping[str, Any]) 
 
     parsed = parse_config(config_class, fields)
     return parsed if isinstance(parsed, list) else ()
+
+
+def _warn_same_device(
+    group: NodeGroup, item: HardwareItem, seen: dict[tuple[str, Any], Where], findings: Findings
+) -> None:
+    """Two devices of a group with one address are mostly a line copied and not changed."""
+    for key, value in item.fields.items():
+        if key.endswith("_ip") and isinstance(value, str):
+            first = seen.setdefault((key, value), item.where)
+            if first is not item.where:
+                what = f"has the same {key} as another device of group {group.label}"
+                findings.warn(item.where, what, f"{value}, as at {first}", "give each device its own address")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.describe import describe
+from roost.cluster.hardware.registry import installed_registry
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.listed import ListedPlacementStrategy, SpreadPlacementStrategy
@@ -44,19 +46,19 @@ class PlacedJob:
 
 def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool = True) -> PlacedJob | None:
     """Place every component of a job; None where there are findings that stop it."""
-    errors = len(findings.errors)
+    errors = findings.num_errors
     strategies: dict[str, tuple[PlacementStrategy, Ints]] = {}
     bound: dict[str, BoundRanks] = {}
     for component in job.components:
         if isinstance(component.asks, RankMap):
-            ranks = bind_rank_map(component.asks, inventory, findings, component.where)
+            ranks = bind_rank_map(component.asks, inventory, findings)
             if ranks is not None:
                 bound[component.name] = ranks
                 strategies[component.name] = (ranks.strategy, ranks.hardware_ranks)
         else:
             strategies[component.name] = _listed_strategy(component.asks)
     layout = None
-    if job.layout is Layout.MODEL_PARALLEL and len(findings.errors) == errors:
+    if job.layout is Layout.MODEL_PARALLEL and findings.num_errors == errors:
         layout = lay_out(job, _on_accelerators(job, bound, inventory), inventory.num_accelerators, findings)
         for name, strategy in (layout.strategies if layout else {}).items():
             strategies[name] = (strategy, strategies[name][1])
@@ -68,7 +70,7 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
         table = own.place(inventory, findings, component.where, isolate)
         if table is not None:
             placed.append(PlacedComponent(component, own, ranks_named, table))
-    if len(findings.errors) > errors:
+    if findings.num_errors > errors:
         return None
     mode = layout.mode if layout else mode_of({part.component.name: held_accelerators(part.table) for part in placed})
     return PlacedJob(mode, tuple(placed))
@@ -110,7 +112,8 @@ class ComponentPlacement:
         source = load(config, (), findings)
         job = read_job(source, findings, Notation.RLINF, self.layout) if source is not None else None
         known = inventory_of(cluster) if cluster is not None else None
-        inventory = describe(job, findings, known) if job is not None else None
+        registry = installed_registry(os.environ)
+        inventory = describe(job, findings, known, registry=registry) if job is not None else None
         placed = place_job(job, inventory, findings) if job is not None and inventory is not None else None
         findings.raise_errors()
         if placed is None or job is None or inventory is None:

@@ -53,28 +53,68 @@ def lay_out(
     job: Job, bound: Mapping[str, Bound], num_accelerators: int, findings: Findings
 ) -> ModelParallelLayout | None:
     """The layout, or None with findings where the accelerators fit neither mode."""
-    errors = len(findings.errors)
+    errors = findings.num_errors
     where = job.source.where(("cluster", "component_placement"))
-    for name in ("actor", "rollout"):
+    is_evaluation = not any(component.name == "actor" for component in job.components)
+    for name in ("rollout",) if is_evaluation else ("actor", "rollout"):
         if name not in bound:
             findings.error(
                 where,
                 f"has no {name} on accelerators, which the model-parallel layout needs",
-                fix=f"write {name}: all, or use the hybrid layout",
+                fix=f"write {name}: all, or plan with --layout as_written",
             )
-    if len(findings.errors) > errors:
+    if findings.num_errors > errors:
         return None
     _check_contiguous(bound, findings)
     _warn_ignored_processes(bound, findings)
+    if is_evaluation:
+        return _evaluation(bound, findings, errors)
     mode = _mode(job, bound, num_accelerators, findings, where)
     _check_sizes(bound, findings)
-    if mode is None or len(findings.errors) > errors:
+    if mode is None or findings.num_errors > errors:
         return None
     strategies = {name: _one_each(part) for name, part in bound.items() if name in MANAGED}
+    strategies |= _other_engines(bound, findings)
     if mode is PlacementMode.AUTO:
         strategies["actor"] = PackedPlacementStrategy(0, num_accelerators - 1)
     rollout = _rollout_strategy(job, bound, mode, findings)
     return None if rollout is None else ModelParallelLayout(mode, {**strategies, "rollout": rollout})
+
+
+def _evaluation(bound: Mapping[str, Bound], findings: Findings, errors: int) -> ModelParallelLayout | None:
+    """Engines alone, without a learner whose shards they would have to lie on."""
+    _check_sizes(bound, findings)
+    rollout = _engines(bound["rollout"], findings)
+    if rollout is None or findings.num_errors > errors:
+        return None
+    strategies = {name: _one_each(part) for name, part in bound.items() if name == "reward"}
+    return ModelParallelLayout(PlacementMode.COLLOCATED, {**strategies, "rollout": rollout})
+
+
+def _other_engines(bound: Mapping[str, Bound], findings: Findings) -> dict[str, PlacementStrategy]:
+    """Further engines (`rollout_judge`), cut by the sizes of their own sections, or by rollout's."""
+    made = {}
+    for name, part in bound.items():
+        if name.startswith("rollout_"):
+            engines = _engines(part, findings)
+            if engines is not None:
+                made[name] = engines
+    return made
+
+
+def _engines(part: Bound, findings: Findings) -> PlacementStrategy | None:
+    """One process for each engine, packed without a stride."""
+    sizes = part.component.parallel
+    if part.count % sizes.model:
+        findings.error(
+            part.where,
+            f"{part.count} accelerators are not a multiple of {sizes.model}, the size of one engine",
+            f"tensor {sizes.tensor} * pipeline {sizes.pipeline}; {part.count % sizes.model} would be left over",
+            f"give {part.component.name} {max(part.count // sizes.model, 1) * sizes.model} accelerators",
+        )
+        return None
+    ranks = part.ranks.hardware_ranks
+    return PackedPlacementStrategy(int(ranks[0]), int(ranks[-1]), sizes.model, node_group=part.ranks.table.labels)
 
 
 def _check_contiguous(bound: Mapping[str, Bound], findings: Findings) -> None:
@@ -85,7 +125,7 @@ def _check_contiguous(bound: Mapping[str, Bound], findings: Findings) -> None:
                 part.where,
                 f"the ranks of {name} have gaps",
                 f"{spell_ranks(part.ranks.hardware_ranks.tolist())}; parallel groups need them in one run",
-                "write one range a-b, or use the hybrid layout",
+                "write one range a-b, or plan with --layout as_written",
             )
 
 
@@ -108,7 +148,9 @@ def _mode(
     inferring = [name for name in ("inference", "actor_inference", "critic_inference") if name in bound]
     if job.model_parallel.auto_scheduler and "critic" not in bound:
         return _auto_mode(bound, num_accelerators, findings, where)
-    if np.array_equal(actor.devices, rollout.devices):
+    others = [part for name, part in bound.items() if name.startswith("rollout_")]
+    is_multi_agent = bool(others) and all(np.isin(part.devices, actor.devices).all() for part in (rollout, *others))
+    if np.array_equal(np.sort(actor.devices), np.sort(rollout.devices)) or is_multi_agent:
         for name in inferring:
             findings.error(
                 bound[name].where,
@@ -144,7 +186,8 @@ def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings, where: 
                 bound[two].where,
                 f"{one} and {two} share some accelerators but are not collocated",
                 f"{one} has {bound[one].count}, {two} has {bound[two].count}, {len(shared)} are shared",
-                "give both the same accelerators, or none in common, or use the hybrid layout",
+                "give each accelerators of its own, or plan with --layout as_written"
+                + ("; actor and rollout may also have the same" if {one, two} == {"actor", "rollout"} else ""),
             )
     for name in ("inference", "actor_inference"):
         if name in bound and not job.model_parallel.recompute_logprobs:
@@ -199,14 +242,15 @@ def _check_sizes(bound: Mapping[str, Bound], findings: Findings) -> None:
                 part.where,
                 f"{part.count} accelerators are not a multiple of {name}'s model size",
                 f"tensor * pipeline * context = {part.component.parallel.model}",
-                "some accelerators would hold no whole copy",
+                f"give it a multiple of {part.component.parallel.model} accelerators",
             )
 
 
 def _one_each(part: Bound) -> PlacementStrategy:
     """One process per accelerator; as written where the component holds none (a reward on CPUs)."""
-    if part.ranks.table.kinds != (ACCELERATOR,) * len(part.ranks.table.kinds):
-        return part.ranks.strategy
+    is_rewarding = part.component.name == "reward" and part.ranks.has_explicit_processes
+    if is_rewarding or part.ranks.table.kinds != (ACCELERATOR,) * len(part.ranks.table.kinds):
+        return part.ranks.strategy  # as written
     ranks = part.ranks.hardware_ranks
     labels = part.ranks.table.labels
     if ranks[-1] - ranks[0] + 1 == len(ranks):
@@ -219,50 +263,43 @@ def _rollout_strategy(
 ) -> PlacementStrategy | None:
     rollout, actor = bound["rollout"], bound["actor"]
     sizes = rollout.component.parallel
-    first, last = int(rollout.ranks.hardware_ranks[0]), int(rollout.ranks.hardware_ranks[-1])
-    labels = rollout.ranks.table.labels
     if mode is PlacementMode.COLLOCATED:
-        return _collocated_rollout(rollout, actor.component.parallel.tensor, first, last, findings)
-    if rollout.count % sizes.model:
-        findings.error(
-            rollout.where,
-            f"{rollout.count} accelerators are not a multiple of {sizes.model}, the size of one engine",
-            f"tensor {sizes.tensor} * pipeline {sizes.pipeline}; {rollout.count % sizes.model} would be left over",
-            f"give rollout {max(rollout.count // sizes.model, 1) * sizes.model} accelerators",
-        )
-        return None
+        return _collocated_rollout(rollout, actor, findings)
     if mode is PlacementMode.AUTO and job.model_parallel.use_pre_process_policy:
         if actor.count % sizes.tensor:
             findings.error(
                 actor.where,
                 f"{actor.count} accelerators of actor are not a multiple of rollout's tensor size {sizes.tensor}",
                 "use_pre_process_policy lets rollout start on them",
-                "change one of the two",
+                f"give actor a multiple of {sizes.tensor} accelerators",
             )
             return None
-        return PackedPlacementStrategy(int(actor.ranks.hardware_ranks[0]), last, sizes.model, node_group=labels)
-    return PackedPlacementStrategy(first, last, sizes.model, node_group=labels)
+        first, last = int(actor.ranks.hardware_ranks[0]), int(rollout.ranks.hardware_ranks[-1])
+        return PackedPlacementStrategy(first, last, sizes.model, node_group=rollout.ranks.table.labels)
+    return _engines(rollout, findings)
 
 
-def _collocated_rollout(
-    rollout: Bound, actor_tensor: int, first: int, last: int, findings: Findings
-) -> PlacementStrategy | None:
-    tensor = rollout.component.parallel.tensor
-    if actor_tensor > tensor and actor_tensor % tensor:
+def _collocated_rollout(rollout: Bound, actor: Bound, findings: Findings) -> PlacementStrategy | None:
+    """Engines over the learner's accelerators, strided so that each shard lies on a learner shard it is made from."""
+    sizes, actor_tensor = rollout.component.parallel, actor.component.parallel.tensor
+    if actor_tensor > sizes.tensor and actor_tensor % sizes.tensor:
         findings.error(
             rollout.where,
-            f"actor's tensor size {actor_tensor} is not a multiple of rollout's {tensor}",
+            f"actor's tensor size {actor_tensor} is not a multiple of rollout's {sizes.tensor}",
             "engine shards could not be laid on the learner shards they are made from",
             "choose sizes of which one divides the other",
         )
         return None
-    stride = max(actor_tensor // tensor, 1)
-    if rollout.count % (tensor * stride):
+    block = sizes.model * max(actor_tensor // sizes.tensor, 1)
+    if rollout.count % block:
         findings.error(
             rollout.where,
-            f"{rollout.count} accelerators are not a multiple of {tensor * stride}",
-            f"engine size {tensor} * stride {stride}",
-            f"use {max(rollout.count // (tensor * stride), 1) * tensor * stride} accelerators",
+            f"{rollout.count} accelerators are not a multiple of {block}",
+            f"engine size {sizes.model} * stride {block // sizes.model}",
+            f"use {max(rollout.count // block, 1) * block} accelerators",
         )
         return None
-    return PackedPlacementStrategy(first, last, tensor, stride, rollout.ranks.table.labels)
+    ranks = rollout.ranks.hardware_ranks
+    return PackedPlacementStrategy(
+        int(ranks[0]), int(ranks[-1]), sizes.model, block // sizes.model, rollout.ranks.table.labels
+    )

@@ -49,6 +49,7 @@ class ComponentPlan:
     role: Role = Role.HELPER
     model: ModelUse = field(default_factory=ModelUse)
     managed_by: str | None = None  # the component whose process 0 starts and stops this one's processes
+    registry: HardwareRegistry = BUILT_IN  # what knows the accelerators; not part of what a plan says
 
     @property
     def world_size(self) -> int:
@@ -81,7 +82,7 @@ class ComponentPlan:
             self.managed_by,
         )
 
-    def processes(self, registry: HardwareRegistry = BUILT_IN) -> Iterator[Process]:
+    def processes(self) -> Iterator[Process]:
         """The processes in rank order."""
         inventory = self.table.inventory
         groups = {label: inventory.group(label) for label in self.table.labels}
@@ -95,7 +96,7 @@ class ComponentPlan:
             )
             yield Process(
                 placement,
-                env={**dict(software.env_vars), **_visibility(placement, registry), **dict(self.env)},
+                env={**dict(software.env_vars), **_visibility(placement, self.registry), **dict(self.env)},
                 interpreter=software.python_interpreter_path,
                 hardware=tuple(declared[rank] for rank in placement.local_hardware_ranks) if declared else (),
             )
@@ -168,6 +169,6 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        import json
+        from roost.placement.plan_file import plan_from_json
 
-        return cls.from_dict(json.loads(text))
+        return plan_from_json(text)

@@ -14,7 +14,7 @@ from roost.cluster.inventory import Inventory
 from roost.placement.mode import PlacementMode
 from roost.placement.plan import ComponentPlan, Plan, Process
 from roost.placement.table import PlacementTable
-from roost.spec.errors import Finding, Findings, Severity, Where, shown
+from roost.spec.errors import ConfigError, Finding, Findings, Severity, Where, shown
 from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding
 
 SCHEMA = "roost.plan/1"
@@ -103,6 +103,16 @@ def read_plan_file(file: Path, findings: Findings) -> Plan | None:
         return None
 
 
+def plan_from_json(text: str) -> Plan:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        findings = Findings()
+        findings.error(Where(), f"is not JSON: {error}", fix="give what roost plan --json wrote")
+        raise ConfigError(findings.errors) from None
+    return plan_from_dict(data)
+
+
 def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     """Read a plan; a file that is not one, or of another schema, is a `ConfigError`."""
     findings = Findings()
@@ -123,7 +133,9 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
             settings=dict(data["settings"]),
             warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
         )
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         findings.error(
             Where(), f"is not a whole plan: {type(error).__name__} {error}", fix="write it again with roost plan --json"
         )
@@ -136,12 +148,16 @@ def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventor
     labels = tuple(group["label"] for group in data["node_groups"])
     devices = [device for process in processes for device in process["devices"]]
     columns = np.array(devices, np.int64).reshape(-1, 2)
+    nodes = np.array([process["cluster_node_rank"] for process in processes], np.int64)
+    used = np.concatenate([nodes, columns[:, 0]])
+    if len(used) and not 0 <= used.min() <= used.max() < inventory.num_nodes:
+        raise IndexError(f"node {used.max()} of {inventory.num_nodes}")
     lengths = np.array([len(process["devices"]) for process in processes], np.int64)
     table = PlacementTable(
         inventory,
         labels,
         tuple(group["counts"] for group in data["node_groups"]),
-        nodes=np.array([process["cluster_node_rank"] for process in processes], np.int64),
+        nodes=nodes,
         groups=np.array([labels.index(process["node_group_label"]) for process in processes], np.int64),
         offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
         device_nodes=columns[:, 0],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roost.cluster.describe import describe
-from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
+from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import Inventory
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.plan import ComponentPlan, Plan
@@ -15,10 +17,11 @@ from roost.placement.residency import MEMORY_KEYS, ResidencySettings, find_resid
 from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of
 from roost.spec.compose import load
-from roost.spec.errors import Findings, Where
+from roost.spec.errors import Findings, Where, did_you_mean, shown
 from roost.spec.job import Job, Layout, Notation
 from roost.spec.notation import read_job
 
+Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path
 
 
@@ -46,29 +49,34 @@ def try_plan(
     inventory: Any = None,
     *,
     overrides: Sequence[str] = (),
-    notation: Notation | None = None,
-    layout: Layout | None = None,
+    notation: Notation | str | None = None,
+    layout: Layout | str | None = None,
     accelerators_per_node: int | None = None,
     strict: bool = False,
     isolate_accelerator: bool = True,
-    registry: HardwareRegistry = BUILT_IN,
+    registry: HardwareRegistry | None = None,
 ) -> Plan | None:
-    """The plan, or None where there are errors; errors and warnings go to `findings`."""
+    """The plan, or None where there are errors; errors and warnings go to `findings`.
+
+    Without a registry, hardware that installed packages or ROOST_HARDWARE offer is known as well.
+    """
+    registry = installed_registry(os.environ) if registry is None else registry
+    notation, layout = _chosen(Notation, notation, findings), _chosen(Layout, layout, findings)
     job = _read(job_or_path, findings, overrides, notation, layout, strict)
     known = _known_machines(inventory, findings)
     if job is None or (inventory is not None and known is None):
         return None
     machines = describe(job, findings, known, accelerators_per_node, registry)
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
-    if placed is None or machines is None or findings.errors:
+    if placed is None or machines is None or findings.has_errors:
         return None
-    components = tuple(_component_plan(part, job) for part in placed.components)
+    components = tuple(_component_plan(part, job, registry) for part in placed.components)
     places = {component.name: component.where for component in job.components}
     places |= {key: job.source.where(("rl", key)) for key in MEMORY_KEYS}
     settings = ResidencySettings.of(job.notation, job.settings)
     residency = find_residency(components, machines, settings, places, findings)
     check_rules(components, residency, machines, job.notation, places, findings)
-    if findings.errors:
+    if findings.has_errors:
         return None
     return Plan(
         notation=job.notation,
@@ -114,7 +122,17 @@ def _known_machines(inventory: Any, findings: Findings) -> Inventory | None:
         return None
 
 
-def _component_plan(placed: PlacedComponent, job: Job) -> ComponentPlan:
+def _chosen(kind: type[Choice], value: Choice | str | None, findings: Findings) -> Choice | None:
+    """A choice given by its name; an unknown name is a finding."""
+    names = [choice.value for choice in kind]
+    if value is None or value in names:
+        return None if value is None else kind(value)
+    what = f"{shown(value)} is no {kind.__name__.lower()}"
+    findings.error(Where(path=(kind.__name__.lower(),)), what, did_you_mean(value, names), f"use {', '.join(names)}")
+    return None
+
+
+def _component_plan(placed: PlacedComponent, job: Job, registry: HardwareRegistry) -> ComponentPlan:
     component = placed.component
     return ComponentPlan(
         component.name,
@@ -127,4 +145,5 @@ def _component_plan(placed: PlacedComponent, job: Job) -> ComponentPlan:
         component.role,
         component.model,
         job.managers.get(component.name),
+        registry,
     )

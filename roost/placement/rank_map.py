@@ -26,13 +26,16 @@ class BoundRanks:
     has_explicit_processes: bool
 
 
-def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings, where: Where) -> BoundRanks | None:
+def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> BoundRanks | None:
     """The strategy for one component; every mistake in its placement string goes to `findings`."""
+    where = asks.where
     try:
         table = inventory.resources(asks.node_groups)
     except UnknownGroup as error:
-        report_unknown_group(error, findings, where)
+        report_unknown_group(error, findings, asks.groups_where)
         return None
+    if not len(table.nodes):
+        return None  # a group without nodes, which is reported where it is declared
     if table.total == 0:
         kinds = " or ".join(dict.fromkeys(table.kinds))
         findings.error(
@@ -62,7 +65,7 @@ def _segment_ranges(
     segments: tuple[Segment, ...], table: ResourceTable, findings: Findings, where: Where
 ) -> list[Pair] | None:
     """Resources and processes of each segment, checked: in range, ascending, and processes numbered 0, 1, 2, ..."""
-    errors = len(findings.errors)
+    errors = findings.num_errors
     pairs: list[Pair] = []
     last_resource, next_process = -1, 0
     for segment in segments:
@@ -100,7 +103,7 @@ def _segment_ranges(
             what = f"makes {next_process:,} processes, more than the {MAX_PROCESSES:,} that Roost plans for"
             findings.error(where, what, fix="use fewer processes")
         pairs.append((resources, processes))
-    return pairs if len(findings.errors) == errors else None
+    return pairs if findings.num_errors == errors else None
 
 
 def _mixture(table: ResourceTable) -> str:
@@ -152,8 +155,8 @@ def _node_strategy(
             findings.warn(
                 where,
                 f"{len(processes)} processes do not divide evenly over {len(resources)} nodes",
-                f"the first {rest} nodes take {share + 1}, the others {share}",
-                f"write {share * len(resources)} or {(share + 1) * len(resources)} processes for an even split",
+                f"the first {rest} of the nodes take {share + 1}, the others {share}",
+                f"for an even split give {share * len(resources)} or {(share + 1) * len(resources)} processes",
             )
         counts = np.full(len(resources), share)
         counts[:rest] += 1

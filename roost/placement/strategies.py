@@ -16,6 +16,7 @@ from roost.placement.strategy import (
     check_ranks,
     has_devices,
     in_range,
+    is_list,
     on_single_nodes,
     refuse,
     without_devices,
@@ -39,6 +40,11 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     labels: tuple[str, ...]
 
     def __init__(self, hardware_ranks_list: Sequence[Sequence[int]], node_group_label: GroupLabels = None) -> None:
+        if not is_list(hardware_ranks_list) or not all(is_list(listed) for listed in hardware_ranks_list):
+            refuse(
+                f"hardware_ranks_list is {shown(hardware_ranks_list)}; it must be a list of lists of ranks",
+                "list the ranks of each process, such as [[0], [1]]",
+            )
         if not len(hardware_ranks_list):
             refuse("hardware_ranks_list must not be empty", "list the ranks of each process, such as [[0], [1]]")
         for process, listed in enumerate(hardware_ranks_list):
@@ -159,6 +165,11 @@ class NodePlacementStrategy(PlacementStrategy):
     labels: tuple[str, ...]
 
     def __init__(self, node_ranks: Sequence[int] | Ints, node_group_label: GroupLabels = None) -> None:
+        if not is_list(node_ranks):
+            refuse(
+                f"node_ranks is {shown(node_ranks)}; it must be a list",
+                "list the node of each process, such as [0] * 4",
+            )
         if not len(node_ranks):
             refuse("node_ranks must not be empty", "list the node of each process, such as [0] * 4")
         if not isinstance(node_ranks, np.ndarray):

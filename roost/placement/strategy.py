@@ -94,6 +94,10 @@ def refuse(what: str, fix: str, why: str = "") -> None:
     findings.raise_errors()
 
 
+def is_list(value: object) -> bool:
+    return isinstance(value, list | tuple | range | np.ndarray)
+
+
 def check_ranks(ranks: Sequence[int], owner: str) -> None:
     if not len(ranks):
         refuse(f"{owner} has no ranks", "name at least one rank")

@@ -6,6 +6,7 @@ Hydra is imported only where something must be composed, so that planning a plai
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from roost.spec.defaults import DefaultEntry, read_defaults, search_directories
+from roost.spec.defaults import DefaultEntry, check_includes, missing_files, read_defaults, search_directories
 from roost.spec.errors import Findings, Where, shown
 from roost.spec.interpolation import resolve
 from roost.spec.source import Source, read_yaml
@@ -35,7 +36,7 @@ def load(
     {'a': 1, 'b': 1}
     """
     if isinstance(config, str | Path):
-        return load_file(Path(config), overrides, findings)
+        return load_file(Path(config), (overrides,) if isinstance(overrides, str) else overrides, findings)
     values: Any = config
     if type(config).__module__.startswith("omegaconf"):
         from omegaconf import OmegaConf
@@ -49,6 +50,7 @@ def load(
     if not _is_tame(values, findings):
         return None
     source = Source(dict(values))
+    overrides = (overrides,) if isinstance(overrides, str) else overrides
     if overrides:
         return _composed(source, [], overrides, [], findings)
     return replace(source, values=resolve(source.values))
@@ -59,7 +61,9 @@ def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Sourc
     source = read_yaml(file, findings)
     if source is None:
         return None
-    directories = search_directories(file.parent, source.values)
+    directories, overrides = search_directories(file.parent, source.values, overrides)
+    if not check_includes(source, directories, findings):
+        return None
     entries = _existing(read_defaults(source, findings), directories, overrides, source, findings)
     if entries or overrides:
         return _composed(source, entries, overrides, directories, findings)
@@ -72,19 +76,27 @@ def _own_values(source: Source) -> dict[Any, Any]:
 
 
 def _existing(
-    entries: list[DefaultEntry], directories: list[Path], overrides: Sequence[str], source: Source, findings: Findings
+    entries: list[DefaultEntry],
+    directories: list[Path],
+    overrides: Sequence[str],
+    source: Source,
+    findings: Findings,
 ) -> list[DefaultEntry]:
-    """The defaults whose files are there; the others are warned about together and left out."""
+    """The defaults whose files, and the files those name, are there; the others are warned about and left out."""
     kept: list[DefaultEntry] = []
-    missing: list[DefaultEntry] = []
+    missing: list[str] = []
     for entry in entries:
-        is_there = entry.is_self or entry.is_chosen_by(overrides) or entry.exists_in(directories)
-        (kept if is_there else missing).append(entry)
+        if entry.is_self or entry.is_chosen_by(overrides):
+            kept.append(entry)
+            continue
+        absent = missing_files(entry, directories)
+        missing += absent
+        if not absent:
+            kept.append(entry)
     if missing:
-        names = ", ".join(dict.fromkeys(entry.name for entry in missing))
         findings.warn(
             source.where(("defaults",)),
-            f"names files that are not there; the plan is made without them: {names}",
+            f"names files that are not there; the plan is made without them: {', '.join(dict.fromkeys(missing))}",
             f"looked in {', '.join(str(directory) for directory in directories)}",
             "plan from the folder that holds them if they say anything about placement",
         )
@@ -92,49 +104,52 @@ def _existing(
 
 
 def _composed(
-    source: Source, entries: list[DefaultEntry], overrides: Sequence[str], directories: list[Path], findings: Findings
+    source: Source,
+    entries: list[DefaultEntry],
+    overrides: Sequence[str],
+    directories: list[Path],
+    findings: Findings,
 ) -> Source | None:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException, MissingConfigException
-    from hydra.types import RunMode
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     name = Path(source.file).stem if source.file else "config"
-    with tempfile.TemporaryDirectory(prefix="roost-") as folder:
+    with tempfile.TemporaryDirectory(prefix="roost-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Hydra's advice is about files that its user did not write for Roost
         _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
         try:
-            with initialize_config_dir(folder, version_base=None):
-                config = compose(name, overrides=list(overrides))
-                used = GlobalHydra.instance().config_loader().compute_defaults_list(name, list(overrides), RunMode.RUN)
-        except MissingConfigException as error:
-            if overrides or not entries:
-                findings.error(_place(source, overrides), _first_line(error), fix="name a file that exists")
-                return None
-            findings.warn(
-                source.where(("defaults",)),
-                f"cannot be composed; the plan is made without them: {_first_line(error)}",
-                fix="plan from the folder that holds them if they say anything about placement",
-            )
-            return replace(source, values=resolve(_own_values(source)))
+            config, used = _load_with_hydra(Path(folder), name, list(overrides))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
             findings.error(
                 _place(source, overrides),
                 f"cannot be composed: {_first_line(error)}",
                 _second_line(error),
-                "check the overrides and the defaults list",
+                "check the overrides and the defaults list; quote a value with commas or brackets: 'key=\"0-3,6-7\"'",
             )
             return None
     values = OmegaConf.to_container(config, resolve=False)
-    positions = _positions(
-        source,
-        [(default.config_path or "", default.package or "") for default in used.defaults if not default.primary],
-        directories,
-        overrides,
-    )
+    positions = _positions(source, used, directories, overrides)
     own = {key: value for key, value in values.items() if key != "hydra"} if isinstance(values, dict) else {}
     return Source(resolve(own), source.file, positions)
+
+
+def _load_with_hydra(folder: Path, name: str, overrides: list[str]) -> tuple[Any, list[tuple[str, str]]]:
+    """The composed config, and each file used with the package it is mounted at.
+
+    Hydra's loader is used without `hydra.initialize`, whose state is global: Roost plans inside other people's Hydra
+    programs, and in several threads at once.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.utils import setup_globals
+    from hydra.types import RunMode
+
+    setup_globals()
+    loader = ConfigLoaderImpl(create_config_search_path(str(folder)))
+    config = loader.load_configuration(name, overrides, RunMode.RUN, from_shell=False)
+    used = loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults
+    return config, [(part.config_path or "", part.package or "") for part in used if not part.primary]
 
 
 def _write_primary(file: Path, source: Source, entries: list[DefaultEntry], directories: list[Path]) -> None:

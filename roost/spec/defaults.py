@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from roost.spec.errors import Findings, shown
-from roost.spec.source import Source
+from roost.spec.source import Source, read_yaml
 
+MAX_INCLUDES = 200
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:([^},]+)(?:,([^}]*))?\}")
 
 
@@ -28,22 +29,87 @@ class DefaultEntry:
     def is_self(self) -> bool:
         return bool(self.written == "_self_")
 
-    @property
-    def name(self) -> str:
-        return ", ".join(f"{self.group}/{option}".lstrip("/") for option in self.options)
-
     def is_chosen_by(self, overrides: Sequence[str]) -> bool:
-        """Whether the command line picks another option of this group, so that the one written does not matter."""
+        """Whether the command line picks another option of this group, so that the one written does not matter.
+
+        An entry written as a file (`model/pi0@actor.model`) is no group to Hydra, and cannot be chosen again.
+        """
         keys = {override.split("=", 1)[0].lstrip("+~") for override in overrides}
         group = self.group.lstrip("/")
-        return bool(keys & {group, f"{group}@{self.package}"})
+        return isinstance(self.written, Mapping) and bool(keys & {group, f"{group}@{self.package}"})
 
-    def exists_in(self, directories: Sequence[Path]) -> bool:
-        return all(
-            "${" in option
-            or any((directory / f"{self.group.lstrip('/')}" / f"{option}.yaml").is_file() for directory in directories)
-            for option in self.options
+    @property
+    def paths(self) -> list[str]:
+        """The files it names, relative to a folder of configs."""
+        folder = f"{self.group.lstrip('/')}/" if self.group else ""
+        return [f"{folder}{option}" for option in self.options if "${" not in option]
+
+
+def find_config(path: str, directories: Sequence[Path]) -> Path | None:
+    """The file of a config in the first folder that has it."""
+    return next((file for directory in directories if (file := directory / f"{path}.yaml").is_file()), None)
+
+
+def included(entry: DefaultEntry, directories: Sequence[Path]) -> list[tuple[str, list[DefaultEntry]]]:
+    """The files an entry names that exist, each with the entries of its own defaults list."""
+    found = []
+    for path in entry.paths:
+        file = find_config(path, directories)
+        source = read_yaml(file, Findings()) if file else None
+        if source is not None:
+            own = [part for part in read_defaults(source, Findings()) if not part.is_self]
+            found.append((path, [_relative(part, path) for part in own]))
+    return found
+
+
+def _relative(entry: DefaultEntry, path: str) -> DefaultEntry:
+    """The entry with its group counted from the folder of configs: groups are relative to the file that names them."""
+    folder = path.rpartition("/")[0]
+    if entry.group.startswith("/") or not folder:
+        return entry
+    return replace(entry, group=f"{folder}/{entry.group}".rstrip("/"))
+
+
+def missing_files(entry: DefaultEntry, directories: Sequence[Path]) -> list[str]:
+    """The files that an entry, or a file it brings in, names and that are not there."""
+    absent = [path for path in entry.paths if find_config(path, directories) is None]
+    for _, entries in included(entry, directories):
+        for part in entries:
+            absent += missing_files(part, directories)
+    return absent
+
+
+def check_includes(source: Source, directories: Sequence[Path], findings: Findings) -> bool:
+    """Whether the defaults lists of all files together have an end, and a reasonable one."""
+    counts: dict[str, int] = {}
+
+    def count(entry: DefaultEntry, above: tuple[str, ...]) -> int:
+        total = 1
+        for path, entries in included(entry, directories):
+            if path in above:
+                raise _EndlessIncludes(" -> ".join((*above[above.index(path) :], path)))
+            if path not in counts:
+                counts[path] = sum(count(part, (*above, path)) for part in entries)
+            total += counts[path]
+        return total
+
+    where = source.where(("defaults",))
+    try:
+        entries = [entry for entry in read_defaults(source, Findings()) if not entry.is_self]
+        total = sum(count(entry, ()) for entry in entries)
+    except _EndlessIncludes as error:
+        findings.error(where, f"includes files that include each other: {error}", fix="break the circle")
+        return False
+    if total > MAX_INCLUDES:
+        findings.error(
+            where, f"includes {total:,} files in all, more than {MAX_INCLUDES}", fix="include each file once"
         )
+        return False
+    return True
+
+
+class _EndlessIncludes(Exception):
+    pass
 
 
 def read_defaults(source: Source, findings: Findings) -> list[DefaultEntry]:
@@ -90,14 +156,23 @@ def _entry(key: str, option: Any, written: Any) -> DefaultEntry | None:
     return DefaultEntry(group, package, tuple(str(part).removesuffix(".yaml") for part in options), written)
 
 
-def search_directories(folder: Path, values: Mapping[Any, Any]) -> list[Path]:
-    """The folder of the config and those of its `hydra.searchpath` that exist here."""
+def search_directories(
+    folder: Path, values: Mapping[Any, Any], overrides: Sequence[str]
+) -> tuple[list[Path], list[str]]:
+    """The folder of the config and those of its `hydra.searchpath`; and the overrides less that of the search path."""
     hydra = values.get("hydra")
     written = hydra.get("searchpath") if isinstance(hydra, Mapping) else None
+    kept = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.lstrip("+") == "hydra.searchpath":
+            written = [part.strip(" '\"") for part in value.strip("[] ").split(",")]
+        else:
+            kept.append(override)
     directories = [folder.resolve()]
     for entry in written if isinstance(written, list) else []:
         text = _ENVIRONMENT.sub(lambda match: os.environ.get(match[1].strip(), match[2] or ""), str(entry))
         directory = Path(text.removeprefix("file://"))
         if text.startswith("file://") and directory.is_dir():
             directories.append(directory.resolve())
-    return directories
+    return directories, kept

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millions
+
 
 class Severity(StrEnum):
     """How bad a finding is: an error stops the plan, a warning is printed and carried in it."""
@@ -30,6 +32,11 @@ class Where:
     line: int | None = None
     column: int | None = None
     path: tuple[str | int, ...] = ()
+
+    @property
+    def order(self) -> tuple[str, int, int]:
+        """Sorts places as they stand in the files."""
+        return self.file or "", self.line or 0, self.column or 0
 
     @property
     def key_path(self) -> str:
@@ -88,7 +95,7 @@ class Findings:
       fix: write num_nodes: 1
     """
 
-    found: list[Finding] = field(default_factory=list)
+    collected: dict[Finding, None] = field(default_factory=dict)  # a set that keeps the order
 
     def error(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
         self._add(Finding(where, what, why, fix, Severity.ERROR))
@@ -97,12 +104,29 @@ class Findings:
         self._add(Finding(where, what, why, fix, Severity.WARNING))
 
     def _add(self, finding: Finding) -> None:
-        if finding not in self.found:
-            self.found.append(finding)
+        if len(self.collected) < MAX_FINDINGS:
+            self.collected[finding] = None
+        elif finding not in self.collected:
+            more = f"there are more than {MAX_FINDINGS:,} findings; only the first are shown"
+            self.collected[Finding(Where(finding.where.file), more, fix="mend these first")] = None
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All findings, in the order of the files' lines; what has no line comes first."""
+        return tuple(sorted(self.collected, key=lambda finding: finding.where.order))
 
     @property
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.found if finding.severity is Severity.ERROR)
+
+    @property
+    def has_errors(self) -> bool:
+        return any(finding.severity is Severity.ERROR for finding in self.collected)
+
+    @property
+    def num_errors(self) -> int:
+        """How many errors there are so far; to tell whether a step has added any."""
+        return sum(finding.severity is Severity.ERROR for finding in self.collected)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -133,6 +157,15 @@ def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.7) -> str
     """
     close = difflib.get_close_matches(str(word)[:64], list(known), n=1, cutoff=cutoff)
     return f"did you mean {close[0]}?" if close else ""
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "node"), counted(1200, "node")
+    ('1 node', '1,200 nodes')
+    """
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def shown(value: object, limit: int = 60) -> str:

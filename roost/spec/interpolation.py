@@ -9,6 +9,8 @@ from typing import Any
 from roost.spec.section import Unresolved
 
 MAX_STEPS = 1_000  # references that all values together may lead through, to stop values that double at each step
+MAX_IN_ONE_VALUE = 50
+MAX_CHAIN = 100
 _REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
 
 
@@ -34,6 +36,8 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
 
     def look_up(path: tuple[Any, ...], text: str) -> Any:
         nonlocal steps_left
+        if text.count("${") > MAX_IN_ONE_VALUE:
+            return Unresolved(text, f"it holds more than {MAX_IN_ONE_VALUE} interpolations")
         weight = _weight(text, values, weights, 0)
         if weight > steps_left:
             return Unresolved(text, f"the config leads through more than {MAX_STEPS:,} references")
@@ -76,7 +80,9 @@ def _weight(text: str, values: Mapping[Any, Any], known: dict[str, int], depth: 
     """How many references a text leads through, counting each as often as OmegaConf would follow it."""
     if text in known:
         return known[text]
-    known[text] = MAX_STEPS + 1 if depth > 200 else 1  # a text that leads to itself is left to OmegaConf to refuse
+    if depth > MAX_CHAIN:
+        return MAX_STEPS + 1
+    known[text] = 1  # a text that leads to itself is left to OmegaConf to refuse
     total = 1
     for reference in _REFERENCE.findall(text):
         target: Any = values

@@ -26,6 +26,8 @@ class RankMap:
 
     segments: tuple[Segment, ...]
     node_groups: tuple[str, ...]
+    where: Where  # of the ranks
+    groups_where: Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ class NodeGroup:
     label: str
     node_ranks: tuple[range, ...] | None
     where: Where
+    ranks_where: Where
+    hardware_where: Where
     env_configs: tuple[EnvConfig, ...] = ()
     hardware_type: str | None = None
     hardware: tuple[HardwareItem, ...] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roost.spec.errors import counted
 from roost.spec.expressions import ExpressionError, parse_devices
 from roost.spec.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
 from roost.spec.model_files import OFFLOADED_PARTS, first_text, read_model_config
@@ -18,6 +19,9 @@ def read_loop(root: Section) -> Job:
     rl = root.below("rl")
     allocation = rl.mapping("gpu_allocation") or rl.below("gpu_allocation")
     allocation.refuse_unknown_keys(ALLOCATION_KEYS)
+    rl.warn_near_misses(("gpu_allocation", "async_rollouts", "recompute_rollout_probs", *MEMORY_KEYS))
+    root.below("llm").warn_near_misses(("vllm_server", "max_gpu_mem_utilization"))
+    root.below("llm", "vllm_server").warn_near_misses(("gpus_per_vllm_server", "enable_sleep_mode"))
     learning = _read_gpus(allocation, "learning_gpus")
     inference = _read_gpus(allocation, "inference_gpus")
     server = root.below("llm", "vllm_server")
@@ -40,9 +44,9 @@ def read_loop(root: Section) -> Job:
         if len(inference) % per_server:
             server.findings.warn(
                 allocation.where("inference_gpus"),
-                f"the last server gets {len(inference) % per_server} GPUs instead of {per_server}",
-                f"{len(inference)} GPUs / {per_server} per server",
-                f"give {len(inference) // per_server * per_server or per_server} GPUs",
+                f"the last server gets {counted(len(inference) % per_server, 'GPU')} instead of {per_server}",
+                f"{counted(len(inference), 'GPU')} / {per_server} per server",
+                f"give a multiple of {per_server} GPUs, or write a gpus_per_vllm_server that divides {len(inference)}",
             )
         components.append(
             Component(
@@ -88,6 +92,13 @@ def _read_gpus(allocation: Section, key: str) -> Sequence[int]:
 def _settings(root: Section, rl: Section) -> dict[str, object]:
     """The two memory figures and the asynchronous switch, carried into the plan for the residency decision."""
     settings: dict[str, object] = {"async_rollouts": rl.flag("async_rollouts")}
+    if settings["async_rollouts"] and rl.values.get("recompute_rollout_probs") is True:
+        rl.error(
+            "recompute_rollout_probs",
+            "cannot be done for rollouts of an older policy",
+            "async_rollouts is true, so the learner no longer has the weights that generated them",
+            "write recompute_rollout_probs: false, or async_rollouts: false",
+        )
     for key in MEMORY_KEYS:
         settings[key] = rl.number(key)
     settings["max_gpu_mem_utilization"] = root.below("llm").number("max_gpu_mem_utilization")

@@ -12,6 +12,14 @@ from roost.spec.section import Section
 CLUSTER_GROUP = "cluster"  # all nodes, counting their accelerators
 NODE_GROUP = "node"  # all nodes, counting the nodes themselves
 RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
+# What a plan decides for every process; a value of the user's would contradict it.
+PROTECTED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR", "MUSA_VISIBLE_DEVICES", "ROOST_VISIBLE_DEVICES",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+PROTECTED_WHAT = "is set for every process by the plan"
+PROTECTED_FIX = "remove it; the placement decides what a process sees"
 GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware", "hardware_type", "ignore_hardware")
 ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 
@@ -61,7 +69,17 @@ def _read_group(section: Section) -> NodeGroup | None:
         for part in section.mappings("env_configs", fix="put a dash before node_ranks: - node_ranks: 0-7")
         if (config := _read_env_config(part)) is not None
     )
-    return NodeGroup(label, node_ranks, section.where("label"), env_configs, hardware_type, hardware, ignore)
+    return NodeGroup(
+        label,
+        node_ranks,
+        section.where("label"),
+        section.where("node_ranks"),
+        section.where(*(("hardware", "type") if "hardware" in section else ("hardware_type",))),
+        env_configs,
+        hardware_type,
+        hardware,
+        ignore,
+    )
 
 
 def _read_node_ranks(section: Section) -> tuple[range, ...] | None:
@@ -104,6 +122,10 @@ def _read_env_vars(section: Section) -> tuple[tuple[str, str], ...]:
         for key, value in pair.values.items():
             if isinstance(value, Mapping | list):
                 pair.error(str(key), f"is {shown(value)}; an environment variable holds text", fix=fix)
+            elif not str(key) or "=" in str(key):
+                pair.error(str(key), f"{shown(key)} is no name for an environment variable", fix=fix)
+            elif str(key) in PROTECTED_VARIABLES:
+                pair.error(str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
             elif str(key) in variables:
                 pair.error(str(key), "is set twice in this entry", fix="keep one of the two")
             else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from roost.spec.errors import Findings
+from roost.spec.errors import Findings, did_you_mean
 from roost.spec.job import Job, Layout, Notation
 from roost.spec.loop import read_loop
 from roost.spec.rlinf import read_rlinf
@@ -41,7 +42,7 @@ def read_job(
         job = read_roll(root, strict)
     else:
         job = read_loop(root)
-    if not job.components and not findings.errors:
+    if not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"write at least one: {_SIGNS[notation]}")
     return replace(job, warnings=findings.warnings)
 
@@ -60,17 +61,17 @@ def recognise(root: Section) -> Notation | None:
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:
         return found[0]
-    if (
-        Notation.RLINF in found
-        and isinstance(values["cluster"], Mapping)
-        and "component_placement" in values["cluster"]
-    ):
+    cluster = values.get("cluster")
+    if isinstance(cluster, Mapping) and "component_placement" in cluster:
+        _warn_second_notation(root, found)
         return Notation.RLINF
-    if not found:
+    if not values:
+        root.findings.error(root.where(), "is empty", fix=f"write one of: {'; '.join(_SIGNS.values())}")
+    elif not found:
         root.findings.error(
             root.where(),
             "is in none of the notations Roost knows",
-            f"none of these keys is there: {'; '.join(_SIGNS.values())}",
+            _likely_slip(values) or f"none of these keys is there: {'; '.join(_SIGNS.values())}",
             "write one of them, or name the notation with --notation",
         )
     else:
@@ -80,3 +81,19 @@ def recognise(root: Section) -> Notation | None:
             fix="name the notation with --notation rlinf, roll or loop",
         )
     return None
+
+
+def _warn_second_notation(root: Section, found: list[Notation]) -> None:
+    """A role with devices, or a GPU allocation, beside a component placement is not read."""
+    has_roles = any(isinstance(value, Mapping) and "device_mapping" in value for value in root.values.values())
+    if has_roles or Notation.LOOP in found:
+        what = f"is read as {_SIGNS[Notation.RLINF]}, though it has keys of another notation as well"
+        root.findings.warn(root.where(), what, fix="remove them, or name the notation with --notation")
+
+
+def _likely_slip(values: Mapping[Any, Any]) -> str:
+    """A hint where a key is nearly one that would show the notation."""
+    inner = values["rl"] if isinstance(values.get("rl"), Mapping) else {}
+    hints = [did_you_mean(key, ("cluster", "rewards", "actor_train")) for key in values]
+    hints += [did_you_mean(key, ("gpu_allocation",)) for key in inner]
+    return next((hint for hint in hints if hint), "")

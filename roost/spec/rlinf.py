@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roost.spec.errors import shown
+from roost.spec.errors import did_you_mean, shown
 from roost.spec.job import (
     Component,
     Job,
@@ -28,7 +28,7 @@ from roost.spec.model_files import (
 )
 from roost.spec.node_groups import CLUSTER_GROUP, read_node_groups
 from roost.spec.ranks import RankSyntaxError, Segment, parse_placement
-from roost.spec.section import Section
+from roost.spec.section import NEAR_MISS, Section
 
 CLUSTER_KEYS = (
     "num_nodes",
@@ -44,6 +44,7 @@ CLUSTER_KEYS = (
     "tracer",
     "profiling",
 )
+USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference")
 MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
 MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
 
@@ -84,11 +85,13 @@ def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
     that only the model-parallel scripts read.
     """
     names = {component.name for component in components}
-    if not {"actor", "rollout"} <= names:
+    if "rollout" not in names:
         return Layout.AS_WRITTEN
     task = root.below("runner").values.get("task_type")
     if isinstance(task, str):
         return Layout.MODEL_PARALLEL if task in MODEL_PARALLEL_TASKS else Layout.AS_WRITTEN
+    if "actor" not in names:
+        return Layout.AS_WRITTEN
     sized = "tensor_model_parallel_size" in root.below("actor", "model") or "tensor_parallel_size" in root.below(
         "rollout"
     )
@@ -97,7 +100,7 @@ def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
 
 def _refuse_misplaced_components(cluster: Section) -> None:
     """Unknown keys; a component name right under `cluster` is the likeliest of them and gets its own words."""
-    known_components = {"actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference"}
+    known_components = set(USUAL_COMPONENTS)
     for key in list(cluster.values):
         if isinstance(key, str) and {name.strip() for name in key.split(",")} & known_components:
             cluster.error(
@@ -117,6 +120,8 @@ def _refuse_misplaced_components(cluster: Section) -> None:
 
 
 def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:
+    for section, keys in _optional_keys(root):
+        section.warn_near_misses(keys)
     placements = cluster.mapping("component_placement")
     if placements is None:
         if cluster.get("component_placement") is None:
@@ -138,6 +143,7 @@ def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:
                     "keep one placement for each component",
                 )
             elif asks is not None:
+                _warn_misspelt(placements, str(key), name)
                 components[name] = Component(
                     name,
                     name,
@@ -150,13 +156,34 @@ def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:
     return tuple(components.values())
 
 
+def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
+    """Keys that Roost reads in sections of other programs."""
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    learners = [(root.below(name, "model"), (*sizes, "expert_model_parallel_size")) for name in ("actor", "critic")]
+    engine = (root.below("rollout"), ("tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization"))
+    return [
+        *learners,
+        engine,
+        (root.below("algorithm"), ("recompute_logprobs",)),
+        (root.below("runner"), ("task_type",)),
+    ]
+
+
+def _warn_misspelt(placements: Section, key: str, name: str) -> None:
+    """A component may have any name, but one that is nearly a usual name is mostly a slip."""
+    hint = did_you_mean(name, USUAL_COMPONENTS, NEAR_MISS)
+    if name not in USUAL_COMPONENTS and hint:
+        placements.findings.warn(placements.where(key), f"{name} is not a usual component", hint, "correct the name")
+
+
 def _read_rank_map(placements: Section, key: object) -> RankMap | None:
     """One entry of component_placement: a string or number, or a mapping with `placement` and `node_group`."""
     name = str(key)
     value = placements.values[key]
     if not isinstance(value, Mapping):
         segments = _read_segments(placements, key, name)
-        return None if segments is None else RankMap(segments, (CLUSTER_GROUP,))
+        here = placements.where(name)
+        return None if segments is None else RankMap(segments, (CLUSTER_GROUP,), here, here)
     entry = Section(value, (*placements.path, name), placements.source, placements.findings)
     entry.refuse_unknown_keys(("node_group", "placement"))
     groups = _read_group_labels(entry)
@@ -164,7 +191,9 @@ def _read_rank_map(placements: Section, key: object) -> RankMap | None:
         placements.error(name, "has no placement", fix="write placement: all, or ranks such as 0-3")
         return None
     segments = _read_segments(entry, "placement", "placement")
-    return None if segments is None or groups is None else RankMap(segments, groups)
+    if segments is None or groups is None:
+        return None
+    return RankMap(segments, groups, entry.where("placement"), entry.where("node_group"))
 
 
 def _read_segments(section: Section, key: object, shown_key: str) -> tuple[Segment, ...] | None:
@@ -203,14 +232,15 @@ def _read_group_labels(entry: Section) -> tuple[str, ...] | None:
 
 def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
     """The sizes the model-parallel layout reads; engines and learners keep them under different keys."""
-    if component not in MODEL_PARALLEL_COMPONENTS:
-        return ParallelSizes()
-    if component == "rollout":
-        rollout = root.below("rollout")
+    if component == "rollout" or component.startswith("rollout_"):
+        own = root.below(component)
+        rollout = own if "tensor_parallel_size" in own else root.below("rollout")
         return ParallelSizes(
             tensor=rollout.whole_number("tensor_parallel_size", 1, 1) or 1,
             pipeline=rollout.whole_number("pipeline_parallel_size", 1, 1) or 1,
         )
+    if component not in MODEL_PARALLEL_COMPONENTS:
+        return ParallelSizes()
     inferring = component in ("inference", "actor_inference", "critic_inference")
     owner = "critic" if component.startswith("critic") else "actor"
     learner = _learner_sizes(root.below(owner, "model"), ParallelSizes())

@@ -18,20 +18,31 @@ from roost.spec.model_files import (
     read_model_config,
     role_by_strategy,
 )
-from roost.spec.section import Section
+from roost.spec.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
+from roost.spec.section import NEAR_MISS, Section
 
 PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strategy_args")
 ROLE_KEYS = ("device_mapping", "world_size", "strategy_args")
-NEAR_MISS = 0.85
 NESTED_ROLES = ("rewards", "teachers", "teacher")
 ENV_MANAGERS = ("train_env_manager", "val_env_manager")
 CANONICAL_NAMES = {"actor_train": "actor", "actor_infer": "rollout"}
 # Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
+USUAL_ROLES = (
+    "actor_train", "actor_infer", "reference", "critic", "reward", "rewards", "reward_model", "teacher",
+    "student", "student_train", "student_infer", "sft_train", *ENV_MANAGERS,
+)  # fmt: skip
+STRATEGIES = ("vllm", "sglang", "hf_infer", "megatron_train", "megatron_infer", "fsdp2_train", "fsdp2_infer")
+STRATEGY_SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "tensor_model_parallel_size",
+    "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size", "expert_tensor_parallel_size", "gpu_memory_utilization", "mem_fraction_static",
+)  # fmt: skip
 MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
 
 
 def read_roll(root: Section, strict: bool = False) -> Job:
     """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error."""
+    root.warn_near_misses(("num_gpus_per_node", "num_nodes", "async_generation_ratio", *USUAL_ROLES))
     components: dict[str, Component] = {}
     for role, section in _roles(root):
         component = _read_role(root, role, section, strict)
@@ -71,8 +82,12 @@ def _roles(root: Section) -> Iterator[tuple[str, Section]]:
             yield key, section
         elif key in NESTED_ROLES:
             for name, inner in value.items():
-                if holds_role(inner):
+                if isinstance(inner, Mapping) and (key == "rewards" or holds_role(inner)):
                     yield f"{key}.{name}", Section(inner, (key, str(name)), root.source, root.findings)
+                elif key == "rewards":
+                    section.error(
+                        str(name), f"is {shown(inner)}; it must be a role", fix="write world_size: 8 below it"
+                    )
 
 
 def _read_role(root: Section, role: str, section: Section, strict: bool) -> Component | None:
@@ -81,7 +96,7 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
     name = CANONICAL_NAMES.get(role, role)
     name = f"reward.{name.removeprefix('rewards.')}" if name.startswith("rewards.") else name
     env = {**_variables(root), **_variables(section)}
-    if section.get("device_mapping") is not None:
+    if section.values.get("device_mapping") is not None:
         asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
     else:
         asks = _read_cpu_workers(role, section)
@@ -94,8 +109,11 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
 
 
 def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
+    written_devices = section.get("device_mapping")
+    if written_devices is None:
+        return None  # an interpolation that is reported
     try:
-        devices = parse_devices(section.get("device_mapping"))
+        devices = parse_devices(written_devices)
     except ExpressionError as error:
         section.error("device_mapping", error.what, fix=error.fix)
         return None
@@ -116,6 +134,13 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
             f"name {whole} or {whole + per_worker} devices" if whole else f"name {per_worker} devices",
         )
         return None
+    if strategy == "megatron_train" and len(devices) % parallel.model:
+        section.error(
+            "device_mapping",
+            f"names {len(devices)} devices, which the model's {parallel.model} parts do not divide",
+            f"tensor {parallel.tensor} * pipeline {parallel.pipeline} * context {parallel.context}",
+            f"name a multiple of {parallel.model} devices",
+        )
     _check_repeated(section, list(devices), per_worker)
     written = section.whole_number("world_size", minimum=0)
     if written is not None and written != len(devices) // per_worker:
@@ -162,6 +187,13 @@ def _devices_per_worker(section: Section, strategy: str | None, parallel: Parall
     elif strategy is not None and strategy not in MULTI_DEVICE_STRATEGIES:
         derived, reason = 1, f"{strategy} runs one process on each device"
     else:
+        if strategy == "sglang" and parallel.model > (written or 1):
+            section.findings.warn(
+                section.where("num_gpus_per_worker"),
+                f"gives each worker {written or 1} of the {parallel.model} devices that its engine is cut over",
+                f"tensor {parallel.tensor} * pipeline {parallel.pipeline}",
+                f"write num_gpus_per_worker: {parallel.model}",
+            )
         return written or 1
     if written is not None and written != derived:
         report = section.findings.error if strict else section.findings.warn
@@ -176,9 +208,16 @@ def _devices_per_worker(section: Section, strategy: str | None, parallel: Parall
 
 def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
     """The parallel sizes and the name of the role's strategy."""
-    arguments = section.below("strategy_args")
+    arguments = section.mapping("strategy_args") or section.below("strategy_args")
+    arguments.warn_near_misses(("strategy_name", "strategy_config"))
     name = arguments.text("strategy_name")
+    hint = did_you_mean(name, STRATEGIES, NEAR_MISS - 0.1) if name is not None and name not in STRATEGIES else ""
+    if hint:
+        section.findings.warn(
+            arguments.where("strategy_name"), f"{name} is not a strategy Roost knows", hint, "correct it"
+        )
     config = arguments.below("strategy_config")
+    config.warn_near_misses(STRATEGY_SIZES)
     if name in MULTI_DEVICE_STRATEGIES:
         return ParallelSizes(
             tensor=config.whole_number("tensor_parallel_size", 1, 1) or 1,
@@ -259,8 +298,11 @@ def _why_unused(root: Section, name: str) -> str:
 
 
 def _variables(section: Section) -> dict[str, str]:
-    written = section.below("system_envs").values
-    return {str(key): str(value) for key, value in written.items() if not isinstance(value, Mapping | list)}
+    variables = section.below("system_envs")
+    for key in variables.values:
+        if key in PROTECTED_VARIABLES:
+            variables.error(str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
+    return {str(key): str(value) for key, value in variables.values.items() if not isinstance(value, Mapping | list)}
 
 
 def _refuse_misspelt_keys(section: Section) -> None:

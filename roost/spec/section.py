@@ -10,6 +10,8 @@ from roost.spec.errors import Findings, Where, did_you_mean, shown
 from roost.spec.limits import MAX_ACCELERATORS
 from roost.spec.source import Source
 
+NEAR_MISS = 0.85  # how alike two words must be for one to be taken for a slip of the other
+
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
@@ -63,7 +65,8 @@ class Section:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             what = f"is {shown(value)}; it must be a whole number of at least {minimum}"
-            self.error(key, what, fix=f"write {key}: {max(minimum, 1)}")
+            is_quoted = isinstance(value, str) and value.strip().isdecimal() and len(value) < 10
+            self.error(key, what, fix=f"write {key}: {int(value) if is_quoted else max(minimum, 1)}")
             return default
         if value > (maximum or MAX_ACCELERATORS):
             what = f"is {shown(value)}, more than the {maximum or MAX_ACCELERATORS:,} that Roost plans for"
@@ -145,6 +148,14 @@ class Section:
             else:
                 self.findings.error(self.where(key, index), f"is {shown(item)}; it must be a mapping", fix=fix)
         return sections
+
+    def warn_near_misses(self, known: Iterable[str]) -> None:
+        """Keys that are nearly one of those Roost reads; for sections of other programs, which may hold anything."""
+        known = list(known)
+        for key in self.values:
+            hint = did_you_mean(key, known, NEAR_MISS) if key not in known else ""
+            if hint:
+                self.findings.warn(self.where(str(key)), "is not a key Roost knows", hint, "correct the key")
 
     def refuse_unknown_keys(self, known: Iterable[str], fix: str = "") -> None:
         """Each key that is not known is an error with a hint; for sections that Roost owns."""

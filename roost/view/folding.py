@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from roost.cluster.inventory import Group
 from roost.placement.table import PlacementTable
@@ -45,10 +46,7 @@ class FoldedRow:
         if not any(self.held):
             return "-"
         if any(away for process in self.held for away, _ in process):
-            return " ".join(
-                "[" + ",".join(f"{index}@{away:+d}" if away else str(index) for away, index in process) + "]"
-                for process in self.held[:4]
-            )
+            return "; ".join(_across_nodes(process) for process in self.held[:4])
         lists = [[index for _, index in process] for process in self.held]
         flat = [index for listed in lists for index in listed]
         sizes = {len(listed) for listed in lists}
@@ -60,6 +58,15 @@ class FoldedRow:
             return f"{spell_ranks(lists[0])}, shared by {len(lists)}"
         shown = [f"[{spell_ranks(listed)}]" for listed in lists[:8]]
         return " ".join(shown) + (" ..." if len(lists) > 8 else "")
+
+
+def _across_nodes(devices: tuple[tuple[int, int], ...]) -> str:
+    """The devices of a process that spans nodes, node by node."""
+    parts = []
+    for away, same in groupby(devices, key=lambda device: device[0]):
+        place = "" if away == 0 else " of the next node" if away == 1 else f" of the node {away:+d} away"
+        parts.append(spell_ranks([index for _, index in same]) + place)
+    return " and ".join(parts)
 
 
 def fold(table: PlacementTable) -> list[FoldedRow]:

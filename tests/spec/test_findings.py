@@ -92,7 +92,7 @@ RLINF = [
     pytest.param(
         "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: {node_group: a80, placement: 0}\n"
         "  node_groups: [{label: a800, node_ranks: 0}]",
-        ("4:5", "cluster.component_placement.actor", "names node group a80", "did you mean a800?"),
+        ("4:13", "cluster.component_placement.actor.node_group", "names node group a80", "did you mean a800?"),
         id="unknown-group",
     ),
     pytest.param(
@@ -137,7 +137,7 @@ RLINF = [
     ),
     pytest.param(
         "cluster:\n  num_nodes: 2\n  component_placement:\n    agent: {node_group: node, placement: '0-1:0'}",
-        ("4:5", "cluster.component_placement.agent", "1 processes cannot run across 2 nodes", ""),
+        ("4:31", "cluster.component_placement.agent.placement", "1 processes cannot run across 2 nodes", ""),
         id="process-across-nodes",
     ),
     pytest.param(
@@ -159,7 +159,7 @@ def test_rlinf(text, expected, tmp_path):
 
 GROUPS = [
     pytest.param("{label: node, node_ranks: 0}", "label", "node is reserved", id="reserved"),
-    pytest.param("{label: a, node_ranks: 0-4}", "label", "names node 4, which does not exist", id="node-out-of-range"),
+    pytest.param("{label: a, node_ranks: 0-4}", "node_ranks", "names node 4, which does not exist", id="node-out-of-range"),
     pytest.param("{node_ranks: 0}", "label", "is missing", id="no-label"),
     pytest.param("{label: a}", "node_ranks", "is missing", id="no-node-ranks"),
     pytest.param("{label: a, node_ranks: ''}", "node_ranks", "names no node", id="no-nodes"),
@@ -203,7 +203,7 @@ GROUPS = [
     ),
     pytest.param(
         "{label: a, node_ranks: 0, hardware: {type: Frank, configs: []}}",
-        "label",
+        "hardware.type",
         "unknown type Frank",
         id="unknown-hardware",
     ),
@@ -265,9 +265,9 @@ def test_rules_between_groups(tmp_path):
             - {label: d, node_ranks: 0, hardware: {type: Turtle2, configs: [{node_rank: 0}]}}
     """
     assert [finding[2] for finding in findings_of(text, tmp_path, accelerators_per_node=8)] == [
+        "sets NAME on node 1, which group a sets already",
         "b is declared twice",
         "declares Turtle2 on node 0, which group c declares already",
-        "sets NAME on node 1, which group a sets already",
     ]
 
 
@@ -285,10 +285,10 @@ def test_all_findings_at_once(tmp_path):
     found = findings_of(text, tmp_path, accelerators_per_node=8)
     assert [finding[1].removeprefix("cluster.") for finding in found] == [
         "num_gpu_per_node",
-        "component_placement.agent",
         "component_placement.actor",
         "component_placement.rollout",
-        "component_placement.env",
+        "component_placement.env.node_group",
+        "component_placement.agent",
     ]
 
 
@@ -399,7 +399,7 @@ def test_loop_gpus_beyond_the_machine():
 @pytest.mark.parametrize(
     ("config", "what"),
     [
-        pytest.param({}, "none of the notations", id="empty"),
+        pytest.param({}, "is empty", id="empty"),
         pytest.param({"trainer": {"lr": 1}}, "none of the notations", id="foreign"),
         pytest.param({"cluster": {}, "actor_train": {"device_mapping": [0]}}, "could be", id="two-notations"),
     ],

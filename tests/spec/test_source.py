@@ -97,7 +97,7 @@ def test_hostile_yaml_is_a_finding(text, what):
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        pytest.param(b"\x80\x81", "is not text", id="binary"),
+        pytest.param(b"\x80\x81", "is not UTF-8 text", id="binary"),
         pytest.param(b"a" * (MAX_FILE_BYTES + 1), "is larger than", id="large"),
     ],
 )
@@ -113,10 +113,10 @@ def test_missing_file_and_folder(tmp_path):
     findings = Findings()
     assert read_yaml(tmp_path / "nowhere.yaml", findings) is None
     assert read_yaml(tmp_path, findings) is None
-    assert [finding.what for finding in findings.errors] == [
+    assert {finding.what for finding in findings.errors} == {
         "cannot be read: No such file or directory",
         "cannot be read: Is a directory",
-    ]
+    }
 
 
 def test_byte_order_mark_is_skipped(tmp_path):

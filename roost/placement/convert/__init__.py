@@ -19,9 +19,9 @@ _ABOUT_PLACES = ("machines", "component", "process", "environment")
 
 def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> dict[str, Any] | None:
     """A config in the notation that gives the same plan; what cannot be said there is a finding that names it."""
-    errors = len(findings.errors)
+    errors = findings.num_errors
     config = _WRITERS[notation](plan, findings)
-    if len(findings.errors) > errors:
+    if findings.num_errors > errors:
         return None
     again = Findings()
     made = try_plan(config, again, notation=notation)
@@ -36,4 +36,4 @@ def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> dict[str
                 f"{notation.value} cannot say this placement: {change}",
                 fix="keep the notation it is written in",
             )
-    return config if len(findings.errors) == errors else None
+    return config if findings.num_errors == errors else None
