@@ -22,6 +22,8 @@ from roost.cli.options import (
 from roost.placement.plan import Plan
 from roost.placement.plan_file import SCHEMA, finding_to_dict, plan_to_dict
 from roost.spec.errors import Findings, Where, did_you_mean
+from roost.view.html import plan_to_html
+from roost.view.svg import plan_to_svg
 from roost.view.terminal_grid import print_grid
 from roost.view.text import print_findings, print_plan
 
@@ -42,6 +44,10 @@ def plan_command(
     grid: Annotated[
         bool, typer.Option("--grid", help="Also draw nodes by devices, the phases, and the memory of each device.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at in a browser.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture of the plan.")] = None,
 ) -> None:
     """Show where every process of a job would run, or everything that is wrong with the config.
 
@@ -52,6 +58,8 @@ def plan_command(
     wanted = tuple(component or ())
     if plan is not None:
         _check_names(plan, wanted, findings)
+    if plan is not None and not findings.has_errors:
+        _write_pictures(plan, html, svg, findings)
     if as_json:
         _print_json(plan, wanted, findings)
     elif plan is not None and not findings.errors:
@@ -63,6 +71,16 @@ def plan_command(
     print_findings(findings.found, Console(stderr=True, highlight=False))
     if findings.errors:
         raise typer.Exit(1)
+
+
+def _write_pictures(plan: Plan, html: Path | None, svg: Path | None, findings: Findings) -> None:
+    for file, draw in ((html, plan_to_html), (svg, plan_to_svg)):
+        if file is None:
+            continue
+        try:
+            file.write_text(draw(plan), encoding="utf-8")
+        except OSError as error:
+            findings.error(Where(str(file)), f"cannot be written: {error.strerror}", fix="name a folder that exists")
 
 
 def _check_names(plan: Plan, wanted: tuple[str, ...], findings: Findings) -> None:

@@ -35,7 +35,7 @@ def describe(
         is_known = False
     else:
         inventory = _first_nodes(job, inventory, findings)
-        _check_against(job, inventory, findings)
+        _check_against(job, inventory, accelerators_per_node, findings)
         is_known = True
     if inventory is None:
         return None
@@ -47,13 +47,17 @@ def describe(
 
 def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventory:
     """The nodes that the job is for, where the inventory has more: ml-loop runs on one, RLinf on `num_nodes`."""
-    count = 1 if job.notation is Notation.LOOP else job.num_nodes if job.notation is Notation.RLINF else None
+    count = 1 if job.notation is Notation.LOOP else job.num_nodes
     if count is None or count >= inventory.num_nodes:
         return inventory
-    where = job.source.where(("cluster", "num_nodes")) if job.notation is Notation.RLINF else job.source.where()
+    where = job.source.where() if job.notation is Notation.LOOP else _num_nodes_key(job)
     what = f"the first {counted(count, 'node')} of the inventory's {inventory.num_nodes} are used"
-    findings.warn(where, what, fix="raise num_nodes to use more" if job.notation is Notation.RLINF else "")
+    findings.warn(where, what, fix="raise num_nodes to use more" if job.notation is not Notation.LOOP else "")
     return inventory.first(count)
+
+
+def _num_nodes_key(job: Job) -> Where:
+    return job.source.where(("cluster", "num_nodes") if job.notation is Notation.RLINF else ("num_nodes",))
 
 
 def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, findings: Findings) -> None:
@@ -100,7 +104,10 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
 
 def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
     if job.notation is Notation.RLINF:
-        if job.num_nodes is None and "num_nodes" not in Section.root(job.source, findings).below("cluster"):
+        if (
+            job.num_nodes is None
+            and Section.root(job.source, findings).below("cluster").values.get("num_nodes") is None
+        ):
             findings.error(job.source.where(("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
         return job.num_nodes
     if job.notation is Notation.LOOP:
@@ -135,16 +142,20 @@ def _is_written(job: Job) -> bool:
     return job.notation is Notation.LOOP or section.values.get("num_gpus_per_node") is not None
 
 
-def _check_against(job: Job, inventory: Inventory, findings: Findings) -> None:
+def _check_against(job: Job, inventory: Inventory, given: int | None, findings: Findings) -> None:
     """What the config says of the machines must be true of those that are known."""
-    if job.notation is Notation.RLINF and job.num_nodes is not None and job.num_nodes != inventory.num_nodes:
+    if job.notation is not Notation.LOOP and job.num_nodes is not None and job.num_nodes > inventory.num_nodes:
         findings.error(
-            job.source.where(("cluster", "num_nodes")),
+            _num_nodes_key(job),
             f"is {job.num_nodes}, but the inventory has {inventory.num_nodes} nodes",
             fix=f"write num_nodes: {inventory.num_nodes}, or give the inventory of the cluster that is meant",
         )
-    written = job.accelerators_per_node
+    written = job.accelerators_per_node if given is None else given
     other = {int(count) for count in np.unique(inventory.accelerator_counts)} - {0, written}
+    if written and not inventory.num_accelerators:
+        findings.error(
+            _accelerator_key(job), f"is {written}, but the inventory has no accelerators", fix="leave it out"
+        )
     if written is not None and other:
         rank = int(np.argmax(np.isin(inventory.accelerator_counts, list(other))))
         findings.error(

@@ -10,6 +10,7 @@ node_groups:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 
 from roost.cluster.inventory import DEFAULT_ACCELERATOR, NO_ACCELERATOR, Group, Inventory, Node, Software
 from roost.spec.errors import Findings, shown
-from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES
+from roost.spec.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.node_groups import RESERVED_LABELS
 from roost.spec.ranks import RankSyntaxError, parse_rank_list, spell_ranks
 from roost.spec.section import Section
@@ -54,12 +55,18 @@ def _read(source: Source, findings: Findings) -> Inventory:
     root = Section.root(source, findings)
     root.refuse_unknown_keys(("nodes", "node_groups"))
     nodes: list[Node] = []
+    accelerators = 0
     for section in root.mappings("nodes", fix="write - accelerators: 8 for each node"):
         count = section.whole_number("count", 1, 1) or 1
         if len(nodes) + count > MAX_NODES:
             section.error("count", f"makes more than {MAX_NODES:,} nodes", fix="describe fewer nodes")
             break
-        nodes += [_read_node(section)] * count
+        node = _read_node(section)
+        accelerators += node.accelerators * count
+        if accelerators > MAX_ACCELERATORS:
+            section.error("accelerators", f"makes more than {MAX_ACCELERATORS:,} in all", fix="describe fewer nodes")
+            break
+        nodes += [node] * count
     if not nodes and not findings.has_errors:
         root.error("nodes", "names no node", fix="write nodes: [{accelerators: 8}]")
     groups = tuple(
@@ -68,7 +75,7 @@ def _read(source: Source, findings: Findings) -> Inventory:
         if (group := _read_group(section, len(nodes))) is not None
     )
     labels = [group.label for group in groups]
-    for label in sorted({label for label in labels if labels.count(label) > 1}):
+    for label in (label for label, times in Counter(labels).items() if times > 1):
         root.error("node_groups", f"{label} is declared twice", fix="give each group its own label")
     findings.raise_errors()
     return Inventory(tuple(nodes), groups)

@@ -70,19 +70,20 @@ def _bound_ranks(group: NodeGroup, num_nodes: int, findings: Findings) -> list[i
 
 
 def _bound_env_ranks(config: EnvConfig, group_ranks: list[int], group: NodeGroup, findings: Findings) -> list[int]:
-    if config.node_ranks is None:
+    if config.node_ranks is None or not group_ranks:
         return group_ranks
     inside = set(group_ranks)
-    named = [rank for part in config.node_ranks for rank in range(part.start, min(part.stop, part.start + 10**6))]
-    outside = sorted(set(named) - inside)
+    end = group_ranks[-1] + 1
+    named = {rank for part in config.node_ranks for rank in range(part.start, min(part.stop, end))}
+    outside = sorted(named - inside) + [part[-1] for part in config.node_ranks if part[-1] >= end]
     if outside:
         findings.error(
             config.where,
             f"names nodes outside its group {group.label}",
-            f"{spell_ranks(outside)} are not in {spell_ranks(group_ranks)}",
+            f"node {outside[0]} is not in {spell_ranks(group_ranks)}",
             "name nodes of the group only",
         )
-    return sorted(set(named) & inside)
+    return sorted(named & inside)
 
 
 def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: Findings) -> None:

@@ -49,9 +49,13 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
     errors = findings.num_errors
     strategies: dict[str, tuple[PlacementStrategy, Ints]] = {}
     bound: dict[str, BoundRanks] = {}
+    # Components that are placed by one line share its strategy and its table.
+    by_line: dict[int, BoundRanks | None] = {}
     for component in job.components:
         if isinstance(component.asks, RankMap):
-            ranks = bind_rank_map(component.asks, inventory, findings)
+            if id(component.asks) not in by_line:
+                by_line[id(component.asks)] = bind_rank_map(component.asks, inventory, findings)
+            ranks = by_line[id(component.asks)]
             if ranks is not None:
                 bound[component.name] = ranks
                 strategies[component.name] = (ranks.strategy, ranks.hardware_ranks)
@@ -63,17 +67,24 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
         for name, strategy in (layout.strategies if layout else {}).items():
             strategies[name] = (strategy, strategies[name][1])
     placed = []
+    tables: dict[int, PlacementTable | None] = {}
     for component in job.components:
         if component.name not in strategies:
             continue  # its findings are there already
         own, ranks_named = strategies[component.name]
-        table = own.place(inventory, findings, component.where, isolate)
+        if id(own) not in tables:
+            tables[id(own)] = own.place(inventory, findings, _ranks_place(component), isolate)
+        table = tables[id(own)]
         if table is not None:
             placed.append(PlacedComponent(component, own, ranks_named, table))
     if findings.num_errors > errors:
         return None
     mode = layout.mode if layout else mode_of({part.component.name: held_accelerators(part.table) for part in placed})
     return PlacedJob(mode, tuple(placed))
+
+
+def _ranks_place(component: Component) -> Where:
+    return component.asks.where if isinstance(component.asks, RankMap) else component.where
 
 
 def _listed_strategy(asks: DeviceList | CpuWorkers) -> tuple[PlacementStrategy, Ints]:

@@ -27,7 +27,7 @@ def explain_component(plan: Plan, part: ComponentPlan) -> list[str]:
 def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
     """Sentences about one process, after those about the rule that its component follows."""
     placement = part.table[rank]
-    process = next(made for made in _processes(part, rank))
+    process = part.process(rank)
     return [
         f"{part.name} {rank} runs on node {placement.cluster_node_rank}{_holding(part, placement)}.",
         _given(part),
@@ -36,10 +36,6 @@ def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
         *_environment(part, placement, process),
         *_sharing(plan, part),
     ]
-
-
-def _processes(part: ComponentPlan, rank: int) -> list[Process]:
-    return [process for process in part.processes() if process.placement.rank == rank]
 
 
 def _holding(part: ComponentPlan, placement: Placement) -> str:

@@ -25,17 +25,13 @@ class Footprint:
     """GiB of one component on each of its devices; None where it cannot be known."""
 
     active: float | None  # while it works
+    resident: float | None  # while it is idle but stays as it is; a learner's working memory is given back
     idle: float | None  # on the device while it sleeps or is offloaded
     host: float | None  # in host memory meanwhile
     weights: float | None  # of its weights alone
 
-    @property
-    def resident(self) -> float | None:
-        """While it is idle but stays as it is; working memory is given back, so this is an upper bound."""
-        return self.active
 
-
-UNKNOWN = Footprint(None, None, None, None)
+UNKNOWN = Footprint(None, None, None, None, None)
 
 
 def footprint(component: ComponentPlan, device_gb: float | None) -> Footprint:
@@ -48,12 +44,12 @@ def footprint(component: ComponentPlan, device_gb: float | None) -> Footprint:
         return _learner(component, shape)
     if component.role is Role.SCORER and shape is not None:
         weights = shape.parameters * component.model.weight_bytes / max(1, _model_parts(component)) / GIB
-        return Footprint(weights + CONTEXT_GIB, CONTEXT_GIB, weights, weights)
+        return Footprint(weights + CONTEXT_GIB, weights + CONTEXT_GIB, CONTEXT_GIB, weights, weights)
     if component.role is Role.ENGINE and device_gb is not None:
         return _engine(component, shape, device_gb)
     if component.role is Role.HELPER and component.model.path is None and component.name != "env":
         return Footprint(
-            0.0, 0.0, 0.0, 0.0
+            0.0, 0.0, 0.0, 0.0, 0.0
         )  # rewards by rule and agents compute on the CPU, whatever device they are near
     return UNKNOWN
 
@@ -85,7 +81,8 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         is_fully_sharded=sharding is not Sharding.OPTIMIZER,
     )
     kept, moved = _split_by_offload(memory, component.model.offloads)
-    return Footprint(memory.total + CONTEXT_GIB, kept + CONTEXT_GIB, moved, memory.weights)
+    resident = memory.total - memory.activations + CONTEXT_GIB
+    return Footprint(memory.total + CONTEXT_GIB, resident, kept + CONTEXT_GIB, moved, memory.weights)
 
 
 def _split_by_offload(memory: LearnerMemory, offloads: tuple[str, ...]) -> tuple[float, float]:
@@ -98,6 +95,7 @@ def _split_by_offload(memory: LearnerMemory, offloads: tuple[str, ...]) -> tuple
 def _engine(component: ComponentPlan, shape: ModelShape | None, device_gb: float) -> Footprint:
     fraction = component.model.memory_fraction
     if shape is None:
-        return Footprint(device_gb * (fraction or ENGINE_FRACTION), SLEEPING_ENGINE_GIB, None, None)
+        taken = device_gb * (fraction or ENGINE_FRACTION)
+        return Footprint(taken, taken, SLEEPING_ENGINE_GIB, None, None)
     memory = engine_memory(shape, component.parallel, device_gb, fraction, component.model.weight_bytes)
-    return Footprint(memory.total, SLEEPING_ENGINE_GIB, memory.weights, memory.weights)
+    return Footprint(memory.total, memory.total, SLEEPING_ENGINE_GIB, memory.weights, memory.weights)

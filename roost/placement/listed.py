@@ -9,7 +9,14 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
-from roost.placement.strategy import PlacementStrategy, has_devices, in_range, without_devices
+from roost.placement.strategy import (
+    PlacementStrategy,
+    check_count,
+    check_ranks,
+    has_devices,
+    in_range,
+    without_devices,
+)
 from roost.placement.table import PlacementTable
 from roost.spec.errors import Findings, Where
 from roost.spec.node_groups import CLUSTER_GROUP, NODE_GROUP
@@ -31,6 +38,8 @@ class ListedPlacementStrategy(PlacementStrategy):
     labels: tuple[str, ...] = (CLUSTER_GROUP,)
 
     def __init__(self, devices: Sequence[int], num_hardware_per_process: int = 1) -> None:
+        check_ranks(np.array(devices, np.int64) if isinstance(devices, range) else devices, "the strategy")
+        check_count(num_hardware_per_process, "num_hardware_per_process")
         object.__setattr__(self, "devices", np.array(devices, np.int64))
         object.__setattr__(self, "num_hardware_per_process", num_hardware_per_process)
 
@@ -72,6 +81,9 @@ class SpreadPlacementStrategy(PlacementStrategy):
 
     world_size: int
     labels: tuple[str, ...] = (NODE_GROUP,)
+
+    def __post_init__(self) -> None:
+        check_count(self.world_size, "world_size")
 
     def place(
         self, inventory: Inventory, findings: Findings, where: Where = Where(), isolate: bool = True

@@ -71,5 +71,7 @@ def share_device(
                 "write async_rollouts: false, or use separate GPUs",
             )
         return Sharing(keeps_both=False, inference_fraction=cap)
+    if wanted == 0:
+        return Sharing(keeps_both=True, inference_fraction=cap)
     inference = inference_gb / wanted * RESERVED_FRACTION
     return Sharing(True, inference if cap is None else min(cap, inference), learning_gb / wanted * RESERVED_FRACTION)

@@ -15,7 +15,7 @@ Bools = npt.NDArray[np.bool_]
 
 # Components that take part in the loop of generating and learning. Rewards and references are looked at on the side
 # and may share anybody's devices without changing how the others take turns.
-LOOP_COMPONENTS = ("actor", "rollout", "inference", "env")
+LOOP_COMPONENTS = ("actor", "rollout", "inference", "env", "student_train", "student_infer")
 
 
 class PlacementMode(StrEnum):

@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roost.spec.errors import shown
+
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 FAMILIES = (*DENSE_FAMILIES, *EXPERT_FAMILIES)
+LAYER_KEYS = ("num_hidden_layers", "num_experts", "num_local_experts")
+MAX_LAYERS = 10_000
+MAX_SIZE = 100_000_000
 
 
 class UnknownShape(ValueError):
@@ -89,7 +94,8 @@ class ModelShape:
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a `config.json` describes; `UnknownShape` where the family is not known or a size is missing."""
-    config = config.get("text_config", config)  # models of several modalities keep the language model's sizes there
+    inner = config.get("text_config")  # models of several modalities keep the language model's sizes there
+    config = inner if isinstance(inner, Mapping) else config
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise UnknownShape(f"model_type {family or 'is missing'}; Roost counts {', '.join(FAMILIES)}")
@@ -122,7 +128,10 @@ def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, i
             "expert_feed_forward": _size(config, "intermediate_size"),
         }
     step = _size(config, "decoder_sparse_step", 1)
-    dense = set(config.get("mlp_only_layers") or ())
+    listed = config.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
+        raise UnknownShape(f"mlp_only_layers is {shown(listed)}")
+    dense = set(listed)
     sparse = sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
     return {
         "expert_layers": sparse,
@@ -134,9 +143,11 @@ def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, i
 
 
 def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise UnknownShape(f"{key} is {value!r}")
-    return value
+    value = default if config.get(key) is None and default is not None else config.get(key)
+    most = MAX_LAYERS if key in LAYER_KEYS else MAX_SIZE
+    is_absent = value == 0 and config.get(key) is None  # a part that the model does not have
+    if isinstance(value, int) and not isinstance(value, bool) and (0 < value <= most or is_absent):
+        if key == "head_dim" and value == 0:
+            raise UnknownShape("there are more attention heads than hidden units")
+        return value
+    raise UnknownShape(f"{key} is {shown(value)}")

@@ -84,22 +84,24 @@ class ComponentPlan:
 
     def processes(self) -> Iterator[Process]:
         """The processes in rank order."""
+        return (self._process(placement) for placement in self.table)
+
+    def process(self, rank: int) -> Process:
+        """One process."""
+        return self._process(self.table[rank])
+
+    def _process(self, placement: Placement) -> Process:
         inventory = self.table.inventory
-        groups = {label: inventory.group(label) for label in self.table.labels}
-        kinds = dict(zip(self.table.labels, self.table.kinds, strict=True))
-        for placement in self.table:
-            group = groups[placement.node_group_label]
-            software = group.software_of(placement.cluster_node_rank)
-            node = inventory.nodes[placement.cluster_node_rank]
-            declared = (
-                node.hardware.get(kinds[group.label], ()) if kinds[group.label] not in (ACCELERATOR, NODE) else ()
-            )
-            yield Process(
-                placement,
-                env={**dict(software.env_vars), **_visibility(placement, self.registry), **dict(self.env)},
-                interpreter=software.python_interpreter_path,
-                hardware=tuple(declared[rank] for rank in placement.local_hardware_ranks) if declared else (),
-            )
+        software = inventory.group(placement.node_group_label).software_of(placement.cluster_node_rank)
+        kind = self.table.kinds[self.table.labels.index(placement.node_group_label)]
+        hardware = inventory.nodes[placement.cluster_node_rank].hardware
+        declared = hardware.get(kind, ()) if kind not in (ACCELERATOR, NODE) else ()
+        return Process(
+            placement,
+            env={**dict(software.env_vars), **_visibility(placement, self.registry), **dict(self.env)},
+            interpreter=software.python_interpreter_path,
+            hardware=tuple(declared[rank] for rank in placement.local_hardware_ranks) if declared else (),
+        )
 
 
 def _visibility(placement: Placement, registry: HardwareRegistry) -> dict[str, str]:

@@ -17,8 +17,9 @@ from roost.placement.residency import MEMORY_KEYS, ResidencySettings, find_resid
 from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of
 from roost.spec.compose import load
-from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.errors import ConfigError, Findings, Where, did_you_mean, shown
 from roost.spec.job import Job, Layout, Notation
+from roost.spec.limits import MAX_ACCELERATORS_PER_NODE
 from roost.spec.notation import read_job
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -62,6 +63,10 @@ def try_plan(
     """
     registry = installed_registry(os.environ) if registry is None else registry
     notation, layout = _chosen(Notation, notation, findings), _chosen(Layout, layout, findings)
+    if accelerators_per_node is not None and not _is_count(accelerators_per_node):
+        what = f"accelerators_per_node is {shown(accelerators_per_node)}; it must be a whole number"
+        findings.error(Where(path=("accelerators_per_node",)), what, fix=f"give 0 to {MAX_ACCELERATORS_PER_NODE}")
+        return None
     job = _read(job_or_path, findings, overrides, notation, layout, strict)
     known = _known_machines(inventory, findings)
     if job is None or (inventory is not None and known is None):
@@ -114,12 +119,15 @@ def _known_machines(inventory: Any, findings: Findings) -> Inventory | None:
         if isinstance(inventory, Mapping):
             return Inventory.from_dict(inventory)
         return inventory_of(inventory)
-    except ValueError as error:
-        for finding in getattr(error, "findings", ()):
-            findings.error(
-                finding.where if str(finding.where) else Where(str(inventory)), finding.what, finding.why, finding.fix
-            )
+    except ConfigError as error:
+        for finding in error.findings:
+            where = finding.where if str(finding.where) else Where("inventory")
+            findings.error(where, finding.what, finding.why, finding.fix)
         return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ACCELERATORS_PER_NODE
 
 
 def _chosen(kind: type[Choice], value: Choice | str | None, findings: Findings) -> Choice | None:

@@ -6,9 +6,11 @@ by figures computed from the models, or, where neither is there, by what the con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.placement.device_classes import DeviceClass, device_classes
@@ -54,7 +56,8 @@ class ClassResidency:
     def used_gib(self, phase: Phase) -> float | None:
         """The sum on each device of the class, or None where a part of it is not known."""
         parts = [share.device_gib for share in self.phases[phase]]
-        extra = SYNC_BUCKET_GIB if phase is Phase.SYNC and len(parts) > 1 else 0.0
+        runs = [share for share in self.phases[phase] if share.state is State.RUNS]
+        extra = SYNC_BUCKET_GIB if phase is Phase.SYNC and len(runs) > 1 else 0.0
         known = [part for part in parts if part is not None]
         return sum(known) + extra if len(known) == len(parts) else None
 
@@ -106,6 +109,8 @@ def find_residency(
     `places` says where each component (and each memory key) stands in the config.
     """
     by_name = {part.name: part for part in components}
+    if settings.notation is Notation.LOOP and (settings.inference_gb is None) != (settings.learning_gb is None):
+        _loop_sharing(DeviceClass(np.zeros(0, np.int64), (), None), settings, places, findings)
     classes = tuple(
         _class_residency(device_class, by_name, settings, places, findings)
         for device_class in device_classes(components, inventory)
@@ -125,7 +130,7 @@ def _class_residency(
     decision, reason, sharing = _decide(device_class, held, prints, settings, places, findings)
     if settings.notation is Notation.LOOP:
         prints = {part.name: _by_figures(part, prints[part.name], settings) for part in held}
-    names = tuple(components)
+    names = frozenset(components)
     phases = {
         phase: tuple(_share(part, phase, decision, prints[part.name], names, held, settings.is_async) for part in held)
         for phase in Phase
@@ -199,7 +204,7 @@ def _by_figures(part: ComponentPlan, computed: Footprint, settings: ResidencySet
     is_learner = part.role is Role.LEARNER
     figure = settings.learning_gb if is_learner else settings.inference_gb
     left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
-    return computed if figure is None else Footprint(figure, left, computed.host, computed.weights)
+    return computed if figure is None else Footprint(figure, figure, left, computed.host, computed.weights)
 
 
 def _share(
@@ -207,7 +212,7 @@ def _share(
     phase: Phase,
     decision: Decision,
     size: Footprint,
-    names: Sequence[str],
+    names: Collection[str],
     held: Sequence[ComponentPlan],
     is_async: bool,
 ) -> Share:
@@ -226,7 +231,7 @@ def _state(
     part: ComponentPlan,
     phase: Phase,
     decision: Decision,
-    names: Sequence[str],
+    names: Collection[str],
     held: Sequence[ComponentPlan],
     is_async: bool,
 ) -> State:

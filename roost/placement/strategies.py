@@ -13,6 +13,7 @@ from roost.placement.strategy import (
     GroupLabels,
     PlacementStrategy,
     as_labels,
+    check_count,
     check_ranks,
     has_devices,
     in_range,
@@ -104,9 +105,8 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     def __post_init__(self) -> None:
         check_ranks([self.start_hardware_rank, self.end_hardware_rank], "the strategy")
-        for name, value in (("num_hardware_per_process", self.num_hardware_per_process), ("stride", self.stride)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                refuse(f"{name} is {shown(value)}; it must be a whole number of at least 1", f"give {name}=1")
+        check_count(self.num_hardware_per_process, "num_hardware_per_process")
+        check_count(self.stride, "stride")
         if self.end_hardware_rank < self.start_hardware_rank:
             refuse(
                 f"end_hardware_rank {self.end_hardware_rank} is before start_hardware_rank {self.start_hardware_rank}",
@@ -172,8 +172,7 @@ class NodePlacementStrategy(PlacementStrategy):
             )
         if not len(node_ranks):
             refuse("node_ranks must not be empty", "list the node of each process, such as [0] * 4")
-        if not isinstance(node_ranks, np.ndarray):
-            check_ranks(node_ranks, "the strategy")
+        check_ranks(node_ranks, "the strategy")
         object.__setattr__(self, "node_ranks", np.sort(np.asarray(node_ranks, np.int64)))
         object.__setattr__(self, "labels", as_labels(node_group_label))
 

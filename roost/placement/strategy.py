@@ -98,9 +98,16 @@ def is_list(value: object) -> bool:
     return isinstance(value, list | tuple | range | np.ndarray)
 
 
-def check_ranks(ranks: Sequence[int], owner: str) -> None:
+def check_count(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        refuse(f"{name} is {shown(value)}; it must be a whole number of at least 1", f"give {name}=1")
+
+
+def check_ranks(ranks: Sequence[int] | Ints, owner: str) -> None:
     if not len(ranks):
         refuse(f"{owner} has no ranks", "name at least one rank")
+    if isinstance(ranks, np.ndarray) and ranks.dtype.kind in "iu" and ranks.ndim == 1 and ranks.min() >= 0:
+        return
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or not 0 <= rank <= 10**9:
             refuse(

@@ -32,7 +32,7 @@ class Placement(NamedTuple):
     isolate_accelerator: bool
     local_hardware_ranks: list[int]
     node_group_label: str
-    devices: list[tuple[int, int]]
+    devices: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,10 @@ class PlacementTable(Sequence[Placement]):
     device_ranks: Ints
     isolate: bool = True
 
+    def __post_init__(self) -> None:
+        for column in (self.nodes, self.groups, self.offsets, self.device_nodes, self.device_ranks):
+            column.flags.writeable = False  # a plan is a value
+
     def __len__(self) -> int:
         return len(self.nodes)
 
@@ -67,7 +71,8 @@ class PlacementTable(Sequence[Placement]):
     def __getitem__(self, index: slice) -> list[Placement]: ...
     def __getitem__(self, index: int | slice) -> Placement | list[Placement]:
         if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
+            start, stop, step = index.indices(len(self))
+            return list(self._rows(start, max(start, stop)))[::step] if step > 0 else list(self)[index]
         position = range(len(self))[index]
         return next(self._rows(position, position + 1))
 

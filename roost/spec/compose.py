@@ -100,7 +100,7 @@ def _existing(
             f"looked in {', '.join(str(directory) for directory in directories)}",
             "plan from the folder that holds them if they say anything about placement",
         )
-    return kept if any(not entry.is_self for entry in kept) else []
+    return kept if any(entry.options or entry.is_chosen_by(overrides) for entry in kept if not entry.is_self) else []
 
 
 def _composed(
@@ -117,10 +117,10 @@ def _composed(
     name = Path(source.file).stem if source.file else "config"
     with tempfile.TemporaryDirectory(prefix="roost-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Hydra's advice is about files that its user did not write for Roost
-        _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
         try:
+            _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
             config, used = _load_with_hydra(Path(folder), name, list(overrides))
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
             findings.error(
                 _place(source, overrides),
                 f"cannot be composed: {_first_line(error)}",

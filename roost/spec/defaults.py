@@ -24,6 +24,7 @@ class DefaultEntry:
     package: str
     options: tuple[str, ...]
     written: Any
+    is_optional: bool = False
 
     @property
     def is_self(self) -> bool:
@@ -47,7 +48,15 @@ class DefaultEntry:
 
 def find_config(path: str, directories: Sequence[Path]) -> Path | None:
     """The file of a config in the first folder that has it."""
-    return next((file for directory in directories if (file := directory / f"{path}.yaml").is_file()), None)
+    return next((file for directory in directories if _is_there(file := directory / f"{path}.yaml")), None)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file or folder is there; a name that the system refuses is not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def included(entry: DefaultEntry, directories: Sequence[Path]) -> list[tuple[str, list[DefaultEntry]]]:
@@ -72,7 +81,7 @@ def _relative(entry: DefaultEntry, path: str) -> DefaultEntry:
 
 def missing_files(entry: DefaultEntry, directories: Sequence[Path]) -> list[str]:
     """The files that an entry, or a file it brings in, names and that are not there."""
-    absent = [path for path in entry.paths if find_config(path, directories) is None]
+    absent = [path for path in entry.paths if find_config(path, directories) is None and not entry.is_optional]
     for _, entries in included(entry, directories):
         for part in entries:
             absent += missing_files(part, directories)
@@ -144,16 +153,17 @@ def read_defaults(source: Source, findings: Findings) -> list[DefaultEntry]:
 def _entry(key: str, option: Any, written: Any) -> DefaultEntry | None:
     words = key.split()
     group, _, package = (words[-1] if words else "").partition("@")
-    if group.lstrip("/").startswith("hydra/") or "optional" in words[:-1] or option is None:
+    if group.lstrip("/").startswith("hydra/"):
         return None
-    options = option if isinstance(option, list) else [option]
+    options = option if isinstance(option, list) else [] if option is None else [option]
     if not group and isinstance(option, str):
         path, _, package = option.partition("@")
         group, _, last = path.rpartition("/")
         options = [last]
         if path.lstrip("/").startswith("hydra/"):
             return None
-    return DefaultEntry(group, package, tuple(str(part).removesuffix(".yaml") for part in options), written)
+    names = tuple(str(part).removesuffix(".yaml") for part in options)
+    return DefaultEntry(group, package, names, written, is_optional="optional" in words[:-1])
 
 
 def search_directories(
@@ -173,6 +183,6 @@ def search_directories(
     for entry in written if isinstance(written, list) else []:
         text = _ENVIRONMENT.sub(lambda match: os.environ.get(match[1].strip(), match[2] or ""), str(entry))
         directory = Path(text.removeprefix("file://"))
-        if text.startswith("file://") and directory.is_dir():
+        if text.startswith("file://") and _is_there(directory):
             directories.append(directory.resolve())
     return directories, kept

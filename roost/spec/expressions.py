@@ -105,17 +105,20 @@ def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
     while isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Add):
         terms.append(rest.right)
         rest = rest.left
-    values = [_evaluate(term, depth + 1) for term in [rest, *reversed(terms)]]
-    if all(isinstance(value, int) for value in values):
-        return _bounded(sum(_number(value) for value in values))
-    total: list[int] = []
-    for value in values:
-        if isinstance(value, int):
-            raise ExpressionError(f"{value} is added to a list")
-        if len(total) + len(value) > MAX_DEVICES:
+    total: int | list[int] | None = None
+    for term in [rest, *reversed(terms)]:
+        value = _evaluate(term, depth + 1)
+        if total is None:
+            total = value if isinstance(value, int) else list(value)
+        elif isinstance(total, int) and isinstance(value, int):
+            total = _bounded(total + value)
+        elif isinstance(total, int) or isinstance(value, int):
+            raise ExpressionError("a number is added to a list")
+        elif len(total) + len(value) > MAX_DEVICES:
             raise ExpressionError(f"more than {MAX_DEVICES:,} devices")
-        total.extend(value)
-    return total
+        else:
+            total.extend(value)
+    return total if total is not None else []
 
 
 def _range(values: list[int | Sequence[int]]) -> range:

@@ -8,10 +8,13 @@ from typing import Any
 
 from roost.spec.section import Unresolved
 
-MAX_STEPS = 1_000  # references that all values together may lead through, to stop values that double at each step
+# What all values together, and one value, may lead through; OmegaConf follows a reference each time it meets it, so
+# values that double at each step would never end.
+MAX_STEPS = 5_000
+MAX_STEPS_OF_ONE = 500
 MAX_IN_ONE_VALUE = 50
 MAX_CHAIN = 100
-_REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
+_NAMES = re.compile(r"[^\W\d]\w*")
 
 
 def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
@@ -31,16 +34,16 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
     except failures as error:
         reason = str(error).splitlines()[0]
         return _map_mapping(values, lambda path, text: Unresolved(text, reason))
-    weights: dict[str, int] = {}
+    weigh = _Weights(values)
     steps_left = MAX_STEPS
 
     def look_up(path: tuple[Any, ...], text: str) -> Any:
         nonlocal steps_left
         if text.count("${") > MAX_IN_ONE_VALUE:
             return Unresolved(text, f"it holds more than {MAX_IN_ONE_VALUE} interpolations")
-        weight = _weight(text, values, weights, 0)
-        if weight > steps_left:
-            return Unresolved(text, f"the config leads through more than {MAX_STEPS:,} references")
+        weight = weigh.of(text)
+        if weight > min(steps_left, MAX_STEPS_OF_ONE):
+            return Unresolved(text, "it leads through too many references")
         steps_left -= weight
         try:
             found = config
@@ -76,19 +79,38 @@ def _map_text(value: Any, change: Any, path: tuple[Any, ...] = ()) -> Any:
     return value
 
 
-def _weight(text: str, values: Mapping[Any, Any], known: dict[str, int], depth: int) -> int:
-    """How many references a text leads through, counting each as often as OmegaConf would follow it."""
-    if text in known:
-        return known[text]
-    if depth > MAX_CHAIN:
-        return MAX_STEPS + 1
-    known[text] = 1  # a text that leads to itself is left to OmegaConf to refuse
-    total = 1
-    for reference in _REFERENCE.findall(text):
-        target: Any = values
-        for part in reference.strip().split("."):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        if isinstance(target, str) and "${" in target:
-            total += _weight(target, values, known, depth + 1)
-    known[text] = min(total, MAX_STEPS + 1)
-    return known[text]
+class _Weights:
+    """How many references a text leads through at most.
+
+    References are taken by the names in them, however they are spelled (absolute, relative, through a resolver): each
+    name counts as the heaviest value that is kept under it anywhere.
+    """
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        self.texts: dict[str, set[str]] = {}
+        self.known: dict[str, int] = {}
+        _map_mapping(values, self._note)
+
+    def _note(self, path: tuple[Any, ...], text: str) -> str:
+        for part in path:
+            if isinstance(part, str):
+                self.texts.setdefault(part, set()).add(text)
+        return text
+
+    def of(self, text: str, depth: int = 0) -> int:
+        if text in self.known:
+            return self.known[text]
+        if depth > MAX_CHAIN:
+            return MAX_STEPS_OF_ONE + 1
+        self.known[text] = 1  # while it is weighed; a text that leads to itself is left to OmegaConf to refuse
+        total = 1
+        for inner in text.split("${")[1:]:
+            names = set(_NAMES.findall(inner.split("}")[0])[-1:])
+            weights = [
+                self.of(other, depth + 1) for name in names for other in self.texts.get(name, ()) if other != text
+            ]
+            total += max(weights, default=0)
+            if total > MAX_STEPS_OF_ONE:
+                break
+        self.known[text] = min(total, MAX_STEPS_OF_ONE + 1)
+        return self.known[text]

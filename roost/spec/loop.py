@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from roost.spec.errors import counted
 from roost.spec.expressions import ExpressionError, parse_devices
 from roost.spec.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
 from roost.spec.model_files import OFFLOADED_PARTS, first_text, read_model_config
+from roost.spec.ranks import spell_ranks
 from roost.spec.section import Section
 
 ALLOCATION_KEYS = ("learning_gpus", "inference_gpus")
@@ -83,8 +85,8 @@ def _read_gpus(allocation: Section, key: str) -> Sequence[int]:
     if not gpus:
         allocation.error(key, "names no GPU", fix=f"write {key}: [0]")
     if len(set(gpus)) < len(gpus):
-        repeated = sorted({gpu for gpu in gpus if list(gpus).count(gpu) > 1}) if len(gpus) < 10_000 else "some"
-        allocation.error(key, "names a GPU twice", f"repeated: {repeated}", "name each GPU once")
+        repeated = sorted(gpu for gpu, times in Counter(gpus).items() if times > 1)
+        allocation.error(key, "names a GPU twice", f"repeated: {spell_ranks(repeated)}", "name each GPU once")
         return ()
     return gpus
 
@@ -101,5 +103,8 @@ def _settings(root: Section, rl: Section) -> dict[str, object]:
         )
     for key in MEMORY_KEYS:
         settings[key] = rl.number(key)
-    settings["max_gpu_mem_utilization"] = root.below("llm").number("max_gpu_mem_utilization")
+    cap = root.below("llm").number("max_gpu_mem_utilization")
+    if cap is not None and cap > 1:
+        root.below("llm").error("max_gpu_mem_utilization", f"is {cap:g}; it is a part of the GPU", fix="write 0.9")
+    settings["max_gpu_mem_utilization"] = cap
     return settings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.spec.job import Role
-from roost.spec.section import Section
+from roost.spec.section import MAX_NUMBER, Section
 
 OFFLOADED_PARTS = ("weight", "grad", "optimizer")
 ENGINE_STRATEGIES = ("vllm", "sglang")
@@ -19,11 +19,11 @@ def read_model_config(path: str | None) -> dict[str, Any] | None:
     """The `config.json` in a model's folder; None where the path is a hub name or the folder is elsewhere."""
     if not path:
         return None
-    file = Path(path).expanduser() / "config.json"
     try:
+        file = Path(path).expanduser() / "config.json"
         with file.open("rb") as stream:
             config = json.loads(stream.read(_MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~somebody who is not here, or nesting without end
         return None
     return config if isinstance(config, dict) else None
 
@@ -41,7 +41,7 @@ def first_number(*places: tuple[Section, str]) -> float | None:
     """The first of several keys that holds a number above zero."""
     for section, key in places:
         value = section.values.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER:
             return value
     return None
 

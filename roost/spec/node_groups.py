@@ -21,6 +21,7 @@ PROTECTED_VARIABLES = (
 PROTECTED_WHAT = "is set for every process by the plan"
 PROTECTED_FIX = "remove it; the placement decides what a process sees"
 GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware", "hardware_type", "ignore_hardware")
+COUNTED_THINGS = ("accelerator", "node")
 ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 
 
@@ -62,23 +63,25 @@ def _read_group(section: Section) -> NodeGroup | None:
     ignore = section.flag("ignore_hardware")
     if ignore and (hardware_type is not None):
         section.error("ignore_hardware", "stands beside hardware", fix="keep one of the two")
-    if label is None or section.values.get("node_ranks") is None:
-        return None
     env_configs = tuple(
         config
         for part in section.mappings("env_configs", fix="put a dash before node_ranks: - node_ranks: 0-7")
         if (config := _read_env_config(part)) is not None
     )
-    return NodeGroup(
-        label,
-        node_ranks,
-        section.where("label"),
-        section.where("node_ranks"),
-        section.where(*(("hardware", "type") if "hardware" in section else ("hardware_type",))),
-        env_configs,
-        hardware_type,
-        hardware,
-        ignore,
+    return (
+        None
+        if label is None
+        else NodeGroup(
+            label,
+            node_ranks,
+            section.where("label"),
+            section.where("node_ranks"),
+            section.where(*(("hardware", "type") if "hardware" in section else ("hardware_type",))),
+            env_configs,
+            hardware_type,
+            hardware,
+            ignore,
+        )
     )
 
 
@@ -105,7 +108,7 @@ def _read_env_config(section: Section) -> EnvConfig | None:
     return EnvConfig(
         node_ranks=_read_node_ranks(section),
         env_vars=_read_env_vars(section),
-        python_interpreter_path=section.text("python_interpreter_path"),
+        python_interpreter_path=section.text("python_interpreter_path") or None,
         where=section.where("node_ranks"),
     )
 
@@ -119,7 +122,10 @@ def _read_env_vars(section: Section) -> tuple[tuple[str, str], ...]:
                 pair.where(), f"holds {len(pair.values)} pairs; each entry holds exactly one", fix=fix
             )
             continue
-        for key, value in pair.values.items():
+        for key in pair.values:
+            value = pair.get(key)
+            if value is None and pair.values[key] is not None:
+                continue  # an interpolation that is reported
             if isinstance(value, Mapping | list):
                 pair.error(str(key), f"is {shown(value)}; an environment variable holds text", fix=fix)
             elif not str(key) or "=" in str(key):
@@ -154,4 +160,6 @@ def _read_hardware(section: Section) -> tuple[str | None, tuple[HardwareItem, ..
         if item.values in seen:
             section.findings.error(item.where(), "is a duplicate of an earlier entry", fix="describe each device once")
         seen.append(item.values)
-    return kind, tuple(HardwareItem(dict(item.values), item.where()) for item in items)
+    if kind in COUNTED_THINGS:
+        hardware.error("type", f"{kind} is what groups without hardware count", fix="give the kind another name")
+    return kind, tuple(HardwareItem({str(key): item.get(key) for key in item.values}, item.where()) for item in items)

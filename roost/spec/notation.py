@@ -8,9 +8,10 @@ from typing import Any
 
 from roost.spec.errors import Findings, did_you_mean
 from roost.spec.job import Job, Layout, Notation
+from roost.spec.limits import MAX_COMPONENTS
 from roost.spec.loop import read_loop
 from roost.spec.rlinf import read_rlinf
-from roost.spec.roll import holds_role, read_roll
+from roost.spec.roll import has_roles, read_roll
 from roost.spec.section import Section
 from roost.spec.source import Source
 
@@ -42,6 +43,10 @@ def read_job(
         job = read_roll(root, strict)
     else:
         job = read_loop(root)
+    if len(job.components) > MAX_COMPONENTS:
+        what = f"places {len(job.components):,} components, more than the {MAX_COMPONENTS} that Roost plans for"
+        root.findings.error(root.where(), what, fix="place fewer components")
+        return None
     if not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"write at least one: {_SIGNS[notation]}")
     return replace(job, warnings=findings.warnings)
@@ -53,10 +58,7 @@ def recognise(root: Section) -> Notation | None:
     shown_by = {
         Notation.RLINF: "cluster" in values,
         Notation.LOOP: isinstance(values.get("rl"), Mapping) and "gpu_allocation" in values["rl"],
-        Notation.ROLL: any(holds_role(value) for value in values.values())
-        or any(
-            holds_role(inner) for value in values.values() if isinstance(value, Mapping) for inner in value.values()
-        ),
+        Notation.ROLL: has_roles(values),
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from roost.spec.errors import did_you_mean, shown
 from roost.spec.expressions import ExpressionError, parse_devices
@@ -27,6 +28,7 @@ NESTED_ROLES = ("rewards", "teachers", "teacher")
 ENV_MANAGERS = ("train_env_manager", "val_env_manager")
 CANONICAL_NAMES = {"actor_train": "actor", "actor_infer": "rollout"}
 # Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
+MAX_RATIO = 1_000
 USUAL_ROLES = (
     "actor_train", "actor_infer", "reference", "critic", "reward", "rewards", "reward_model", "teacher",
     "student", "student_train", "student_infer", "sft_train", *ENV_MANAGERS,
@@ -66,20 +68,47 @@ def read_roll(root: Section, strict: bool = False) -> Job:
 
 
 def holds_role(values: object) -> bool:
-    """Whether a mapping looks like a role: it has a key that says how many workers, or a near miss of one."""
-    return isinstance(values, Mapping) and any(
-        isinstance(key, str) and (key in ROLE_KEYS or did_you_mean(key, ROLE_KEYS, NEAR_MISS)) for key in values
+    """Whether a mapping looks like a role: it has a key that says how many workers it has."""
+    return isinstance(values, Mapping) and any(key in values for key in ROLE_KEYS)
+
+
+def has_roles(values: Mapping[Any, Any]) -> bool:
+    """Whether a config has roles, at the top or where ROLL nests them."""
+    nested = [values[key] for key in NESTED_ROLES if isinstance(values.get(key), Mapping)]
+    groups = [values, *nested]
+    return any(
+        holds_role(value) or (key in USUAL_ROLES and _has_misspelt_key(value))
+        for group in groups
+        for key, value in group.items()
     )
+
+
+def _has_misspelt_key(values: object) -> bool:
+    """Whether a role has no placement key, but a near miss of one."""
+    return isinstance(values, Mapping) and any(did_you_mean(key, ROLE_KEYS, NEAR_MISS) for key in values)
 
 
 def _roles(root: Section) -> Iterator[tuple[str, Section]]:
     """The roles with their names in the file: top-level ones, and those nested under `rewards` and its like."""
     for key, value in root.values.items():
-        if not isinstance(key, str) or not isinstance(value, Mapping):
+        if not isinstance(key, str):
+            continue
+        if not isinstance(value, Mapping):
+            if key in USUAL_ROLES:
+                root.error(
+                    key, f"is {shown(value)}; it must be a mapping", fix="write device_mapping or world_size below it"
+                )
             continue
         section = Section(value, (key,), root.source, root.findings)
-        if holds_role(value) or key in ENV_MANAGERS:
+        if holds_role(value) or key in ENV_MANAGERS or (key in USUAL_ROLES and _has_misspelt_key(value)):
             yield key, section
+        elif key in USUAL_ROLES and key not in NESTED_ROLES:
+            root.findings.warn(
+                section.where(),
+                "is not placed",
+                "it has neither device_mapping nor world_size",
+                "give it one, or remove it",
+            )
         elif key in NESTED_ROLES:
             for name, inner in value.items():
                 if isinstance(inner, Mapping) and (key == "rewards" or holds_role(inner)):
@@ -96,7 +125,11 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
     name = CANONICAL_NAMES.get(role, role)
     name = f"reward.{name.removeprefix('rewards.')}" if name.startswith("rewards.") else name
     env = {**_variables(root), **_variables(section)}
-    if section.values.get("device_mapping") is not None:
+    if role in ENV_MANAGERS and section.get("device_mapping") is not None:
+        section.findings.warn(
+            section.where("device_mapping"), "is not used", "environments run on CPUs in ROLL", "remove it"
+        )
+    if section.values.get("device_mapping") is not None and role not in ENV_MANAGERS:
         asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
     else:
         asks = _read_cpu_workers(role, section)
@@ -142,6 +175,13 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
             f"name a multiple of {parallel.model} devices",
         )
     _check_repeated(section, list(devices), per_worker)
+    replicas = section.below("strategy_args", "strategy_config").whole_number("data_parallel_size", 1, 1) or 1
+    if strategy == "vllm" and replicas not in (1, len(devices) // per_worker):
+        section.error(
+            "strategy_args",
+            f"data_parallel_size is {replicas}, but there are {len(devices) // per_worker} workers",
+            fix="leave data_parallel_size out",
+        )
     written = section.whole_number("world_size", minimum=0)
     if written is not None and written != len(devices) // per_worker:
         section.error(
@@ -216,7 +256,7 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
         section.findings.warn(
             arguments.where("strategy_name"), f"{name} is not a strategy Roost knows", hint, "correct it"
         )
-    config = arguments.below("strategy_config")
+    config = arguments.mapping("strategy_config") or arguments.below("strategy_config")
     config.warn_near_misses(STRATEGY_SIZES)
     if name in MULTI_DEVICE_STRATEGIES:
         return ParallelSizes(
@@ -232,8 +272,15 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
 
 
 def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
-    if role in ENV_MANAGERS and "world_size" not in section:
+    if role in ENV_MANAGERS:
         return _read_env_manager(section)
+    if section.get("num_gpus_per_worker") not in (None, 0):
+        section.findings.warn(
+            section.where("num_gpus_per_worker"),
+            "is not used",
+            "a role without device_mapping has no devices",
+            "remove it",
+        )
     count = section.whole_number("world_size", minimum=1, maximum=MAX_PROCESSES)
     if count is None:
         if section.get("world_size") is None:
@@ -252,9 +299,15 @@ def _read_env_manager(section: Section) -> CpuWorkers | None:
     size = section.whole_number("group_size", 1, 1) or 1
     spare = section.whole_number("group_size_redundancy", 0, 0) or 0
     environments = groups * (size + spare)
-    value = section.get("max_env_num_per_worker")
-    per_worker = value if isinstance(value, int) and value > 0 else environments
+    per_worker = section.whole_number("max_env_num_per_worker", minimum=-1, default=0) or 0
+    per_worker = per_worker if per_worker > 0 else environments
     count = math.ceil(environments / per_worker)
+    written = section.whole_number("world_size", 1)
+    if written is not None and "num_env_groups" in section and written != count:
+        why = f"{environments} environments / {per_worker} per worker"
+        section.error("world_size", f"is {written}, but the environments make {count} workers", why, "leave it out")
+    if written is not None and "num_env_groups" not in section:
+        count = written
     if count > MAX_PROCESSES:
         what = f"makes {count:,} workers, more than the {MAX_PROCESSES:,} that Roost plans for"
         section.error("num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer")
@@ -298,11 +351,19 @@ def _why_unused(root: Section, name: str) -> str:
 
 
 def _variables(section: Section) -> dict[str, str]:
-    variables = section.below("system_envs")
+    variables = section.mapping("system_envs") or section.below("system_envs")
+    found = {}
     for key in variables.values:
+        value = variables.get(key)
         if key in PROTECTED_VARIABLES:
             variables.error(str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
-    return {str(key): str(value) for key, value in variables.values.items() if not isinstance(value, Mapping | list)}
+        elif isinstance(value, Mapping | list):
+            variables.error(
+                str(key), f"is {shown(value)}; an environment variable holds text", fix="write a single value"
+            )
+        elif value is not None or variables.values[key] is None:
+            found[str(key)] = str(value)
+    return found
 
 
 def _refuse_misspelt_keys(section: Section) -> None:
@@ -318,7 +379,7 @@ def _settings(root: Section) -> dict[str, object]:
     value = root.get("async_generation_ratio")
     if value is None:
         return {}
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:
         root.error(
             "async_generation_ratio",
             f"is {shown(value)}; it must be a number that is not negative",

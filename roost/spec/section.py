@@ -9,7 +9,9 @@ from typing import Any
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 from roost.spec.limits import MAX_ACCELERATORS
 from roost.spec.source import Source
+from roost.spec.yaml_events import MAX_BITS
 
+MAX_NUMBER = 1e12  # no setting that Roost reads is larger
 NEAR_MISS = 0.85  # how alike two words must be for one to be taken for a slip of the other
 
 
@@ -46,15 +48,13 @@ class Section:
     def get(self, key: str) -> Any:
         """The value as written, or None; an unresolved interpolation is reported here, where it is needed."""
         value = self.values.get(key)
-        if isinstance(value, Unresolved):
-            self.error(
-                key,
-                f"{shown(value.text)} cannot be resolved",
-                value.reason,
-                "write the value itself, or define what it refers to",
-            )
-            return None
-        return value
+        parts = value if isinstance(value, list | tuple) else [value]
+        unresolved = next((part for part in parts if isinstance(part, Unresolved)), None)
+        if unresolved is None:
+            return value
+        what = f"{shown(unresolved.text)} cannot be resolved"
+        self.error(key, what, unresolved.reason, "write the value itself, or define what it refers to")
+        return None
 
     def whole_number(
         self, key: str, minimum: int, default: int | None = None, maximum: int | None = None
@@ -79,7 +79,7 @@ class Section:
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
             self.error(
                 key,
                 f"is {shown(value)}; it must be a number that is not negative",
@@ -102,7 +102,8 @@ class Section:
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        is_huge = isinstance(value, int) and value.bit_length() > MAX_BITS
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or is_huge:
             self.error(key, f"is {shown(value)}; it must be a word", fix=f"write {key}: some_name")
             return None
         return str(value)

@@ -43,8 +43,8 @@ def read_yaml(file: Path, findings: Findings) -> Source | None:
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = getattr(error, "strerror", None) or str(error)
         findings.error(here, f"cannot be read: {reason}", fix="give the path of a YAML file")
         return None
     if len(content) > MAX_FILE_BYTES:

@@ -17,6 +17,7 @@ from roost.spec.errors import Findings, Where, shown
 MAX_VALUES = 100_000  # after aliases are expanded
 MAX_DEPTH = 64
 MAX_DIGITS = 100
+MAX_BITS = 333  # of a number of so many digits
 MERGE_KEY = "<<"
 PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
@@ -99,6 +100,12 @@ class ValueBuilder:
     def _scalar(self, event: Any) -> Any:
         if event.implicit[0] and event.value.isdecimal() and event.value.isascii() and not event.value.startswith("0"):
             return self._whole_number(event)  # by far the most of a long list
+        value = self._resolved_scalar(event)
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise self._refusal(event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number")
+        return value
+
+    def _resolved_scalar(self, event: Any) -> Any:
         explicit = event.tag if event.tag and event.tag != "!" else None
         tag = explicit or self.scalars.resolve(  # type: ignore[no-untyped-call]
             yaml.ScalarNode, event.value, event.implicit

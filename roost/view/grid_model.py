@@ -5,7 +5,6 @@ Every picture of a plan (terminal, SVG, HTML) is drawn from this value; nothing 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from roost.cluster.resources import ACCELERATOR, NODE, Ints
 from roost.placement.plan import ComponentPlan, Plan
 from roost.spec.ranks import spell_ranks
 from roost.view.marks import Mark, marks
+from roost.view.progressions import progressions
 
 # Nodes that are not neighbours are one row only where they follow each other evenly and there are at least so many.
 FEWEST_APART = 4
@@ -142,7 +142,8 @@ def grid(plan: Plan) -> Grid:
     runs = []
     for nodes in classes:
         layout = _layout(int(nodes[0]), plan.inventory, presences)
-        for run in _progressions(nodes):
+        for start, step, count in progressions(nodes, FEWEST_APART):
+            run = range(start, start + step * count, step)
             lowest = {here.component.name: here.lowest[run.start : run.stop : run.step] for here in presences}
             runs.append(Run(run, layout, {name: ranks for name, ranks in lowest.items() if ranks[0] >= 0}))
     return Grid(marks([part.name for part in plan.components]), tuple(sorted(runs, key=lambda run: run.nodes[0])))
@@ -222,22 +223,6 @@ def _software_numbers(group: Group, num_nodes: int) -> Ints:
     for number, software in reversed(list(enumerate(group.software, 2))):
         numbers[sorted(software.node_ranks)] = number
     return numbers
-
-
-def _progressions(nodes: Ints) -> Iterator[range]:
-    """Ascending numbers as ranges: neighbours, or numbers at equal distances where there are enough of them."""
-    steps = np.diff(nodes)
-    # Where the distance changes, a progression ends.
-    ends = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(nodes) - 1]
-    position = 0
-    while position < len(nodes):
-        first = int(nodes[position])
-        end = ends[bisect_left(ends, position + 1)] if position < len(steps) else position
-        step = int(steps[position]) if end > position else 1
-        if step > 1 and end - position + 1 < FEWEST_APART:
-            end, step = position, 1
-        yield range(first, int(nodes[end]) + 1, step)
-        position = end + 1
 
 
 def _layout(node: int, inventory: Inventory, presences: list[_Presence]) -> NodeLayout:

@@ -153,3 +153,17 @@ class TestGrid:
         used = roost.plan(config, machines).residency.classes[0].used_gib("learn")
         assert f"{used:.1f}" in row
         assert "keep: together" in row
+
+
+class TestPictures:
+    def test_page_and_picture_are_written(self, tmp_path):
+        page, picture = tmp_path / "plan.html", tmp_path / "plan.svg"
+        result = run("plan", EXAMPLES / "placements/rlinf.yaml", "--html", page, "--svg", picture)
+        assert result.exit_code == 0, result.output
+        assert page.read_text().startswith("<!doctype html>")
+        assert picture.read_text().startswith("<svg")
+
+    def test_a_folder_that_is_not_there(self, tmp_path):
+        result = run("plan", EXAMPLES / "placements/rlinf.yaml", "--html", tmp_path / "nowhere/plan.html")
+        assert result.exit_code == 1
+        assert "cannot be written" in result.stderr

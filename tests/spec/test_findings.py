@@ -92,7 +92,7 @@ RLINF = [
     pytest.param(
         "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: {node_group: a80, placement: 0}\n"
         "  node_groups: [{label: a800, node_ranks: 0}]",
-        ("4:13", "cluster.component_placement.actor.node_group", "names node group a80", "did you mean a800?"),
+        ("4:13", "cluster.component_placement.actor.node_group", "names node group a80", "mean a800?"),
         id="unknown-group",
     ),
     pytest.param(
@@ -159,7 +159,9 @@ def test_rlinf(text, expected, tmp_path):
 
 GROUPS = [
     pytest.param("{label: node, node_ranks: 0}", "label", "node is reserved", id="reserved"),
-    pytest.param("{label: a, node_ranks: 0-4}", "node_ranks", "names node 4, which does not exist", id="node-out-of-range"),
+    pytest.param(
+        "{label: a, node_ranks: 0-4}", "node_ranks", "names node 4, which does not exist", id="node-out-of-range"
+    ),
     pytest.param("{node_ranks: 0}", "label", "is missing", id="no-label"),
     pytest.param("{label: a}", "node_ranks", "is missing", id="no-node-ranks"),
     pytest.param("{label: a, node_ranks: ''}", "node_ranks", "names no node", id="no-nodes"),

@@ -1,0 +1,30 @@
+// What was doubtful about the plan, with its place in the config and its mend.
+
+function drawFindings(plan) {
+  if (!plan.findings.length) return byId("findings").remove();
+  byId("findings").append(
+    make("h2", { id: "findings-title" }, "Findings"),
+    ...plan.findings.map((finding) =>
+      make(
+        "article",
+        { class: `finding ${finding.severity}` },
+        make(
+          "p",
+          {},
+          make("b", { class: "severity" }, finding.severity),
+          " ",
+          make("code", {}, finding.where),
+          " ",
+          make("code", { class: "path" }, finding.path),
+        ),
+        make("p", { class: "what" }, finding.what),
+        pairs(
+          [
+            ["why", finding.why],
+            ["fix", finding.fix],
+          ].filter(([, words]) => words),
+        ),
+      ),
+    ),
+  );
+}

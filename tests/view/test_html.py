@@ -1,0 +1,472 @@
+"""The HTML page of a plan in a real browser: what it shows, what a click, a key or a filter does, what never runs."""
+
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost.view.html import plan_to_html
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the page is tested in a browser: pip install playwright"
+)
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-quic",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="there is no Chromium: apt-get install chromium")
+
+QWEN_7B = {
+    "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Opens a plan's page from disk, offline; anything the page asks for, or any error in it, fails the test."""
+    contexts, troubles = [], []
+
+    def opened(plan, **options):
+        file = tmp_path / f"plan-{len(contexts)}.html"
+        file.write_text(plan if isinstance(plan, str) else plan_to_html(plan), encoding="utf-8")
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.as_uri() else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.goto(file.as_uri())
+        page.wait_for_selector("#grid .rows .row")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+@pytest.fixture(scope="module")
+def heterogeneous():
+    folder = ROOT / "examples" / "heterogeneous"
+    return roost.plan(folder / "cluster.yaml", folder / "machines.yaml")
+
+
+@pytest.fixture(scope="module")
+def roll():
+    return roost.plan(ROOT / "examples" / "placements" / "roll.yaml")
+
+
+def cell(page, row, column):
+    return page.locator(f'[data-row="{row}"] [data-column="{column}"]')
+
+
+def labels(page):
+    return page.locator(".rows .row .label b").all_inner_texts()
+
+
+def facts(card):
+    """The pairs of a card in the details: names to values, and the variables of its environment."""
+    plain = card.locator("dl:not(.code)")
+    names, values = plain.locator("dt").all_inner_texts(), plain.locator("dd").all_inner_texts()
+    variables = {}
+    for listed in card.locator("dl.code").all():
+        variables |= dict(
+            zip(listed.locator("dt").all_inner_texts(), listed.locator("dd").all_inner_texts(), strict=True)
+        )
+    return dict(zip(names, values, strict=True)), variables
+
+
+class TestGrid:
+    def test_header_and_legend(self, show, heterogeneous):
+        page = show(heterogeneous)
+        header = page.inner_text("header")
+        assert "cluster.yaml" in header
+        for words in ("rlinf notation", "disaggregated", "18 nodes, 128 accelerators, 2 Franka", "530 processes"):
+            assert words in header
+        legend = [text.split() for text in page.locator("#legend .component").all_inner_texts()]
+        assert legend == [["A", "actor", "64"], ["R", "rollout", "64"], ["E", "env", "2"], ["Ag", "agent", "400"]]
+        colours = page.locator("#legend .swatch").evaluate_all(
+            "all => all.map(one => getComputedStyle(one).backgroundColor)"
+        )
+        assert len(set(colours)) == 4
+
+    def test_a_cell_for_each_accelerator(self, show, heterogeneous):
+        page = show(heterogeneous)
+        assert labels(page) == [f"node {node}" for node in range(18)]
+        assert page.locator(".cell").count() == 128
+        assert cell(page, 9, 3).inner_text().split() == ["R", "10"]
+        assert page.locator(".pill").all_inner_texts()[-1].split() == ["Franka", "0", "E", "1"]
+        assert cell(page, 3, 9).inner_text().split() == ["CPU", "Ag", "300-399"]
+
+    def test_a_shared_accelerator_is_split(self, show, roll):
+        page = show(roll)
+        assert [part.split() for part in cell(page, 0, 3).locator(".stripe").all_inner_texts()] == [
+            ["A", "2"],
+            ["R", "1"],
+        ]
+        assert cell(page, 0, 3).locator(".joined-after").count() == 1, "an engine of two is one bar across two cells"
+
+    def test_free_accelerators(self, show):
+        page = show(roost.plan({"num_gpus_per_node": 8, "actor_train": {"device_mapping": "0-5"}}))
+        assert page.locator(".cell.free").count() == 2
+        assert "2 accelerators free" in page.inner_text("header")
+        cell(page, 0, 8).click()
+        assert "free" in page.inner_text("#details")
+
+    def test_equal_nodes_fold_and_open(self, show, heterogeneous):
+        page = show(heterogeneous)
+        page.click("#unfold")
+        assert labels(page) == ["nodes 0-3", "nodes 4-7", "nodes 8-15", "nodes 16-17"]
+        page.click('[data-row="1"] .label')
+        assert labels(page)[:6] == ["nodes 0-3", "nodes 4-7", "node 4", "node 5", "node 6", "node 7"]
+        page.click('[data-row="1"] .label')
+        assert len(labels(page)) == 4
+
+
+class TestDetails:
+    def test_a_process_with_all_it_is_started_with(self, show, heterogeneous):
+        page = show(heterogeneous)
+        cell(page, 2, 4).click()
+        details = page.locator("#details")
+        assert details.locator("h2").inner_text() == "node 2, accelerator 3"
+        named, variables = facts(details.locator("article"))
+        assert named["rank"] == "19 of 64"
+        assert (named["runs on"], named["local rank"], named["devices"]) == ("node 2", "3 of 8", "3")
+        assert (named["node group"], named["interpreter"]) == ("a800", "/opt/venv/openpi/bin/python3")
+        assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert variables["CUDA_VISIBLE_DEVICES"] == "3"
+
+    def test_a_robot_with_its_config(self, show, heterogeneous):
+        page = show(heterogeneous)
+        cell(page, 17, 1).click()
+        _, variables = facts(page.locator("#details article"))
+        assert variables["robot_ip"] == "10.10.10.2"
+        assert "322142001233" in variables["camera_serials"]
+
+    def test_processes_that_are_alike_are_one_card(self, show, heterogeneous):
+        page = show(heterogeneous)
+        cell(page, 1, 9).click()
+        named, _ = facts(page.locator("#details article"))
+        assert named["rank"] == "100-199 of 400"
+        assert (named["local rank"], named["devices"]) == ("0-99 of 100", "none")
+
+    def test_any_node_of_a_folded_row_can_be_looked_at(self, show, heterogeneous):
+        page = show(heterogeneous)
+        page.click("#unfold")
+        cell(page, 2, 1).click()
+        page.fill("#details input", "13")
+        page.press("#details input", "Enter")
+        named, _ = facts(page.locator("#details article"))
+        assert (named["rank"], named["runs on"]) == ("40 of 64", "node 13")
+
+    def test_an_engine_across_nodes_shows_all_its_devices(self, show):
+        page = show(
+            roost.plan({"num_gpus_per_node": 2, "actor_infer": {"device_mapping": "0-7", "num_gpus_per_worker": 4}})
+        )
+        cell(page, 3, 2).click()
+        named, _ = facts(page.locator("#details article"))
+        assert (named["rank"], named["runs on"]) == ("1 of 2", "node 2")
+        assert named["devices"] == "0-1; node 3: 0-1"
+
+    @pytest.mark.parametrize("name", ["roll", "rlinf", "loop"])
+    def test_every_cell_says_what_the_plan_says(self, show, name):
+        plan = roost.plan(ROOT / "examples" / "placements" / f"{name}.yaml")
+        page = show(plan)
+        processes = {
+            (part.name, process.placement.rank): process for part in plan.components for process in part.processes()
+        }
+        seen = set()
+        for picked in page.locator("[data-column]:not([data-column='0'])").all():
+            picked.click()
+            for card in page.locator("#details article").all():
+                named, variables = facts(card)
+                component = card.locator("h3").inner_text().split()[1]
+                first = int(named["rank"].split(" of ")[0].replace("-", ",").split(",")[0])
+                process = processes[component, first]
+                assert variables == dict(process.env)
+                assert named["runs on"] == f"node {process.placement.cluster_node_rank}"
+                assert named["local rank"].endswith(f" of {process.placement.local_world_size}")
+                assert named["node group"] == process.placement.node_group_label
+                seen.add((component, first))
+        with_devices = {key for key, process in processes.items() if process.placement.devices}
+        assert with_devices <= seen
+
+    def test_by_keyboard(self, show, roll):
+        page = show(roll)
+        page.focus("#nodes")
+        page.keyboard.press("Tab")
+        for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "Enter"):
+            page.keyboard.press(key)
+        assert page.inner_text("#details h2") == "node 1, accelerator 2"
+        assert page.evaluate("document.activeElement.dataset.column") == "3"
+        assert "rollout 5" in page.inner_text("#tip"), "what has the focus is told as what is pointed at"
+        page.keyboard.press("End")
+        page.keyboard.press(" ")
+        assert page.inner_text("#details h2") == "node 1, without a device"
+        page.keyboard.press("Escape")
+        assert page.locator("#details article").count() == 0
+
+
+class TestFilters:
+    def test_components(self, show, heterogeneous):
+        page = show(heterogeneous)
+        page.click('#legend [data-component="0"]')
+        assert page.get_attribute('#legend [data-component="0"]', "aria-pressed") == "false"
+        assert labels(page) == [f"node {node}" for node in (*range(4), *range(8, 18))], "agents are still on 0 to 3"
+        assert cell(page, 0, 1).get_attribute("class") == "cell free"
+        assert not page.is_visible('#phases tr[data-component="0"]')
+        page.click("text=show all")
+        assert len(labels(page)) == 18
+        assert page.is_visible('#phases tr[data-component="0"]')
+
+    @pytest.mark.parametrize(
+        ("text", "nodes"),
+        [
+            ("3", [3]),
+            ("8-15", range(8, 16)),
+            ("franka", [16, 17]),
+            ("4090", range(8, 16)),
+            ("0, franka 2-3", [0, 2, 3, 16, 17]),
+            ("16-99", [16, 17]),
+            ("", range(18)),
+        ],
+    )
+    def test_nodes(self, show, heterogeneous, text, nodes):
+        page = show(heterogeneous)
+        page.fill("#nodes", text)
+        assert labels(page) == [f"node {node}" for node in nodes]
+
+    @pytest.mark.parametrize(("text", "words"), [("99", "the last is 17"), ("h100", "groups: a800, 4090, franka")])
+    def test_nodes_that_are_not_there(self, show, heterogeneous, text, words):
+        page = show(heterogeneous)
+        page.fill("#nodes", text)
+        assert labels(page) == []
+        assert words in page.inner_text("#shown")
+
+
+class TestPhases:
+    def test_who_runs_when(self, show, roll):
+        page = show(roll)
+        table = page.locator("#phases article").first
+        assert table.locator("h3").inner_text() == "node 0, accelerators 0-7; node 1, accelerators 0-3"
+        assert table.locator(".decision").inner_text() == "sleep"
+        assert table.locator("thead th").all_inner_texts() == ["generate", "infer", "learn", "sync"]
+        states = table.locator("tr[data-component='1'] .state")
+        assert states.evaluate_all("all => all.map(one => one.classList[1])") == ["runs", "sleeps", "sleeps", "runs"]
+        assert "unknown" in table.locator(".use").inner_text()
+        assert "without an accelerator" in page.inner_text("#phases")
+
+    def test_memory(self, show, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+        plan = roost.plan(
+            {
+                "cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "all"}},
+                "actor": {"model": {"model_path": str(tmp_path)}},
+                "rollout": {"gpu_memory_utilization": 0.5},
+                "runner": {"seq_length": 4096},
+            },
+            {"nodes": [{"accelerators": 8, "memory_gb": 80}]},
+        )
+        page = show(plan)
+        (held,) = plan.residency.classes
+        used = [held.used_gib(phase) for phase in held.phases]
+        assert page.locator(".use td small").all_inner_texts() == [f"{size:.1f} of 80 GiB" for size in used]
+        widths = page.locator(".memory").first.evaluate(
+            "bar => [...bar.children].map(part => part.clientWidth / bar.clientWidth)"
+        )
+        assert sum(widths) == pytest.approx(used[0] / 80, abs=0.02)
+
+    def test_routes(self, show, roll, heterogeneous):
+        assert "12 same device by CUDA IPC" in show(roll).inner_text("#routes")
+        assert "64 other node by NCCL over the network" in show(heterogeneous).inner_text("#routes")
+
+    def test_findings_have_their_place(self, show, tmp_path):
+        file = tmp_path / "job.yaml"
+        file.write_text(
+            "cluster:\n  num_nodes: 3\n  num_gpus_per_node: 1\n  component_placement:\n"
+            "    agent: {node_group: node, placement: '0-2:0-10'}\n"
+        )
+        plan = roost.plan(file)
+        shown = show(plan).inner_text("#findings")
+        (finding,) = plan.warnings
+        for words in (f"{file}:5:", "cluster.component_placement.agent", finding.what, finding.why, finding.fix):
+            assert words in shown
+
+
+HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>{{data}}"
+
+
+class TestSafety:
+    def test_names_and_variables_are_text(self, show):
+        config = {
+            "cluster": {
+                "num_nodes": 1,
+                "num_gpus_per_node": 1,
+                "component_placement": {HOSTILE: {"node_group": "<b>g</b>", "placement": "all"}},
+                "node_groups": [
+                    {
+                        "label": "<b>g</b>",
+                        "node_ranks": 0,
+                        "env_configs": [{"node_ranks": 0, "env_vars": [{"V": HOSTILE}]}],
+                    }
+                ],
+            }
+        }
+        page = show(roost.plan(config))
+        assert page.title() == "plan: Roost plan"
+        assert page.locator("#legend .component b").inner_text() == HOSTILE
+        cell(page, 0, 1).click()
+        named, variables = facts(page.locator("#details article"))
+        assert (variables["V"], named["node group"]) == (HOSTILE, "<b>g</b>")
+        assert page.locator("img, main b b").count() == 0
+
+    def test_a_script_that_was_put_in_would_not_run(self, browser, tmp_path, roll):
+        """The browser runs the page's own script only, by its hash."""
+        file = tmp_path / "plan.html"
+        file.write_text(plan_to_html(roll).replace("<footer>", "<script>document.title = 'taken'</script><footer>"))
+        page = browser.new_page()
+        page.goto(file.as_uri())
+        assert page.locator(".cell").count() == 16
+        assert page.title() != "taken"
+        page.close()
+
+    def test_the_file_of_a_plan_may_have_any_name(self, show, tmp_path):
+        folder = tmp_path / "<i>&\"'"
+        folder.mkdir()
+        (folder / "job.yaml").write_text(
+            "cluster: {num_nodes: 1, num_gpus_per_node: 1, component_placement: {actor: all}}"
+        )
+        page = show(roost.plan(folder / "job.yaml"))
+        assert page.inner_text("h1") == str(folder / "job.yaml")
+        assert page.title() == f"{folder / 'job.yaml'}: Roost plan"
+
+
+class TestLooks:
+    @pytest.mark.parametrize("width", [1280, 800])
+    def test_nothing_is_wider_than_the_window(self, show, heterogeneous, width):
+        page = show(heterogeneous, viewport={"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        cell(page, 2, 4).click()
+        assert page.is_visible("#details article")
+
+    def test_dark_and_light(self, show, roll):
+        ground = "getComputedStyle(document.body).backgroundColor"
+        assert show(roll, color_scheme="dark").evaluate(ground) != show(roll, color_scheme="light").evaluate(ground)
+
+    def test_print(self, show, heterogeneous):
+        page = show(heterogeneous)
+        page.emulate_media(media="print")
+        assert not page.is_visible("#nodes")
+        assert page.is_visible("#phases")
+
+    def test_no_accelerators_at_all(self, show):
+        page = show(
+            roost.plan({"cluster": {"num_nodes": 1, "component_placement": {"agent": "0:0-2"}}}, {"nodes": [{}]})
+        )
+        assert cell(page, 0, 1).inner_text().split() == ["CPU", "A", "0-2"]
+
+    def test_many_accelerators_and_many_holders(self, show):
+        placement = {f"role_{number}": "all" for number in range(9)}
+        page = show(
+            roost.plan(
+                {"cluster": {"num_nodes": 1, "component_placement": placement}}, {"nodes": [{"accelerators": 64}]}
+            )
+        )
+        assert page.locator(".cell").count() == 64
+        assert cell(page, 0, 64).locator(".stripe").all_inner_texts()[-1] == "+6"
+        cell(page, 0, 64).click()
+        assert page.locator("#details article").count() == 9
+
+
+@pytest.fixture(scope="module")
+def large():
+    """4,096 nodes of eight, with components that share, span and spread."""
+    return roost.plan(
+        {
+            "num_gpus_per_node": 8,
+            "actor_train": {"device_mapping": "list(range(0,24576))"},
+            "actor_infer": {"device_mapping": "list(range(0,16384))", "num_gpus_per_worker": 16},
+            "reference": {"device_mapping": "list(range(24576,30000))"},
+            "rewards": {"judge": {"device_mapping": "list(range(30000,32000))"}, "code": {"world_size": 100_000}},
+        },
+        {"nodes": [{"count": 4096, "accelerators": 8, "accelerator_model": "H100", "memory_gb": 80}]},
+    )
+
+
+@pytest.fixture(scope="module")
+def irregular():
+    """As many nodes, with devices in an order that nobody would write, so that no two nodes are alike."""
+    devices = list(range(32768))
+    chance = random.Random(0)
+    orders = [chance.sample(devices, len(devices)) for _ in range(3)]
+    roles = ("actor_train", "actor_infer", "reference")
+    return roost.plan(
+        {"num_gpus_per_node": 8} | {role: {"device_mapping": order} for role, order in zip(roles, orders, strict=True)}
+    )
+
+
+class TestLarge:
+    @pytest.mark.parametrize("name", ["large", "irregular"])
+    def test_size_and_time(self, show, request, name):
+        plan = request.getfixturevalue(name)
+        before = time.perf_counter()
+        html = plan_to_html(plan)
+        made = time.perf_counter()
+        page = show(html)
+        shown = time.perf_counter()
+        print(
+            f"\n{name}: {len(html.encode()) / 1e6:.2f} MB, made in {made - before:.2f} s, shown in {shown - made:.2f} s"
+        )
+        assert len(html.encode()) < 5_000_000
+        assert "4,096 nodes" in page.inner_text("#shown")
+        assert page.is_visible("#overview")
+
+    def test_equal_nodes_are_one_row(self, show, large):
+        page = show(large)
+        assert labels(page)[:2] == ["nodes 0-1694, every 2nd", "nodes 1-1695, every 2nd"]
+        assert cell(page, 0, 1).inner_text().split() == ["A", "R"]
+        assert len(labels(page)) == 8
+
+    def test_every_node_can_be_shown(self, show, large):
+        page = show(large)
+        page.click("#unfold")
+        assert page.get_attribute("#grid", "aria-rowcount") == "4096"
+        assert page.locator(".rows .row").count() < 100, "only what is in sight is in the document"
+        page.locator("#grid").evaluate("grid => grid.scrollTop = grid.scrollHeight")
+        page.wait_for_selector("text=node 4095")
+        page.fill("#nodes", "4090-4095")
+        assert labels(page) == [f"node {node}" for node in range(4090, 4096)]
+
+    def test_the_overview_leads_to_a_node(self, show, large):
+        page = show(large)
+        page.click("#overview", position={"x": 60, "y": 2})
+        assert labels(page) == [f"node {page.input_value('#nodes')}"]
+
+    def test_ranks_far_down_are_right(self, show, large):
+        page = show(large)
+        page.fill("#nodes", "2001")
+        cell(page, 0, 3).click()
+        shown = {
+            card.locator("h3").inner_text().split()[1]: facts(card)[0]
+            for card in page.locator("#details article").all()
+        }
+        assert shown["actor"]["rank"] == f"{2001 * 8 + 2} of 24,576"
+        assert shown["rollout"]["rank"] == "1000 of 1,024"
+        assert (shown["rollout"]["runs on"], shown["rollout"]["devices"]) == ("node 2000", "0-7; node 2001: 0-7")
