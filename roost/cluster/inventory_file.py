@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import DEFAULT_ACCELERATOR, NO_ACCELERATOR, Group, Inventory, Node, Software
-from roost.spec.errors import Findings, shown
+from roost.spec.errors import ConfigError, Findings, Where, shown
 from roost.spec.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.node_groups import RESERVED_LABELS
 from roost.spec.ranks import RankSyntaxError, parse_rank_list, spell_ranks
 from roost.spec.section import Section
-from roost.spec.source import Source, read_yaml
+from roost.spec.source import Source, is_tame, read_yaml
 
 NODE_KEYS = (
     "count",
@@ -48,7 +48,12 @@ def inventory_from_file(path: str | Path) -> Inventory:
 
 
 def inventory_from_dict(data: Mapping[str, Any]) -> Inventory:
-    return _read(Source(dict(data)), Findings())
+    findings = Findings()
+    if not isinstance(data, Mapping):
+        findings.error(Where(), f"the inventory is {shown(data)}, not a mapping", fix="give nodes: [{accelerators: 8}]")
+    elif is_tame(data, findings):
+        return _read(Source(dict(data)), findings)
+    raise ConfigError(findings.errors)
 
 
 def _read(source: Source, findings: Findings) -> Inventory:

@@ -62,6 +62,11 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
         else:
             strategies[component.name] = _listed_strategy(component.asks)
     layout = None
+    if job.layout is Layout.AS_WRITTEN and job.model_parallel.auto_scheduler:
+        where = job.source.where(("cluster", "auto_scheduler"))
+        findings.warn(
+            where, "is not used", "the ranks are placed as written", "remove it, or plan with --layout model_parallel"
+        )
     if job.layout is Layout.MODEL_PARALLEL and findings.num_errors == errors:
         layout = lay_out(job, _on_accelerators(job, bound, inventory), inventory.num_accelerators, findings)
         for name, strategy in (layout.strategies if layout else {}).items():
@@ -207,4 +212,4 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def has_dedicated_inference(self) -> bool:
-        return self.is_pipeline and "inference" in self._placed
+        return self.is_pipeline and bool({"inference", "actor_inference"} & self._placed.keys())

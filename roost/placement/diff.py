@@ -8,8 +8,9 @@ from itertools import groupby
 
 import numpy as np
 
+from roost.cluster.resources import ACCELERATOR, NODE, Ints
 from roost.placement.plan import ComponentPlan, Plan, Process
-from roost.placement.table import Placement
+from roost.placement.table import Placement, PlacementTable
 from roost.spec.ranks import spell_ranks
 
 
@@ -17,7 +18,7 @@ from roost.spec.ranks import spell_ranks
 class Change:
     """One difference: what it is about, the processes it concerns, and both sides in words."""
 
-    subject: str  # "mode", "machines", "component", "process", "environment"
+    subject: str  # "mode", "machines", "settings", "component", "sizes", "process", "environment"
     component: str | None
     processes: str
     before: str
@@ -65,12 +66,19 @@ def _size(part: ComponentPlan) -> str:
     return f"{part.world_size} processes on nodes {nodes}"
 
 
+def _cut(part: ComponentPlan) -> str:
+    sizes = part.parallel
+    return f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}, expert {sizes.expert}"
+
+
 def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
     changes = []
     if before.world_size != after.world_size:
         changes.append(
             Change("component", after.name, "", f"{before.world_size} processes", f"{after.world_size} processes")
         )
+    if before.parallel != after.parallel:
+        changes.append(Change("sizes", after.name, "", _cut(before), _cut(after)))
     changes += _moves(before, after)
     changes += _environment_changes(before, after)
     return changes
@@ -78,11 +86,7 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
 
 def _moves(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
     """Processes that both plans have and that sit elsewhere now; neighbours that move alike are one change."""
-    moved = [
-        (rank, old, new)
-        for rank, (old, new) in enumerate(zip(before.table, after.table, strict=False))
-        if (old.cluster_node_rank, old.devices) != (new.cluster_node_rank, new.devices)
-    ]
+    moved = [(rank, before.table[rank], after.table[rank]) for rank in _moved_ranks(before.table, after.table)]
     changes = []
     # Consecutive ranks between the same two nodes have the same difference between rank and position.
     runs = groupby(
@@ -92,12 +96,26 @@ def _moves(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
     for _, run in runs:
         rows = [row for _, row in run]
         ranks = spell_ranks([rank for rank, _, _ in rows])
-        changes.append(
-            Change(
-                "process", after.name, ranks, _places([old for _, old, _ in rows]), _places([new for _, _, new in rows])
-            )
-        )
+        old, new = _places([row[1] for row in rows]), _places([row[2] for row in rows])
+        changes.append(Change("process", after.name, ranks, old, new))
     return changes
+
+
+def _moved_ranks(before: PlacementTable, after: PlacementTable) -> list[int]:
+    """The ranks that both tables have and place differently, compared column by column."""
+    count = min(len(before), len(after))
+    is_moved = before.nodes[:count] != after.nodes[:count]
+    lengths = np.diff(before.offsets[: count + 1])
+    is_moved |= lengths != np.diff(after.offsets[: count + 1])
+    if not np.array_equal(before.offsets[: count + 1], after.offsets[: count + 1]):
+        is_moved[int(np.argmax(before.offsets[1 : count + 1] != after.offsets[1 : count + 1])) :] = True
+        return [rank for rank in np.flatnonzero(is_moved).tolist() if before[rank].devices != after[rank].devices]
+    end = int(before.offsets[count])
+    differs = (before.device_nodes[:end] != after.device_nodes[:end]) | (
+        before.device_ranks[:end] != after.device_ranks[:end]
+    )
+    is_moved[np.repeat(np.arange(count), lengths)[differs]] = True
+    return np.flatnonzero(is_moved).tolist()
 
 
 def _places(placements: list[Placement]) -> str:
@@ -111,16 +129,38 @@ def _places(placements: list[Placement]) -> str:
 
 
 def _environment_changes(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
-    """Processes whose interpreter or variables change, beyond the visible devices that follow from their place."""
-    changed: list[tuple[int, str, str]] = []
-    for rank, (old, new) in enumerate(zip(before.processes(), after.processes(), strict=False)):
-        one, two = _environment(old, new)
-        if one != two:
-            changed.append((rank, one or "nothing", two or "nothing"))
-    changes = []
-    for (one, two), run in groupby(changed, key=lambda item: item[1:]):
-        changes.append(Change("environment", after.name, spell_ranks([rank for rank, _, _ in run]), one, two))
-    return changes
+    """Processes whose interpreter, variables or declared devices change, beyond what follows from their place."""
+    if not any(_has_software(part) for part in (before, after)):
+        return []
+    count = min(before.world_size, after.world_size)
+    # Processes of one group on one node get the same, so each such pair is looked at once.
+    keys = zip(
+        *(column[:count].tolist() for part in (before, after) for column in _software_columns(part)), strict=True
+    )
+    known: dict[object, tuple[str, str]] = {}
+    changed = []
+    for rank, key in enumerate(keys):
+        if key not in known:
+            known[key] = _environment(before.process(rank), after.process(rank))
+        if known[key][0] != known[key][1]:
+            changed.append((rank, known[key][0] or "nothing", known[key][1] or "nothing"))
+    return [
+        Change("environment", after.name, spell_ranks([rank for rank, _, _ in run]), one, two)
+        for (one, two), run in groupby(changed, key=lambda item: item[1:])
+    ]
+
+
+def _has_software(part: ComponentPlan) -> bool:
+    """Whether anything but the place of a process says what it is started with."""
+    groups = [part.table.inventory.group(label) for label in part.table.labels]
+    return bool(part.env or set(part.table.kinds) - {ACCELERATOR, NODE} or any(group.software for group in groups))
+
+
+def _software_columns(part: ComponentPlan) -> list[Ints]:
+    """Columns whose equal values mean equal software and equal declared devices."""
+    holds_declared = set(part.table.kinds) - {ACCELERATOR, NODE}
+    rank = np.arange(part.world_size) if holds_declared else np.zeros(part.world_size, np.int64)
+    return [part.table.nodes, part.table.groups, rank]
 
 
 def _environment(old: Process, new: Process) -> tuple[str, str]:
@@ -133,5 +173,7 @@ def _environment(old: Process, new: Process) -> tuple[str, str]:
             for key, value in own.env.items()
             if other.env.get(key) != value and "VISIBLE_DEVICES" not in key
         ]
+        if own.hardware != other.hardware:
+            words += [" ".join(f"{key}={value}" for key, value in item.items()) for item in own.hardware]
         sides.append(" ".join(words))
     return sides[0], sides[1]

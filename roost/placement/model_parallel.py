@@ -18,9 +18,11 @@ from roost.placement.strategies import FlexiblePlacementStrategy, PackedPlacemen
 from roost.placement.strategy import PlacementStrategy
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Component, Job
+from roost.spec.node_groups import CLUSTER_GROUP
 from roost.spec.ranks import spell_ranks
+from roost.spec.rlinf import MODEL_PARALLEL_COMPONENTS
 
-CONTIGUOUS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
+CONTIGUOUS = MODEL_PARALLEL_COMPONENTS
 MANAGED = (*CONTIGUOUS, "reward")
 
 
@@ -146,8 +148,12 @@ def _mode(
 ) -> PlacementMode | None:
     actor, rollout = bound["actor"], bound["rollout"]
     inferring = [name for name in ("inference", "actor_inference", "critic_inference") if name in bound]
-    if job.model_parallel.auto_scheduler and "critic" not in bound:
-        return _auto_mode(bound, num_accelerators, findings, where)
+    if job.model_parallel.auto_scheduler:
+        key = job.source.where(("cluster", "auto_scheduler"))
+        if "critic" not in bound:
+            _are_apart(job, bound, findings)
+            return _auto_mode(bound, num_accelerators, findings, where)
+        findings.warn(key, "is not used", "the dynamic scheduler knows no critic", "remove it, or remove the critic")
     others = [part for name, part in bound.items() if name.startswith("rollout_")]
     is_multi_agent = bool(others) and all(np.isin(part.devices, actor.devices).all() for part in (rollout, *others))
     if np.array_equal(np.sort(actor.devices), np.sort(rollout.devices)) or is_multi_agent:
@@ -159,10 +165,10 @@ def _mode(
                 f"remove {name}, or give actor and rollout accelerators of their own",
             )
         return PlacementMode.COLLOCATED
-    return PlacementMode.DISAGGREGATED if _are_apart(job, bound, findings, where) else None
+    return PlacementMode.DISAGGREGATED if _are_apart(job, bound, findings) else None
 
 
-def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings, where: Where) -> bool:
+def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings) -> bool:
     """Whether no two components that must be apart share an accelerator; each pair that does is a finding."""
     pairs = [
         ("actor", "rollout"),
@@ -206,6 +212,10 @@ def _auto_mode(bound: Mapping[str, Bound], num_accelerators: int, findings: Find
     for name in ("actor", "rollout", "inference"):
         part = bound.get(name)
         if part is None:
+            continue
+        if part.ranks.table.labels != (CLUSTER_GROUP,):
+            what = f"{name} is placed through a node group, and auto_scheduler hands out the whole cluster"
+            findings.error(part.where, what, fix="leave node_group out, or auto_scheduler")
             continue
         if part.devices[0] != expected:
             findings.error(
@@ -266,12 +276,12 @@ def _rollout_strategy(
     if mode is PlacementMode.COLLOCATED:
         return _collocated_rollout(rollout, actor, findings)
     if mode is PlacementMode.AUTO and job.model_parallel.use_pre_process_policy:
-        if actor.count % sizes.tensor:
+        if actor.count % sizes.model or rollout.count % sizes.model:
             findings.error(
                 actor.where,
-                f"{actor.count} accelerators of actor are not a multiple of rollout's tensor size {sizes.tensor}",
-                "use_pre_process_policy lets rollout start on them",
-                f"give actor a multiple of {sizes.tensor} accelerators",
+                f"actor has {actor.count} and rollout {rollout.count} accelerators, not multiples of {sizes.model}",
+                "use_pre_process_policy lets rollout start engines of that size on both",
+                f"give both a multiple of {sizes.model} accelerators",
             )
             return None
         first, last = int(actor.ranks.hardware_ranks[0]), int(rollout.ranks.hardware_ranks[-1])

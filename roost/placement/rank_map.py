@@ -124,7 +124,7 @@ def _device_strategy(
                 f"{many} % {few} = {many % few}",
                 f"use {many // few * few} instead of {many}",
             )
-            return None
+            continue
         own = np.arange(resources.start, resources.stop)
         if len(resources) >= len(processes):
             ranks.append(own)
@@ -132,6 +132,8 @@ def _device_strategy(
         else:
             ranks.append(np.repeat(own, many // few))
             lengths.append(np.ones(len(processes), np.int64))
+    if len(lengths) < len(pairs):
+        return None
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))])
     return FlexiblePlacementStrategy.from_columns(np.concatenate(ranks), offsets, table.labels)
 

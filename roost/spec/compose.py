@@ -14,17 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from roost.spec.defaults import DefaultEntry, check_includes, missing_files, read_defaults, search_directories
+from roost.spec.defaults import (
+    DefaultEntry,
+    check_includes,
+    find_config,
+    missing_files,
+    read_defaults,
+    search_directories,
+)
 from roost.spec.errors import Findings, Where, shown
 from roost.spec.interpolation import resolve
-from roost.spec.source import Source, read_yaml
-from roost.spec.yaml_events import MAX_DEPTH, Position
+from roost.spec.source import Source, is_tame, read_yaml
+from roost.spec.yaml_events import KeyPath, Position
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 COMMAND_LINE = "command line"
-MAX_VALUES = 2_000_000
+PRIMARY = ""  # the config itself among the files that Hydra composes
 
 
 def load(
@@ -47,7 +54,7 @@ def load(
             Where(), f"the config is {shown(config)}, not a mapping", fix="give a dict, a DictConfig or a path"
         )
         return None
-    if not _is_tame(values, findings):
+    if not is_tame(values, findings):
         return None
     source = Source(dict(values))
     overrides = (overrides,) if isinstance(overrides, str) else overrides
@@ -62,7 +69,7 @@ def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Sourc
     if source is None:
         return None
     directories, overrides = search_directories(file.parent, source.values, overrides)
-    if not check_includes(source, directories, findings):
+    if not check_includes(source, directories, overrides, findings):
         return None
     entries = _existing(read_defaults(source, findings), directories, overrides, source, findings)
     if entries or overrides:
@@ -149,7 +156,7 @@ def _load_with_hydra(folder: Path, name: str, overrides: list[str]) -> tuple[Any
     loader = ConfigLoaderImpl(create_config_search_path(str(folder)))
     config = loader.load_configuration(name, overrides, RunMode.RUN, from_shell=False)
     used = loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults
-    return config, [(part.config_path or "", part.package or "") for part in used if not part.primary]
+    return config, [(PRIMARY if part.primary else part.config_path or "", part.package or "") for part in used]
 
 
 def _write_primary(file: Path, source: Source, entries: list[DefaultEntry], directories: list[Path]) -> None:
@@ -161,22 +168,31 @@ def _write_primary(file: Path, source: Source, entries: list[DefaultEntry], dire
 
 
 def _positions(
-    source: Source, used: list[tuple[str, str]], directories: list[Path], overrides: Sequence[str]
-) -> dict[tuple[str | int, ...], Position]:
-    """Where each composed key stands: in the file of its group, in the config itself, or on the command line."""
-    positions: dict[tuple[str | int, ...], Position] = {}
+    source: Source,
+    used: list[tuple[str, str]],
+    directories: list[Path],
+    overrides: Sequence[str],
+) -> dict[KeyPath, Position]:
+    """Where each composed key stands: in the file of its group, in the config itself, or on the command line.
+
+    Files are taken in the order in which they were composed, so that the last to write a key is the one named.
+    """
+    positions: dict[KeyPath, Position] = {}
     for config_path, package in used:
-        if config_path.startswith("hydra/"):
+        if config_path == PRIMARY:
+            positions |= source.positions
             continue
-        file = next((path for directory in directories if (path := directory / f"{config_path}.yaml").is_file()), None)
+        file = None if config_path.startswith("hydra/") else find_config(config_path, directories)
         part = read_yaml(file, Findings()) if file else None
         prefix = tuple(package.split(".")) if package else ()
         if part:
             positions |= {prefix + path: position for path, position in part.positions.items()}
-    positions |= source.positions
     for override in overrides:
         key = override.split("=", 1)[0].lstrip("+~").split("@")[0]
-        positions[tuple(key.replace("/", ".").split("."))] = (COMMAND_LINE, None, None)
+        replaced: KeyPath = tuple(key.replace("/", ".").split("."))
+        if "/" not in key:
+            positions = {path: position for path, position in positions.items() if path[: len(replaced)] != replaced}
+            positions[replaced] = (COMMAND_LINE, None, None)
     return positions
 
 
@@ -191,26 +207,3 @@ def _first_line(error: Exception) -> str:
 def _second_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[1] if len(lines) > 1 and "://" not in lines[1] else ""
-
-
-def _is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
-    """Whether a config given as a value has an end: no value inside itself, no nesting or size beyond all reason."""
-    level: list[Any] = [values]
-    count = 0
-    for _ in range(MAX_DEPTH):
-        below = [
-            inner
-            for value in level
-            for inner in (value.values() if isinstance(value, Mapping) else value)
-            if isinstance(inner, Mapping | list | tuple)
-        ]
-        count += len(below)
-        if not below:
-            return True
-        if count > MAX_VALUES:
-            break
-        level = below
-    findings.error(
-        Where(), f"the config is nested more than {MAX_DEPTH} deep or contains itself", fix="flatten the config"
-    )
-    return False

@@ -59,14 +59,16 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def included(entry: DefaultEntry, directories: Sequence[Path]) -> list[tuple[str, list[DefaultEntry]]]:
+def included(
+    entry: DefaultEntry, directories: Sequence[Path], findings: Findings
+) -> list[tuple[str, list[DefaultEntry]]]:
     """The files an entry names that exist, each with the entries of its own defaults list."""
     found = []
     for path in entry.paths:
         file = find_config(path, directories)
-        source = read_yaml(file, Findings()) if file else None
+        source = read_yaml(file, findings) if file else None
         if source is not None:
-            own = [part for part in read_defaults(source, Findings()) if not part.is_self]
+            own = [part for part in read_defaults(source, findings) if not part.is_self]
             found.append((path, [_relative(part, path) for part in own]))
     return found
 
@@ -82,19 +84,23 @@ def _relative(entry: DefaultEntry, path: str) -> DefaultEntry:
 def missing_files(entry: DefaultEntry, directories: Sequence[Path]) -> list[str]:
     """The files that an entry, or a file it brings in, names and that are not there."""
     absent = [path for path in entry.paths if find_config(path, directories) is None and not entry.is_optional]
-    for _, entries in included(entry, directories):
+    for _, entries in included(entry, directories, Findings()):
         for part in entries:
             absent += missing_files(part, directories)
     return absent
 
 
-def check_includes(source: Source, directories: Sequence[Path], findings: Findings) -> bool:
-    """Whether the defaults lists of all files together have an end, and a reasonable one."""
+def check_includes(source: Source, directories: Sequence[Path], overrides: Sequence[str], findings: Findings) -> bool:
+    """Whether all files that the defaults lists and the command line bring in can be read, and come to an end.
+
+    Hydra reads them itself, without limits, and says little about what is wrong with them.
+    """
+    errors = findings.num_errors
     counts: dict[str, int] = {}
 
     def count(entry: DefaultEntry, above: tuple[str, ...]) -> int:
         total = 1
-        for path, entries in included(entry, directories):
+        for path, entries in included(entry, directories, findings):
             if path in above:
                 raise _EndlessIncludes(" -> ".join((*above[above.index(path) :], path)))
             if path not in counts:
@@ -103,18 +109,23 @@ def check_includes(source: Source, directories: Sequence[Path], findings: Findin
         return total
 
     where = source.where(("defaults",))
+    entries = [entry for entry in read_defaults(source, Findings()) if not entry.is_self]
     try:
-        entries = [entry for entry in read_defaults(source, Findings()) if not entry.is_self]
-        total = sum(count(entry, ()) for entry in entries)
+        total = sum(count(entry, ()) for entry in [*entries, *_chosen(overrides)])
     except _EndlessIncludes as error:
         findings.error(where, f"includes files that include each other: {error}", fix="break the circle")
         return False
     if total > MAX_INCLUDES:
-        findings.error(
-            where, f"includes {total:,} files in all, more than {MAX_INCLUDES}", fix="include each file once"
-        )
-        return False
-    return True
+        what = f"includes {total:,} files in all, more than {MAX_INCLUDES}"
+        findings.error(where, what, fix="include each file once")
+    return findings.num_errors == errors
+
+
+def _chosen(overrides: Sequence[str]) -> list[DefaultEntry]:
+    """The options of groups that the command line picks."""
+    pairs = [override.lstrip("+").partition("=") for override in overrides if not override.startswith("~")]
+    chosen = [(key.partition("@"), option) for key, _, option in pairs if "/" in key or "." not in key]
+    return [DefaultEntry(group, package, (option,), "") for (group, _, package), option in chosen if option]
 
 
 class _EndlessIncludes(Exception):

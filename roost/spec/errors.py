@@ -145,7 +145,9 @@ def spell_path(path: Iterable[str | int]) -> str:
         if isinstance(part, int):
             spelled += f"[{part}]"
         else:
-            spelled += f".{part}" if spelled else str(part)
+            # A key may hold anything; what would move a terminal's cursor is shown as Python writes it.
+            word = part if part.isprintable() else repr(part)
+            spelled += f".{word}" if spelled else word
     return spelled
 
 

@@ -34,12 +34,11 @@ class RankMap:
 class DeviceList:
     """Accelerators of the whole cluster in the order written, cut into processes (ROLL, ml-loop).
 
-    The last process may be smaller where `ragged` is set.
+    The last process takes what is left over, where the devices do not divide.
     """
 
     devices: Sequence[int]
     per_process: int
-    ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def read_loop(root: Section) -> Job:
                 "rollout",
                 "inference_gpus",
                 allocation.where("inference_gpus"),
-                DeviceList(inference, per_server, ragged=True),
+                DeviceList(inference, per_server),
                 ParallelSizes(tensor=min(per_server, len(inference))),
                 role=Role.ENGINE,
                 model=ModelUse(path, config, can_sleep=server.values.get("enable_sleep_mode") is not False),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from roost.spec.errors import Findings, did_you_mean
+from roost.spec.errors import Findings, did_you_mean, shown
 from roost.spec.job import Job, Layout, Notation
 from roost.spec.limits import MAX_COMPONENTS
 from roost.spec.loop import read_loop
@@ -47,6 +47,9 @@ def read_job(
         what = f"places {len(job.components):,} components, more than the {MAX_COMPONENTS} that Roost plans for"
         root.findings.error(root.where(), what, fix="place fewer components")
         return None
+    for component in job.components:
+        if not component.name.isprintable():
+            findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
     if not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"write at least one: {_SIGNS[notation]}")
     return replace(job, warnings=findings.warnings)

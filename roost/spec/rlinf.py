@@ -100,23 +100,14 @@ def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
 
 def _refuse_misplaced_components(cluster: Section) -> None:
     """Unknown keys; a component name right under `cluster` is the likeliest of them and gets its own words."""
-    known_components = set(USUAL_COMPONENTS)
-    for key in list(cluster.values):
-        if isinstance(key, str) and {name.strip() for name in key.split(",")} & known_components:
-            cluster.error(
-                key,
-                "is a component, but stands outside component_placement",
-                fix=f"move it into cluster.component_placement: {{{key}: ...}}",
-            )
-    known = [
-        *CLUSTER_KEYS,
-        *(
-            str(key)
-            for key in cluster.values
-            if isinstance(key, str) and {name.strip() for name in key.split(",")} & known_components
-        ),
-    ]
-    cluster.refuse_unknown_keys(known, fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
+    misplaced = [
+        key for key in cluster.values
+        if isinstance(key, str) and {name.strip() for name in key.split(",")} & set(USUAL_COMPONENTS)
+    ]  # fmt: skip
+    for key in misplaced:
+        fix = f"move it into cluster.component_placement: {{{key}: ...}}"
+        cluster.error(key, "is a component, but stands outside component_placement", fix=fix)
+    cluster.refuse_unknown_keys([*CLUSTER_KEYS, *misplaced], fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
 
 
 def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from roost.spec.errors import Findings, Where, shown
-from roost.spec.yaml_events import KeyPath, Position, Refused, ValueBuilder
+from roost.spec.yaml_events import MAX_BITS, MAX_DEPTH, KeyPath, Position, Refused, ValueBuilder
 
+MAX_GIVEN_VALUES = 5_000_000
 MAX_FILE_BYTES = 1 << 20  # real configs are some tens of kilobytes; a longer list is better written as an expression
 _EventLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -95,3 +96,24 @@ def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None
         )
         return None
     return Source(values, file, builder.positions)
+
+
+def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
+    """Whether values given by a program are such as a file could hold: none inside itself, none beyond reason."""
+    level: list[Any] = [values]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        inner = [part for value in level for part in (value.values() if isinstance(value, Mapping) else value)]
+        if any(isinstance(part, int) and part.bit_length() > MAX_BITS for part in inner):
+            findings.error(Where(), "the config holds a number that is beyond all reason", fix="write a smaller number")
+            return False
+        level = [part for part in inner if isinstance(part, Mapping | list | tuple)]
+        count += len(inner)
+        if not level:
+            return True
+        if count > MAX_GIVEN_VALUES:
+            break
+    findings.error(
+        Where(), f"the config is nested more than {MAX_DEPTH} deep or contains itself", fix="flatten the config"
+    )
+    return False

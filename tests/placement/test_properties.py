@@ -108,6 +108,9 @@ def test_folded_rows_hold_every_process(case):
         rows = fold(component.table)
         assert [row.first for row in rows] == [0, *(row.last + 1 for row in rows[:-1])]
         assert rows[-1].last == component.world_size - 1
+        for row in rows:
+            nodes = [component.table[rank].cluster_node_rank for rank in range(row.first, row.last + 1)]
+            assert list(dict.fromkeys(nodes)) == list(row.nodes)
 
 
 @given(

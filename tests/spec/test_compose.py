@@ -179,3 +179,89 @@ class TestValues:
 
         assert try_plan({"cluster": {}}, findings) is None
         assert findings.errors
+
+
+class TestIncludes:
+    """Files that configs bring in, and what can be wrong with them."""
+
+    job = "cluster: {num_nodes: 1, num_gpus_per_node: 8, component_placement: {actor: all}}\n"
+
+    def test_only_the_missing_leaf_is_left_out(self, tmp_path):
+        files = {
+            "job.yaml": f"defaults: [size: wide, other: a, _self_]\n{self.job}",
+            "size/wide.yaml": "# @package cluster.component_placement\nrollout: 0-3\n",
+            "other/a.yaml": "defaults: [/nowhere/at_all]\n",
+        }
+        plan = roost.plan(write(tmp_path, files))
+        assert sizes(plan) == {"rollout": 4, "actor": 8}
+        assert "nowhere/at_all" in plan.warnings[0].what
+
+    def test_files_that_include_each_other(self, tmp_path):
+        files = {
+            "job.yaml": f"defaults: [a, _self_]\n{self.job}",
+            "a.yaml": "defaults: [b]\n",
+            "b.yaml": "defaults: [a]\n",
+        }
+        with pytest.raises(roost.ConfigError, match="include each other: a -> b -> a"):
+            roost.plan(write(tmp_path, files))
+
+    def test_files_that_double(self, tmp_path):
+        files = {"job.yaml": f"defaults: [x0, _self_]\n{self.job}"}
+        files |= {f"x{level}.yaml": f"defaults: [x{level + 1}@a, x{level + 1}@b]\n" for level in range(12)}
+        files["x12.yaml"] = "z: 1\n"
+        with pytest.raises(roost.ConfigError, match="files in all, more than 200"):
+            roost.plan(write(tmp_path, files))
+
+    def test_a_broken_file_is_reported_in_itself(self, tmp_path):
+        files = {"job.yaml": f"defaults: [size: wide, _self_]\n{self.job}", "size/wide.yaml": "a: 1\nb: [\n"}
+        with pytest.raises(roost.ConfigError, match="not valid YAML") as caught:
+            roost.plan(write(tmp_path, files))
+        assert caught.value.findings[0].where.file.endswith("size/wide.yaml")
+
+    def test_an_optional_file_that_exists_is_taken(self, tmp_path):
+        files = {
+            "job.yaml": f"defaults: [optional size: wide, optional size@none: nowhere, _self_]\n{self.job}",
+            "size/wide.yaml": "# @package cluster.component_placement\nrollout: 0-3\n",
+        }
+        assert sizes(roost.plan(write(tmp_path, files))) == {"rollout": 4, "actor": 8}
+
+    def test_a_group_without_an_option_can_be_chosen(self, tmp_path):
+        files = {
+            "job.yaml": f"defaults: [size: null, _self_]\n{self.job}",
+            "size/wide.yaml": "# @package cluster.component_placement\nrollout: 0-3\n",
+        }
+        file = write(tmp_path, files)
+        assert sizes(roost.plan(file)) == {"actor": 8}
+        assert sizes(roost.plan(file, overrides=["size=wide"])) == {"rollout": 4, "actor": 8}
+
+    def test_search_path_on_the_command_line(self, tmp_path):
+        files = {
+            "jobs/job.yaml": f"defaults: [size: wide, _self_]\n{self.job}",
+            "extra/size/wide.yaml": "# @package cluster.component_placement\nrollout: 0-3\n",
+        }
+        override = f"hydra.searchpath=[file://{tmp_path / 'extra'}]"
+        assert sizes(roost.plan(write(tmp_path, files), overrides=[override])) == {"rollout": 4, "actor": 8}
+
+    def test_an_override_of_a_mapping_is_on_the_command_line(self, tmp_path):
+        file = write(tmp_path, {"job.yaml": self.job})
+        with pytest.raises(roost.ConfigError) as caught:
+            roost.plan(file, overrides=["cluster.component_placement={actor:0-9}"])
+        assert str(caught.value.findings[0].where) == "command line cluster.component_placement.actor"
+
+    def test_the_last_file_to_write_a_key_is_named(self, tmp_path):
+        files = {"job.yaml": f"defaults: [_self_, later]\n{self.job}", "later.yaml": "cluster:\n  num_nodes: none\n"}
+        with pytest.raises(roost.ConfigError) as caught:
+            roost.plan(write(tmp_path, files))
+        assert str(caught.value.findings[0].where).endswith("later.yaml:2:3 cluster.num_nodes")
+
+    def test_inside_a_hydra_program_and_in_threads(self, tmp_path):
+        from concurrent.futures import ThreadPoolExecutor
+
+        from hydra import compose, initialize_config_dir
+
+        file = write(tmp_path, {"job.yaml": self.job})
+        with initialize_config_dir(str(tmp_path), version_base=None), ThreadPoolExecutor(4) as pool:
+            outer = compose("job")
+            plans = list(pool.map(lambda size: roost.plan(file, overrides=[f"cluster.num_nodes={size}"]), range(1, 9)))
+            assert compose("job") == outer
+        assert [plan["actor"].world_size for plan in plans] == [8 * size for size in range(1, 9)]

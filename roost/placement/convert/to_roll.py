@@ -60,6 +60,13 @@ def _devices(part: ComponentPlan, findings: Findings, place: Where) -> dict[str,
     if part.role is Role.ENGINE and per_worker == part.parallel.tensor * part.parallel.pipeline:
         sizes = {"tensor_parallel_size": part.parallel.tensor, "pipeline_parallel_size": part.parallel.pipeline}
         role["strategy_args"] = {"strategy_name": "vllm", "strategy_config": sizes}
+    elif part.role is Role.LEARNER and part.parallel.model > 1 and per_worker == 1:
+        sizes = {
+            "tensor_model_parallel_size": part.parallel.tensor,
+            "pipeline_model_parallel_size": part.parallel.pipeline,
+            "context_parallel_size": part.parallel.context,
+        }
+        role["strategy_args"] = {"strategy_name": "megatron_train", "strategy_config": sizes}
     elif per_worker != 1:
         role["num_gpus_per_worker"] = per_worker
     return role

@@ -1,0 +1,173 @@
+"""Any config gives a plan or findings, never another exception."""
+
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import roost
+
+CONFIGS = {
+    "rlinf": {
+        "runner": {"task_type": "reasoning", "seq_length": 1024},
+        "algorithm": {"recompute_logprobs": True},
+        "cluster": {
+            "num_nodes": 3,
+            "num_gpus_per_node": 4,
+            "auto_scheduler": False,
+            "component_placement": {
+                "actor": "0-3",
+                "rollout": {"node_group": "b", "placement": "0-3"},
+                "env": {"node_group": "arm", "placement": "0:0-1"},
+                "agent": {"node_group": "node", "placement": "0-1:0-3"},
+            },
+            "node_groups": [
+                {"label": "b", "node_ranks": "1", "env_configs": [{"node_ranks": 1, "env_vars": [{"A": 1}]}]},
+                {
+                    "label": "arm",
+                    "node_ranks": [2],
+                    "hardware": {"type": "Franka", "configs": [{"node_rank": 2, "robot_ip": "10.0.0.1"}]},
+                },
+            ],
+        },
+        "actor": {"model": {"tensor_model_parallel_size": 2, "model_path": "/nowhere"}, "offload_weight": True},
+        "rollout": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5},
+    },
+    "roll": {
+        "num_gpus_per_node": 8,
+        "num_nodes": 2,
+        "async_generation_ratio": 0,
+        "system_envs": {"A": "1"},
+        "pretrain": "/nowhere",
+        "actor_train": {
+            "device_mapping": "list(range(0,16))",
+            "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}},
+        },
+        "actor_infer": {
+            "device_mapping": [0, 1, 2, 3],
+            "strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}},
+            "num_gpus_per_worker": 2,
+        },
+        "rewards": {
+            "rule": {"world_size": 4},
+            "judge": {"device_mapping": "0-3", "strategy_args": {"strategy_name": "sglang"}},
+        },
+        "train_env_manager": {"num_env_groups": 4, "group_size": 2, "max_env_num_per_worker": 4},
+    },
+    "loop": {
+        "rl": {
+            "async_rollouts": False,
+            "inference_requires_memory_gb": 20,
+            "learning_requires_memory_gb": 20,
+            "gpu_allocation": {"learning_gpus": [0, 1, 2, 3], "inference_gpus": [2, 3]},
+        },
+        "llm": {"max_gpu_mem_utilization": 0.9, "vllm_server": {"gpus_per_vllm_server": 2}},
+    },
+}
+MACHINES = {"nodes": [{"count": 3, "accelerators": 4, "memory_gb": 80, "host_memory_gb": 512}]}
+ODD = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    3,
+    10**9,
+    10**40,
+    16**5000,
+    1.5,
+    float("inf"),
+    float("nan"),
+    "",
+    " ",
+    "all",
+    "0-1",
+    "0-99",
+    "-",
+    "0:0",
+    "x",
+    "x" * 5000,
+    "${nowhere}",
+    "${cluster}",
+    "${oc.env:NOWHERE}",
+    "\x00",
+    "\x1b[2J",
+    "~nobody/x",
+    "list(range(0,4))",
+    "[0",
+    [],
+    {},
+    [[]],
+    [None],
+    [0, 0],
+    [{}],
+    {"a": 1},
+    {"placement": "0"},
+    {"node_rank": 0},
+    {"device_mapping": "x"},
+    {None: 1},
+    {1: {2: 3}},
+]
+
+
+def places(value, path=()):
+    """The paths of all values in a config."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield (*path, key)
+        yield from places(below, (*path, key))
+
+
+def changed(config, path, value):
+    copied = copy.deepcopy(config)
+    at = copied
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return copied
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_configs_plan_as_they_are(name):
+    assert roost.plan(CONFIGS[name]).components
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.sampled_from(sorted(CONFIGS)), st.booleans())
+def test_one_odd_value(data, name, on_machines):
+    config = CONFIGS[name]
+    path = data.draw(st.sampled_from(list(places(config))))
+    mutated = changed(config, path, data.draw(st.sampled_from(ODD)))
+    try:
+        plan = roost.plan(mutated, MACHINES if on_machines else None)
+    except roost.ConfigError as error:
+        assert error.findings
+        assert all(finding.what and str(finding) for finding in error.findings)
+        return
+    assert roost.Plan.from_json(plan.to_json()) == plan
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_odd_machines(data):
+    described = {
+        "nodes": [
+            {"accelerators": 8, "memory_gb": 80, "hardware": {"Franka": 1}, "count": 2, "accelerator_type": "NV_GPU"}
+        ],
+        "node_groups": [
+            {
+                "label": "a",
+                "node_ranks": "0",
+                "hardware": "Franka",
+                "software": [{"node_ranks": 0, "env_vars": {"A": 1}}],
+            }
+        ],
+    }
+    path = data.draw(st.sampled_from(list(places(described))))
+    mutated = changed(described, path, data.draw(st.sampled_from(ODD)))
+    try:
+        roost.plan({"cluster": {"num_nodes": 1, "component_placement": {"actor": "all"}}}, mutated)
+    except roost.ConfigError as error:
+        assert error.findings
