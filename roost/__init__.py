@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "roost.placement.planner": ("plan",),
+    "roost.placement.planner": ("PlanOptions", "plan"),
     "roost.placement.plan": ("Plan",),
     "roost.placement.table": ("Placement",),
     "roost.placement.mode": ("PlacementMode",),

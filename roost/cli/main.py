@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -44,3 +47,17 @@ def _main(
     ] = False,
 ) -> None:
     """Options that stand before a command."""
+
+
+def run() -> None:
+    """Run the command line on any terminal: what it cannot show is replaced, and a full disk is said to be one."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except OSError as error:
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        # Python would try to write the rest of the output once more when it ends, and fail with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

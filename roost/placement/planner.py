@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from roost.cluster.describe import describe
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
@@ -26,11 +26,23 @@ Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path
 
 
-def plan(job_or_path: Config, inventory: Any = None, **options: Any) -> Plan:
+class PlanOptions(TypedDict, total=False):
+    """How to plan, beside what."""
+
+    overrides: Sequence[str]  # as Hydra takes them: key=value, +key=value, group@package=option
+    notation: Notation | str | None  # recognised from the keys where left out
+    layout: Layout | str | None  # RLinf: as_written or model_parallel; what the config implies where left out
+    accelerators_per_node: int | None  # where the config does not say
+    strict: bool  # a written worker size that contradicts the engine's is an error
+    isolate_accelerator: bool  # whether a process sees only its own accelerators
+    registry: HardwareRegistry | None  # hardware that Roost knows
+
+
+def plan(job_or_path: Config, inventory: Any = None, **options: Unpack[PlanOptions]) -> Plan:
     """Plan a job: a path, a dict, a DictConfig or a `Job`; every mistake is raised at once as a `ConfigError`.
 
     The inventory is an `Inventory`, a live cluster, a dict or the path of an inventory file; left out, the config
-    describes the machines. Options are those of `try_plan`.
+    describes the machines. `PlanOptions` lists the options.
 
     >>> made = plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}})
     >>> made["actor"].world_size
@@ -74,6 +86,8 @@ def try_plan(
     machines = describe(job, findings, known, accelerators_per_node, registry)
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
     if placed is None or machines is None or findings.has_errors:
+        if not findings.has_errors:  # a mistake of Roost's own, about which silence would be worse
+            findings.error(job.source.where(), "cannot be planned", fix="please report this config")
         return None
     components = tuple(_component_plan(part, job, registry) for part in placed.components)
     places = {component.name: component.where for component in job.components}

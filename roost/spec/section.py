@@ -164,6 +164,5 @@ class Section:
         for key in self.values:
             if key not in known:
                 hint = did_you_mean(key, known)
-                self.findings.error(
-                    self.where(str(key)), "is not a key Roost knows", hint, fix or f"known keys: {', '.join(known)}"
-                )
+                mend = "correct the key, or remove it" if hint else fix or f"known keys: {', '.join(known)}"
+                self.findings.error(self.where(str(key)), "is not a key Roost knows", hint, mend)

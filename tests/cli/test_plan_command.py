@@ -1,6 +1,7 @@
 """`roost plan` and `roost check` as a person meets them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +36,51 @@ def test_the_placement_examples(name):
     assert f"{name} notation" in result.stdout
 
 
-def test_the_readme_shows_what_is_printed(monkeypatch):
-    root = EXAMPLES.parent
-    monkeypatch.chdir(root)
-    printed = lines_of(run("plan", "examples/placements/roll.yaml", width=80).stdout)
-    shown = lines_of((root / "README.md").read_text())
+def shown_in_readme(printed):
+    """Whether the README shows these lines, one below the other."""
+    shown = lines_of((EXAMPLES.parent / "README.md").read_text())
     start = shown.index(printed[0])
-    assert shown[start : start + len(printed)] == printed
+    return shown[start : start + len(printed)]
+
+
+def test_the_readme_shows_the_plan_that_is_printed(monkeypatch):
+    monkeypatch.chdir(EXAMPLES.parent)
+    printed = lines_of(run("plan", "examples/placements/roll.yaml", width=80).stdout)
+    assert shown_in_readme(printed) == printed
+
+
+def test_the_readme_shows_the_grid_that_is_printed(monkeypatch):
+    monkeypatch.chdir(EXAMPLES.parent)
+    printed = lines_of(run("plan", "examples/placements/rlinf.yaml", "--grid", width=80).stdout)
+    start = printed.index("nodes  accelerators 0-7")
+    assert shown_in_readme(printed[start : start + 3]) == printed[start : start + 3]
+
+
+def test_the_readme_shows_the_mistakes_that_are_printed(monkeypatch, tmp_path):
+    text = (EXAMPLES.parent / "README.md").read_text()
+    config = next(block for block in text.split("```yaml\n")[1:] if "num_gpu_per_node" in block).split("```")[0]
+    write(tmp_path, config)
+    monkeypatch.chdir(tmp_path)
+    printed = lines_of(run("check", "job.yaml", "--gpus-per-node", "8", width=200).stdout)
+    assert shown_in_readme(printed) == printed
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    file = write(tmp_path, cluster_yaml(1, 演员="all"))
+    command = [sys.executable, "-c", "from roost.cli.main import run; run()", "plan", str(file)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?? 0-7" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk(tmp_path):
+    file = write(tmp_path, cluster_yaml(1, actor="all"))
+    command = [sys.executable, "-c", "from roost.cli.main import run; run()", "plan", str(file)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == b"error: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("nodes", [1, 1000, 16384])
