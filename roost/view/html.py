@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.placement.plan import Plan
 from roost.view.page_data import page_data
 
@@ -26,7 +25,7 @@ _MARKER = re.compile(r"\{\{(\w+)\}\}")
 _ESCAPES = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def plan_to_html(plan: Plan, registry: HardwareRegistry = BUILT_IN) -> str:
+def plan_to_html(plan: Plan) -> str:
     """The page of a plan: its grid, details of every process, phases, weight routes and findings.
 
     >>> import roost
@@ -42,7 +41,7 @@ def plan_to_html(plan: Plan, registry: HardwareRegistry = BUILT_IN) -> str:
         "title": html.escape(_printable(f"{plan.file or 'plan'}: Roost plan")),
         "style": style,
         "script": script,
-        "data": embedded_json(page_data(plan, registry)),
+        "data": embedded_json(page_data(plan)),
     }
     # All markers are filled in one pass, so that one inside the user's text stays text.
     return _MARKER.sub(lambda found: parts[found[1]], _page_file("plan.html"))

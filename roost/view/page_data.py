@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
 from roost.placement.phases import Phase
@@ -31,11 +30,11 @@ from roost.view.text import machines_line
 Packed = int | list[int]
 
 
-def page_data(plan: Plan, registry: HardwareRegistry) -> dict[str, Any]:
+def page_data(plan: Plan) -> dict[str, Any]:
     """Everything the page shows, as values that JSON can hold."""
     made = grid(plan)
     numbers = {part.name: number for number, part in enumerate(plan.components)}
-    starts = _Starts(plan, registry)
+    starts = _Starts(plan)
     layouts: dict[int, int] = {}  # by identity: runs of equal nodes share their layout
     described = []
     for run in made.runs:
@@ -124,7 +123,6 @@ class _Starts:
     """How processes are started (group, environment, interpreter), each way written once."""
 
     plan: Plan
-    registry: HardwareRegistry
     described: list[dict[str, Any]] = field(default_factory=list)
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
 
@@ -134,17 +132,13 @@ class _Starts:
         return pack([self._number(component, rank) for rank in run.ranks(holder)])
 
     def _number(self, component: ComponentPlan, rank: int) -> int:
-        placement = component.table[rank]
-        group, seen = placement.node_group_label, placement.visible_accelerators
-        software = self.plan.inventory.group(group).software_of(placement.cluster_node_rank)
-        interpreter = software.python_interpreter_path
-        key = (component.name, group, software.env_vars, interpreter, placement.accelerator_type, *seen)
+        process = component.process(rank)
+        group = process.placement.node_group_label
+        key = (group, tuple(process.env.items()), process.interpreter)
         if key not in self._numbers:
-            accelerator = self.registry.accelerator(placement.accelerator_type)
-            visibility = accelerator.visibility(seen) if accelerator is not None and seen else {}
-            env = {**dict(software.env_vars), **visibility, **dict(component.env)}
             self._numbers[key] = len(self.described)
-            self.described.append({"group": group, "env": list(env.items()), "interpreter": interpreter})
+            described = {"group": group, "env": list(process.env.items()), "interpreter": process.interpreter}
+            self.described.append(described)
         return self._numbers[key]
 
 
