@@ -1,0 +1,229 @@
+"""Every finding with an example: the catalogue, how an example is run, and the page that docs/findings.md is.
+
+python -m tests.findings.catalogue    writes the page anew
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, chdir, redirect_stdout
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import yaml
+from rich.console import Console
+from typer.main import get_command
+
+import roost
+from roost.cli import check, convert, diff, explain, main, plan
+from roost.spec.errors import Finding
+from roost.view.text import print_findings
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "findings.md"
+FOLDER = "/home/me/job"  # what messages show instead of the temporary folder of a run
+REPEATED = re.compile(r"‹([^›]*)›×(\d+)")
+COMMANDS = (check, convert, diff, explain, plan)
+ROOST = get_command(main.app)
+MAX_SHOWN = 3  # findings of one example on the page
+Found = tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A mistake that somebody makes, and the message it gives; catalogue.yaml says what the fields are."""
+
+    title: str
+    expects: str
+    config: str | None = None
+    bytes_hex: str | None = None
+    inventory: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    notation: str | None = None
+    layout: str | None = None
+    gpus_per_node: int | None = None
+    strict: bool = False
+    overrides: tuple[str, ...] = ()
+    convert_to: str | None = None
+    component: str | None = None
+    html: str | None = None
+    explain: str | None = None
+    compare: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+    several: bool = False
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The files of the example in the order they are shown."""
+        written = {"job.yaml": self.config, "machines.yaml": self.inventory, **self.files}
+        return {name: text for name, text in written.items() if text is not None}
+
+    @property
+    def words(self) -> list[str]:
+        """The command line, after `roost`."""
+        if self.explain is not None:
+            words = ["explain", "job.yaml", self.explain]
+        elif self.convert_to is not None:
+            words = ["convert", "job.yaml", "--to", self.convert_to]
+        elif self.compare is not None:
+            words = ["diff", "job.yaml", self.compare]
+        elif self.overrides or self.component is not None or self.html is not None:
+            words = ["plan", "job.yaml", *self.overrides]
+        else:
+            words = ["check", "job.yaml"]
+        options = {"component": self.component, "html": self.html}
+        options |= {"notation": self.notation, "layout": self.layout, "gpus-per-node": self.gpus_per_node}
+        options["inventory"] = "machines.yaml" if self.inventory is not None else None
+        for name, value in options.items():
+            words += [f"--{name}", str(value)] if value is not None else []
+        return [*words, "--strict"] if self.strict else words
+
+    def promised(self, found: Found) -> Finding:
+        """The finding that the example is about."""
+        pattern = ".+".join(re.escape(part) for part in self.expects.split("…"))
+        for finding in found:
+            if re.fullmatch(pattern, finding.what):
+                return finding
+        raise LookupError(f"{self.title} expects {self.expects!r} and gives {[finding.what for finding in found]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """Examples that belong together."""
+
+    title: str
+    about: str
+    examples: tuple[Example, ...]
+
+
+def read_catalogue() -> tuple[Chapter, ...]:
+    written = yaml.safe_load((HERE / "catalogue.yaml").read_text(encoding="utf-8"))
+    return tuple(
+        Chapter(part["chapter"], part["about"], tuple(Example(**fields) for fields in part["examples"]))
+        for part in written
+    )
+
+
+def run(example: Example) -> Found:
+    """Do what the example says in a folder of its own, and return what Roost finds."""
+    with TemporaryDirectory() as folder, chdir(folder), patch.dict(os.environ, example.environment):
+        if not example.environment:
+            os.environ.pop("ROOST_HARDWARE", None)  # what is added on this machine is no part of the example
+        for name, text in example.texts.items():
+            file = Path(name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(REPEATED.sub(lambda match: match[1] * int(match[2]), text), encoding="utf-8")
+        if example.bytes_hex is not None:
+            Path("job.yaml").write_bytes(bytes.fromhex(example.bytes_hex))
+        found = _run_command(example.words) if example.python is None else _run_python(example.python)
+        return tuple(_elsewhere(finding, str(Path(folder).resolve())) for finding in found)
+
+
+def _run_command(words: list[str]) -> list[Finding]:
+    shown: list[Finding] = []
+    with ExitStack() as stack:
+        for command in COMMANDS:
+            stack.enter_context(patch.object(command, "print_findings", lambda findings, _: shown.extend(findings)))
+        stack.enter_context(redirect_stdout(StringIO()))
+        ROOST.main(words, prog_name="roost", standalone_mode=False)
+    return shown
+
+
+def _run_python(snippet: str) -> Found:
+    names: dict[str, object] = {"roost": roost}
+    try:
+        exec(snippet, names)
+    except roost.ConfigError as error:
+        return error.findings
+    made = names["plan"]
+    assert isinstance(made, roost.Plan)
+    return made.warnings
+
+
+def _elsewhere(finding: Finding, folder: str) -> Finding:
+    """The finding as it would read in another folder, the same on every machine."""
+    texts = {name: getattr(finding, name).replace(folder, FOLDER) for name in ("what", "why", "fix")}
+    file = finding.where.file
+    where = replace(finding.where, file=file.replace(folder, FOLDER) if file else file)
+    return replace(finding, where=where, **texts)
+
+
+def findings_page(found: Mapping[str, Found] | None = None) -> str:
+    """The Markdown of docs/findings.md; `found` are the findings of each example where they are known already."""
+    chapters = read_catalogue()
+    if found is None:
+        found = {example.title: run(example) for chapter in chapters for example in chapter.examples}
+    parts = [INTRODUCTION, "\n".join(_index(chapters, found))]
+    for chapter in chapters:
+        parts.append(f"## {chapter.title}\n\n{chapter.about}")
+        parts += ["\n\n".join(_example(example, found[example.title])) for example in chapter.examples]
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """\
+# Findings
+
+<!-- Made by `python -m tests.findings.catalogue` from the code and from tests/findings/catalogue.yaml. -->
+
+Everything that Roost reports, each with an example that gives it. Search this page for the words of your message, or
+look them up in the table, where `…` stands for what is yours. An **error** stops the plan; a **warning** is printed and
+carried in it. A finding names its place as `file:line:column key.path`, what is wrong, why (the numbers), and how to
+fix it.
+
+In the examples, `‹text›×N` is text written N times. The page is made from the code by
+`python -m tests.findings.catalogue`, and the tests hold it against what Roost says."""
+
+
+def _index(chapters: tuple[Chapter, ...], found: Mapping[str, Found]) -> Iterator[str]:
+    """A row for each example; messages that several places give are told apart by the key they are about."""
+    uses = Counter(example.expects for chapter in chapters for example in chapter.examples)
+    yield "| message | severity | example |"
+    yield "|---|---|---|"
+    for chapter in chapters:
+        yield f"| **{chapter.title}** | | |"
+        for example in chapter.examples:
+            finding = example.promised(found[example.title])
+            keys = [part for part in finding.where.path if isinstance(part, str)]
+            key = f"{keys[-1]}: " if keys and uses[example.expects] > 1 else ""
+            message = f"{key}{example.expects}".replace("|", "\\|")
+            yield f"| `{message}` | {finding.severity.value} | [{example.title}](#{example.title}) |"
+
+
+def _example(example: Example, found: Found) -> Iterator[str]:
+    yield f"### {example.title}"
+    texts = example.texts
+    for name, text in texts.items():
+        if len(texts) > 1 or example.python is not None:
+            yield f"`{name}`:"
+        yield _block(Path(name).suffix.lstrip("."), text)
+    if example.bytes_hex is not None:
+        yield f"A file that starts with the bytes `{bytes.fromhex(example.bytes_hex).hex(' ')}`:"
+    if example.python is not None:
+        yield _block("python", example.python)
+        yield _block("text", "\n".join(str(finding) for finding in found[:MAX_SHOWN]))
+    else:
+        variables = "".join(f"{name}={value} " for name, value in example.environment.items())
+        yield _block("console", f"$ {variables}roost {' '.join(example.words)}\n{_printed(found)}")
+
+
+def _printed(found: Found) -> str:
+    """The findings as the command line prints them."""
+    paper = StringIO()
+    print_findings(found[:MAX_SHOWN], Console(file=paper, width=10_000, color_system=None, highlight=False))
+    return paper.getvalue() + (f"... and {len(found) - MAX_SHOWN} more\n" if len(found) > MAX_SHOWN else "")
+
+
+def _block(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(findings_page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(HERE.parents[1])}")
