@@ -82,5 +82,5 @@ def _hardware_registry(findings: Findings) -> HardwareRegistry:
     try:
         return installed_registry(os.environ)
     except ValueError as error:
-        findings.error(Where("hardware registry"), str(error))
+        findings.error(Where("hardware registry"), str(error), fix="mend the entry, or take it out")
         return BUILT_IN

@@ -52,7 +52,9 @@ def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventor
         return inventory
     where = job.source.where() if job.notation is Notation.LOOP else _num_nodes_key(job)
     what = f"the first {counted(count, 'node')} of the inventory's {inventory.num_nodes} are used"
-    findings.warn(where, what, fix="raise num_nodes to use more" if job.notation is not Notation.LOOP else "")
+    findings.warn(
+        where, what, fix="raise num_nodes to use more" if job.notation is not Notation.LOOP else "give one node"
+    )
     return inventory.first(count)
 
 
@@ -66,7 +68,7 @@ def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, f
         if registry.accelerator(kind) is None:
             known = [accelerator.type for accelerator in registry.accelerators]
             findings.error(
-                Where(path=("nodes", "accelerator_type")),
+                Where("inventory", path=("nodes", "accelerator_type")),
                 f"{kind} is not an accelerator Roost knows",
                 did_you_mean(kind, known),
                 f"use one of {', '.join(known)}, or register your own (docs/hardware.md)",
@@ -77,9 +79,8 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
     """Equal nodes, as many as the config names or its devices reach over."""
     written = job.accelerators_per_node
     if given is not None and written is not None and given != written:
-        findings.error(
-            _accelerator_key(job), f"is {written}, but {given} was given", fix="give the same number in both places"
-        )
+        what = f"is {written}, but --gpus-per-node gives {given}"
+        findings.error(_accelerator_key(job), what, fix="give the same number in both places")
     per_node = given if given is not None else written
     if per_node is None and job.notation is Notation.LOOP:
         per_node = job.last_device + 1
@@ -147,7 +148,7 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
     if job.notation is not Notation.LOOP and job.num_nodes is not None and job.num_nodes > inventory.num_nodes:
         findings.error(
             _num_nodes_key(job),
-            f"is {job.num_nodes}, but the inventory has {inventory.num_nodes} nodes",
+            f"is {job.num_nodes}, but the inventory has {counted(inventory.num_nodes, 'node')}",
             fix=f"write num_nodes: {inventory.num_nodes}, or give the inventory of the cluster that is meant",
         )
     written = job.accelerators_per_node if given is None else given
@@ -198,6 +199,6 @@ def _merged_groups(
                 job.source.where(("cluster", "node_groups")),
                 f"node group {group.label} differs from the inventory's",
                 f"{spell_ranks(mine.node_ranks.tolist())} here, {spell_ranks(group.node_ranks.tolist())} there",
-                "the config's is used",
+                "make the two agree; the config's is used",
             )
     return (*written, *(group for group in known if group.label not in own))

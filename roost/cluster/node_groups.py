@@ -9,7 +9,7 @@ import numpy as np
 
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Group, Software
-from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.errors import Findings, Where, counted, did_you_mean, shown
 from roost.spec.job import EnvConfig, HardwareItem, Job, NodeGroup
 from roost.spec.ranks import spell_ranks
 
@@ -62,7 +62,7 @@ def _bound_ranks(group: NodeGroup, num_nodes: int, findings: Findings) -> list[i
         findings.error(
             group.ranks_where,
             f"node group {group.label} names node {beyond[0][-1]}, which does not exist",
-            f"there are {num_nodes} nodes, 0 to {num_nodes - 1}",
+            f"there are {counted(num_nodes, 'node')}, counted from 0",
             f"name nodes up to {num_nodes - 1}, or raise num_nodes",
         )
     inside = [range(part.start, min(part.stop, num_nodes)) for part in written]
@@ -94,7 +94,7 @@ def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: 
             findings.error(
                 group.env_configs[index].where,
                 f"overlaps another entry of group {group.label}",
-                f"nodes {spell_ranks(shared)} are in both",
+                f"both name {spell_ranks(shared)}",
                 "give each node one entry",
             )
         taken |= dict.fromkeys(part.node_ranks, index)
@@ -136,8 +136,8 @@ def _warn_second_interpreter(
         findings.warn(
             config.where,
             f"gives node {clash[0]} a second interpreter",
-            f"group {clash[1]} has {clash[2]}",
-            "each worker takes the interpreter of its own group",
+            f"group {clash[1]} has {clash[2]}; each worker takes its own group's",
+            "give the groups one interpreter, unless each is meant to have its own",
         )
 
 

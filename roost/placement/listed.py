@@ -47,11 +47,10 @@ class ListedPlacementStrategy(PlacementStrategy):
         self, inventory: Inventory, findings: Findings, where: Where = Where(), isolate: bool = True
     ) -> PlacementTable | None:
         table = self._resources(inventory, findings, where)
-        if (
-            table is None
-            or not has_devices(table, findings, where)
-            or not in_range(self.devices, table, findings, where)
-        ):
+        fix = "plan on machines that have some, or give world_size instead of devices"
+        if table is None or not has_devices(table, findings, where, fix):
+            return None
+        if not in_range(self.devices, table, findings, where, "device"):
             return None
         # The last process takes what is left over, where the list does not divide.
         offsets = np.append(np.arange(0, len(self.devices), self.num_hardware_per_process), len(self.devices))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from roost.placement.memory import RESERVED_FRACTION
@@ -10,9 +11,9 @@ from roost.placement.memory import RESERVED_FRACTION
 class MemoryRefused(ValueError):
     """Figures that contradict each other or the mode, with the numbers and the mend."""
 
-    def __init__(self, what: str, why: str, fix: str) -> None:
+    def __init__(self, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
         super().__init__(what)
-        self.what, self.why, self.fix = what, why, fix
+        self.what, self.why, self.fix, self.key = what, why, fix, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def share_device(
     if (inference_gb is None) != (learning_gb is None):
         raise MemoryRefused(
             "give both memory figures or neither",
-            f"inference_requires_memory_gb is {inference_gb}, learning_requires_memory_gb is {learning_gb}",
+            f"only {'learning' if inference_gb is None else 'inference'}_requires_memory_gb is written",
             "write both, or leave both out",
         )
     if not overlap:
@@ -53,6 +54,7 @@ def share_device(
                 "overlapping GPUs with asynchronous rollouts need both memory figures",
                 "servers and learners would run at the same time on the same GPUs",
                 "write inference_requires_memory_gb and learning_requires_memory_gb, or use separate GPUs",
+                "async_rollouts",
             )
         return Sharing(keeps_both=False)
     wanted = inference_gb + learning_gb
@@ -60,7 +62,8 @@ def share_device(
         raise MemoryRefused(
             "the cap leaves less than inference requires",
             f"{cap} * {total_gb:g} GB = {cap * total_gb:.1f} GB, inference requires {inference_gb:g} GB",
-            f"raise max_gpu_mem_utilization to at least {inference_gb / total_gb:.2f}",
+            f"raise max_gpu_mem_utilization to {math.ceil(inference_gb / total_gb * 100) / 100:g}",
+            "max_gpu_mem_utilization",
         )
     if wanted / total_gb > RESERVED_FRACTION:
         if is_async:

@@ -216,7 +216,7 @@ def _auto_mode(bound: Mapping[str, Bound], num_accelerators: int, findings: Find
         if part.ranks.table.labels != (CLUSTER_GROUP,):
             what = f"{name} is placed through a node group, and auto_scheduler hands out the whole cluster"
             findings.error(part.where, what, fix="leave node_group out, or auto_scheduler")
-            continue
+            return PlacementMode.AUTO
         if part.devices[0] != expected:
             findings.error(
                 part.where,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,17 @@ def read_plan_file(file: Path, findings: Findings) -> Plan | None:
     """The plan in a file that `roost plan --json` wrote; None where it is something else, such as a config."""
     try:
         with file.open("rb") as stream:
-            if f'"schema": "{SCHEMA}"'.encode() not in stream.read(64):
+            if b'"schema": "roost.plan/' not in stream.read(64):
                 return None
             stream.seek(0)
             data = json.load(stream)
         return plan_from_dict(data)
     except OSError:
         return None  # whoever reads it as a config says what is wrong
+    except ConfigError as error:
+        for finding in error.findings:
+            findings.error(replace(finding.where, file=str(file)), finding.what, finding.why, finding.fix)
+        return None
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         findings.error(Where(str(file)), f"is a plan that cannot be read: {reason}", fix="write it again with --json")
@@ -136,9 +140,8 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     except ConfigError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        findings.error(
-            Where(), f"is not a whole plan: {type(error).__name__} {error}", fix="write it again with roost plan --json"
-        )
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        findings.error(Where(), f"is not a whole plan: {what}", fix="write it again with roost plan --json")
         findings.raise_errors()
         raise
 

@@ -76,7 +76,7 @@ def try_plan(
     registry = installed_registry(os.environ) if registry is None else registry
     notation, layout = _chosen(Notation, notation, findings), _chosen(Layout, layout, findings)
     if accelerators_per_node is not None and not _is_count(accelerators_per_node):
-        what = f"accelerators_per_node is {shown(accelerators_per_node)}; it must be a whole number"
+        what = f"is {shown(accelerators_per_node)}; it must be a whole number"
         findings.error(Where(path=("accelerators_per_node",)), what, fix=f"give 0 to {MAX_ACCELERATORS_PER_NODE}")
         return None
     job = _read(job_or_path, findings, overrides, notation, layout, strict)
@@ -91,7 +91,8 @@ def try_plan(
         return None
     components = tuple(_component_plan(part, job, registry) for part in placed.components)
     places = {component.name: component.where for component in job.components}
-    places |= {key: job.source.where(("rl", key)) for key in MEMORY_KEYS}
+    places |= {key: job.source.where(("rl", key)) for key in (*MEMORY_KEYS, "async_rollouts")}
+    places["max_gpu_mem_utilization"] = job.source.where(("llm", "max_gpu_mem_utilization"))
     settings = ResidencySettings.of(job.notation, job.settings)
     residency = find_residency(components, machines, settings, places, findings)
     check_rules(components, residency, machines, job.notation, places, findings)

@@ -10,7 +10,7 @@ from roost.cluster.inventory import Inventory, UnknownGroup
 from roost.cluster.resources import Ints, ResourceTable
 from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from roost.placement.strategy import PlacementStrategy, report_unknown_group
-from roost.spec.errors import Findings, Where
+from roost.spec.errors import Findings, Where, counted
 from roost.spec.job import RankMap
 from roost.spec.limits import MAX_PROCESSES
 from roost.spec.ranks import Segment
@@ -39,7 +39,7 @@ def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> Bo
     if table.total == 0:
         kinds = " or ".join(dict.fromkeys(table.kinds))
         findings.error(
-            where,
+            asks.groups_where,
             f"no {kinds} exists in {', '.join(asks.node_groups)}",
             fix=f"describe the {kinds} devices of the group, or name another node group",
         )
@@ -80,7 +80,7 @@ def _segment_ranges(
             findings.error(
                 where,
                 f"{segment.text!r} names rank {resources[-1]}, which is out of range",
-                f"{', '.join(table.labels)} has {table.total} {kind} ranks, 0 to {table.total - 1}",
+                f"{', '.join(table.labels)} has {counted(table.total, kind)}, counted from 0",
                 f"use ranks up to {table.total - 1}",
             )
         if resources[0] <= last_resource:
@@ -117,12 +117,13 @@ def _device_strategy(
     ranks, lengths = [], []
     for resources, processes in pairs:
         many, few = max(len(resources), len(processes)), min(len(resources), len(processes))
+        more = "processes" if len(processes) > len(resources) else "resources"
         if many % few:
             findings.error(
                 where,
                 f"{len(processes)} processes cannot be spread evenly over {len(resources)} resources",
                 f"{many} % {few} = {many % few}",
-                f"use {many // few * few} instead of {many}",
+                f"use {many // few * few} or {(many // few + 1) * few} {more}",
             )
             continue
         own = np.arange(resources.start, resources.stop)
@@ -157,7 +158,7 @@ def _node_strategy(
             findings.warn(
                 where,
                 f"{len(processes)} processes do not divide evenly over {len(resources)} nodes",
-                f"the first {rest} of the nodes take {share + 1}, the others {share}",
+                f"{counted(rest, 'node')} of them get {share + 1}, the others {share}",
                 f"for an even split give {share * len(resources)} or {(share + 1) * len(resources)} processes",
             )
         counts = np.full(len(resources), share)

@@ -193,9 +193,7 @@ def _loop_sharing(
             settings.cap,
         )
     except MemoryRefused as refused:
-        findings.error(
-            places.get(MEMORY_KEYS[0], Where(path=("rl", MEMORY_KEYS[0]))), refused.what, refused.why, refused.fix
-        )
+        findings.error(places.get(refused.key, Where(path=(refused.key,))), refused.what, refused.why, refused.fix)
         return None
 
 
@@ -263,11 +261,22 @@ def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Find
         largest = max(made.phases[phase], key=lambda share: share.device_gib or 0.0).component
         findings.error(
             places.get(largest, Where()),
-            f"does not fit: {used:.1f} GiB on a device of {memory:g} GB in the phase {phase.value}",
+            f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
             " + ".join(parts) + f" = {used:.1f} GiB",
-            "use more devices or smaller batches, offload more, or give the engine a smaller memory fraction",
+            _mend(made),
         )
         return
+
+
+def _mend(made: ClassResidency) -> str:
+    """What would help on devices that are over-full, which depends on who is there."""
+    names = made.device_class.components
+    more = "use more devices or larger parallel sizes"
+    return (
+        f"{more}, offload more, or give engines a smaller memory fraction"
+        if len(names) > 1
+        else f"{more}, or smaller batches"
+    )
 
 
 def _known_sum(parts: Sequence[float | None]) -> float | None:

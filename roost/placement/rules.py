@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roost.cluster.inventory import Inventory
-from roost.placement.memory import engine_memory, kv_tokens
+from roost.placement.memory import ENGINE_FRACTION, ENGINE_OVERHEAD_GIB, engine_memory, kv_tokens
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
 from roost.placement.phases import Phase
 from roost.placement.plan import ComponentPlan
@@ -83,7 +83,8 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
     try:
         shape = shape_from_config(part.model.config)
     except UnknownShape as error:
-        findings.warn(place, "the memory of its model cannot be computed", str(error), "give memory figures instead")
+        fix = "check its memory yourself, or ask for this family to be counted"
+        findings.warn(place, "the memory of its model cannot be computed", str(error), fix)
         return
     if part.role in (Role.ENGINE, Role.LEARNER) and shape.heads % part.parallel.tensor:
         findings.error(
@@ -104,12 +105,13 @@ def _check_kv_cache(
         return
     memory = engine_memory(shape, part.parallel, min(sizes), part.model.memory_fraction, part.model.weight_bytes)
     room = kv_tokens(shape, part.parallel, memory.kv_cache)
-    needed = part.model.tokens or 1
+    needed = part.model.sequence or 1
+    fraction = ENGINE_FRACTION if part.model.memory_fraction is None else part.model.memory_fraction
     if room < needed:
         findings.error(
             place,
             f"leaves room for {room:,} tokens of KV cache, and one sequence may have {needed:,}",
-            f"weights take {memory.weights:.1f} GiB of a device of {min(sizes):g} GB",
+            f"{fraction:g} of {min(sizes):g} GiB, less weights {memory.weights:.1f} and engine {ENGINE_OVERHEAD_GIB:g}",
             "raise the engine's memory fraction or its tensor parallel size",
         )
 
@@ -133,7 +135,7 @@ def _check_async(
             findings.error(
                 places.get(part.name, Where(path=(part.name,))),
                 "generates while the learner learns, but every engine shares its devices with the learner",
-                held[0].reason,
+                f"{held[0].reason}, and both would need them at the same time",
                 "give rollout devices of its own, or generate synchronously (async_generation_ratio: 0)",
             )
 

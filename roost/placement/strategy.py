@@ -11,7 +11,7 @@ import numpy as np
 from roost.cluster.inventory import Inventory, UnknownGroup
 from roost.cluster.resources import Ints, ResourceTable
 from roost.placement.table import Placement, PlacementTable
-from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.errors import Findings, Where, counted, did_you_mean, shown
 from roost.spec.node_groups import CLUSTER_GROUP
 from roost.spec.ranks import spell_ranks
 
@@ -116,7 +116,12 @@ def check_ranks(ranks: Sequence[int] | Ints, owner: str) -> None:
             )
 
 
-def has_devices(table: ResourceTable, findings: Findings, where: Where) -> bool:
+def has_devices(
+    table: ResourceTable,
+    findings: Findings,
+    where: Where,
+    fix: str = "name another node group, or place processes on nodes (node_group: node, NodePlacementStrategy)",
+) -> bool:
     if not table.counts_nodes and table.total > 0:
         return True
     what = (
@@ -127,21 +132,21 @@ def has_devices(table: ResourceTable, findings: Findings, where: Where) -> bool:
     findings.error(
         where,
         f"the nodes of {', '.join(table.labels)} {what}, so no device can be assigned there",
-        fix="name another node group, or place processes on nodes (node_group: node, NodePlacementStrategy)",
+        fix=fix,
     )
     return False
 
 
-def in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where) -> bool:
+def in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where, noun: str = "rank") -> bool:
     beyond = ranks[ranks >= table.total]
     if not len(beyond):
         return True
     kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
     findings.error(
         where,
-        f"rank {beyond[0]} is out of range",
-        f"{', '.join(table.labels)} has {table.total} {kind} ranks, 0 to {table.total - 1}",
-        f"use ranks up to {table.total - 1}" if table.total else "name another node group",
+        f"{noun} {beyond[0]} is out of range",
+        f"{', '.join(table.labels)} has {counted(table.total, kind)}, counted from 0",
+        f"use {noun}s up to {table.total - 1}" if table.total else "name another node group",
     )
     return False
 

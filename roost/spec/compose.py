@@ -128,12 +128,8 @@ def _composed(
             _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
             config, used = _load_with_hydra(Path(folder), name, list(overrides))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-            findings.error(
-                _place(source, overrides),
-                f"cannot be composed: {_first_line(error)}",
-                _second_line(error),
-                "check the overrides and the defaults list; quote a value with commas or brackets: 'key=\"0-3,6-7\"'",
-            )
+            what, why, fix = _in_words(error)
+            findings.error(_place(source, overrides), f"cannot be composed: {what}", why, fix)
             return None
     values = OmegaConf.to_container(config, resolve=False)
     positions = _positions(source, used, directories, overrides)
@@ -200,10 +196,10 @@ def _place(source: Source, overrides: Sequence[str]) -> Where:
     return Where(COMMAND_LINE, path=(" ".join(overrides),)) if overrides else source.where(("defaults",))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _second_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[1] if len(lines) > 1 and "://" not in lines[1] else ""
+def _in_words(error: Exception) -> tuple[str, str, str]:
+    """What a library's error says, why, and the mend; addresses and pointers into a text are left out."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and "://" not in line and set(line) != {"^"}] or [type(error).__name__]
+    fix = next((line for line in lines[1:] if line.startswith("To ")), "")
+    why = " ".join(line for line in lines[1:4] if line != fix)
+    return lines[0], why, fix or "check the override; quote a value with commas or brackets: 'key=\"0-3,6-7\"'"

@@ -171,7 +171,13 @@ def counted(number: int, word: str) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A user's value as it is quoted in a message: short, on one line."""
+    """A user's value as it is quoted in a message: short, on one line, and as YAML writes it where Python differs.
+
+    >>> shown(True), shown(None), shown("x")
+    ('true', 'null', "'x'")
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = limit
     try:

@@ -65,7 +65,7 @@ def _from_ranks(text: str) -> Sequence[int]:
     if ranges is None:
         raise ExpressionError("'all' does not say how many devices there are")
     if sum(len(part) for part in ranges) > MAX_DEVICES:
-        raise ExpressionError(f"{shown(text)} is more than {MAX_DEVICES:,} devices")
+        raise ExpressionError(f"{shown(text)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
     return ranges[0] if len(ranges) == 1 else [rank for part in ranges for rank in part]
 
 
@@ -94,7 +94,7 @@ def _items(items: list[ast.expr], depth: int) -> list[int]:
         value = _evaluate(item.value if isinstance(item, ast.Starred) else item, depth + 1)
         found.extend(_listed("*", [value]) if isinstance(item, ast.Starred) else [_number(value)])
         if len(found) > MAX_DEVICES:
-            raise ExpressionError(f"more than {MAX_DEVICES:,} devices")
+            raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
     return found
 
 
@@ -115,7 +115,7 @@ def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
         elif isinstance(total, int) or isinstance(value, int):
             raise ExpressionError("a number is added to a list")
         elif len(total) + len(value) > MAX_DEVICES:
-            raise ExpressionError(f"more than {MAX_DEVICES:,} devices")
+            raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
         else:
             total.extend(value)
     return total if total is not None else []
@@ -124,10 +124,12 @@ def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
 def _range(values: list[int | Sequence[int]]) -> range:
     numbers = [_number(value) for value in values]
     if not 1 <= len(numbers) <= 3 or (len(numbers) == 3 and numbers[2] == 0):
-        raise ExpressionError("range takes (stop), (start, stop) or (start, stop, step), and step is not 0")
+        raise ExpressionError(
+            "range takes (stop), (start, stop) or (start, stop, step), and step is not 0", "write range(0, 8)"
+        )
     devices = range(*numbers)
     if len(devices) > MAX_DEVICES:
-        raise ExpressionError(f"{shown(devices)} is more than {MAX_DEVICES:,} devices")
+        raise ExpressionError(f"{shown(devices)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
     return devices
 
 
@@ -147,14 +149,14 @@ def _number(value: int | Sequence[int]) -> int:
 
 def _bounded(number: int) -> int:
     if abs(number) > 10**9:
-        raise ExpressionError(f"{shown(number)} is beyond any cluster")
+        raise ExpressionError(f"{shown(number)} is beyond any cluster", "use smaller numbers")
     return number
 
 
 def _checked(devices: Sequence[object]) -> Sequence[int]:
     """The devices, all of them whole and not negative."""
     if len(devices) > MAX_DEVICES:
-        raise ExpressionError(f"more than {MAX_DEVICES:,} devices")
+        raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
     if isinstance(devices, range):
         wrong: list[object] = [end for end in (devices[0], devices[-1]) if end < 0] if devices else []
         checked: Sequence[int] = devices

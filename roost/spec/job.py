@@ -88,6 +88,7 @@ class ModelUse:
     weight_bytes: int = 2
     memory_fraction: float | None = None  # of each device, for an engine
     tokens: int | None = None  # that a learner works on at a time
+    sequence: int | None = None  # tokens of the longest sequence
     sharding: Sharding = Sharding.FULL
     offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
     can_sleep: bool = True  # whether an engine can free its memory without being stopped

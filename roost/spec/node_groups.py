@@ -162,4 +162,5 @@ def _read_hardware(section: Section) -> tuple[str | None, tuple[HardwareItem, ..
         seen.append(item.values)
     if kind in COUNTED_THINGS:
         hardware.error("type", f"{kind} is what groups without hardware count", fix="give the kind another name")
+        return None, None
     return kind, tuple(HardwareItem({str(key): item.get(key) for key in item.values}, item.where()) for item in items)

@@ -51,7 +51,7 @@ def read_job(
         if not component.name.isprintable():
             findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
     if not job.components and not findings.has_errors:
-        root.findings.error(root.where(), "places no component", fix=f"write at least one: {_SIGNS[notation]}")
+        root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     return replace(job, warnings=findings.warnings)
 
 

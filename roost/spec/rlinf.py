@@ -266,6 +266,7 @@ def _model(root: Section, component: str) -> ModelUse:
         weight_bytes=bytes_of(precision),
         memory_fraction=first_number((own, "gpu_memory_utilization")),
         tokens=int(length * batch) if length else None,
+        sequence=int(length) if length else None,
         sharding=_sharding(own),
         offloads=_offloads(own),
         unused_because="critic.use_critic_model is false"

@@ -53,7 +53,7 @@ def read_roll(root: Section, strict: bool = False) -> Job:
         if component.name in components:
             section.findings.error(
                 section.where(),
-                f"is {component.name}, as is {components[component.name].written_name}",
+                f"is {component.name} in Roost, and so is {components[component.name].written_name}",
                 fix="keep one of the two",
             )
         components[component.name] = component
@@ -136,9 +136,8 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
     if asks is None:
         return None
     kind = role_by_strategy(strategy, name)
-    return Component(
-        name, role, section.where(), asks, parallel, tuple(env.items()), kind, _model(root, section, name, strategy)
-    )
+    place = section.where("device_mapping") if isinstance(asks, DeviceList) else section.where()
+    return Component(name, role, place, asks, parallel, tuple(env.items()), kind, _model(root, section, name, strategy))
 
 
 def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
@@ -175,11 +174,12 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
             f"name a multiple of {parallel.model} devices",
         )
     _check_repeated(section, list(devices), per_worker)
-    replicas = section.below("strategy_args", "strategy_config").whole_number("data_parallel_size", 1, 1) or 1
+    engine = section.below("strategy_args", "strategy_config")
+    replicas = engine.whole_number("data_parallel_size", 1, 1) or 1
     if strategy == "vllm" and replicas not in (1, len(devices) // per_worker):
-        section.error(
-            "strategy_args",
-            f"data_parallel_size is {replicas}, but there are {len(devices) // per_worker} workers",
+        engine.error(
+            "data_parallel_size",
+            f"is {replicas}, but there are {len(devices) // per_worker} workers",
             fix="leave data_parallel_size out",
         )
     written = section.whole_number("world_size", minimum=0)
@@ -330,6 +330,7 @@ def _model(root: Section, section: Section, name: str, strategy: str | None) -> 
         weight_bytes=bytes_of(first_text((arguments, "dtype"))),
         memory_fraction=first_number((engine, "gpu_memory_utilization"), (engine, "mem_fraction_static")),
         tokens=int(length * batch) or None,
+        sequence=int(length) or None,
         sharding=Sharding.OPTIMIZER if str(strategy).startswith("megatron") else Sharding.FULL,
         offloads=OFFLOADED_PARTS,
         unused_because=_why_unused(root, name),

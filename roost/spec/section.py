@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,11 +81,9 @@ class Section:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
-            self.error(
-                key,
-                f"is {shown(value)}; it must be a number that is not negative",
-                fix=f"write {key}: 40, or leave it out",
-            )
+            digits = re.match(r"\s*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
+            fix = f"write {key}: {digits[1]}" if digits else "write a plain number, or leave it out"
+            self.error(key, f"is {shown(value)}; it must be a number that is not negative", fix=fix)
             return None
         return float(value)
 
@@ -93,7 +92,7 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.error(key, f"is {shown(value)}; it must be true or false", fix=f"write {key}: true")
+            self.error(key, f"is {shown(value)}; it must be true or false", fix=f"write {key}: true or {key}: false")
             return default
         return value
 

@@ -58,7 +58,8 @@ def read_yaml(file: Path, findings: Findings) -> Source | None:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        findings.error(here, "is not UTF-8 text", why=f"byte {error.start} is not", fix="save it as UTF-8")
+        fix = "save it as UTF-8, or give the path of a YAML file"
+        findings.error(here, "is not UTF-8 text", f"byte {error.start} is not", fix)
         return None
     return parse_yaml(text, str(file), findings)
 

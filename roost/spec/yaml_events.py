@@ -19,6 +19,8 @@ MAX_DEPTH = 64
 MAX_DIGITS = 100
 MAX_BITS = 333  # of a number of so many digits
 MERGE_KEY = "<<"
+SCALAR_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
+KEY_FIX = "quote it; a template such as {{ name }} must be filled in first, and a merge is written <<: *name"
 PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 KeyPath = tuple[str | int, ...]
@@ -107,15 +109,18 @@ class ValueBuilder:
 
     def _resolved_scalar(self, event: Any) -> Any:
         explicit = event.tag if event.tag and event.tag != "!" else None
+        if explicit is not None and explicit not in SCALAR_TAGS:
+            raise self._refusal(event, f"has the tag {explicit}", "remove the tag; configs hold plain values only")
         tag = explicit or self.scalars.resolve(  # type: ignore[no-untyped-call]
             yaml.ScalarNode, event.value, event.implicit
         )
         try:
             return self.scalars.construct_object(yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
         except ValueError:
-            raise self._refusal(
-                event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number, or quote it"
-            ) from None
+            what, fix = f"{shown(event.value)} is not a value Roost can hold", "write a smaller number, or quote it"
+            if explicit is not None:
+                what, fix = f"{shown(event.value)} is not of its tag {explicit}", "remove the tag"
+            raise self._refusal(event, what, fix) from None
 
     def _whole_number(self, event: Any) -> int:
         if len(event.value) > MAX_DIGITS:
@@ -169,7 +174,7 @@ class ValueBuilder:
 
     def _take_key(self, event: Any, top: _Open, key: Any) -> None:
         if not isinstance(key, str | int | float | bool) and key is not None:
-            raise self._refusal(event, "a key must be a word or a number", "quote the key")
+            raise self._refusal(event, "a key must be a word or a number", KEY_FIX)
         path = (*top.path, _path_part(key))
         if key in top.value and key != MERGE_KEY:
             first = self.positions.get(path)
@@ -188,7 +193,7 @@ class ValueBuilder:
             self._note(event, path)
             return path
         if not top.has_key:
-            raise self._refusal(event, "a key must be a word or a number", "quote the key")
+            raise self._refusal(event, "a key must be a word or a number", KEY_FIX)
         return (*top.path, _path_part(top.key))
 
     def _insert(self, value: Any) -> None:

@@ -40,16 +40,6 @@ UNREACHABLE = (
     ("placement/planner.py", "cannot be planned"),
 )
 
-# Messages that do not fit a reader yet.
-UNFIT = {
-    "added-hardware-cannot-be-used": "it has no fix: the remedy is part of the message",
-    "inventory-group-without-nodes": "what is not written is shown as None",
-    "inventory-has-more-nodes-than-ml-loop-uses": "it has no fix",
-    "model-with-a-size-missing": "what is not written is shown as None",
-    "one-memory-figure-of-two": "what is not written is shown as None",
-    "placement-left-out": "what is not written is shown as None",
-}
-
 
 class Site(NamedTuple):
     file: str
@@ -186,15 +176,7 @@ def test_unreachable_sites_exist(sites):
     assert sum(site.is_unreachable for site in sites) == len(UNREACHABLE)
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(case.values[0], id=case.id, marks=pytest.mark.xfail(strict=True, reason=UNFIT[case.id]))
-        if case.id in UNFIT
-        else case
-        for case in EXAMPLES
-    ],
-)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_finding_fits_a_reader(example, runs):
     unfit = re.compile(r"\b(None|True|False|Traceback)\b|<class |<[\w.]+ object|\bnp\.|\n")
     for finding in runs.found[example.title]:

@@ -86,7 +86,7 @@ def test_accelerators_per_node_are_checked_against_the_inventory():
     config = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "all"}}}
     with pytest.raises(roost.ConfigError, match="is 8, but node 0 has 4"):
         roost.plan(config, {"nodes": [{"accelerators": 4}]})
-    with pytest.raises(roost.ConfigError, match="is 8, but 4 was given"):
+    with pytest.raises(roost.ConfigError, match="is 8, but --gpus-per-node gives 4"):
         roost.plan(config, accelerators_per_node=4)
 
 

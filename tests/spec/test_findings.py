@@ -21,7 +21,7 @@ def findings_of(text, tmp_path, **options):
 RLINF = [
     pytest.param(
         "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-8}",
-        ("3:25", "cluster.component_placement.actor", "out of range", "8 accelerator ranks, 0 to 7"),
+        ("3:25", "cluster.component_placement.actor", "out of range", "8 accelerators, counted from 0"),
         id="rank-out-of-range",
     ),
     pytest.param(
@@ -66,12 +66,12 @@ RLINF = [
     ),
     pytest.param(
         "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: true",
-        ("4:5", "cluster.component_placement.actor", "is True; it must be ranks", ""),
+        ("4:5", "cluster.component_placement.actor", "is true; it must be ranks", ""),
         id="bool-for-ranks",
     ),
     pytest.param(
         "cluster:\n  num_nodes: 1\n  component_placement:\n    actor:",
-        ("4:5", "cluster.component_placement.actor", "is None; it must be ranks", ""),
+        ("4:5", "cluster.component_placement.actor", "is null; it must be ranks", ""),
         id="nothing-for-ranks",
     ),
     pytest.param(
@@ -122,7 +122,7 @@ RLINF = [
     ),
     pytest.param(
         "cluster:\n  num_nodes: true\n  component_placement: {actor: 0}",
-        ("2:3", "cluster.num_nodes", "is True; it must be a whole number", ""),
+        ("2:3", "cluster.num_nodes", "is true; it must be a whole number", ""),
         id="num-nodes-is-a-flag",
     ),
     pytest.param(
@@ -394,7 +394,7 @@ def test_loop(allocation, key, what):
 
 def test_loop_gpus_beyond_the_machine():
     allocation = {"learning_gpus": [0, 1], "inference_gpus": [7]}
-    with pytest.raises(roost.ConfigError, match="rank 7 is out of range"):
+    with pytest.raises(roost.ConfigError, match="device 7 is out of range"):
         roost.plan({"rl": {"gpu_allocation": allocation}}, accelerators_per_node=4)
 
 

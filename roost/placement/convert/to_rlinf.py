@@ -93,7 +93,8 @@ def _devices_text(part: ComponentPlan, findings: Findings) -> str:
         is_run = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
         if not is_run or len({node for node, _ in placement.devices}) > 1:
             what = f"RLinf gives a process a run of ranks on one node, and process {placement.rank} holds others"
-            findings.error(Where(path=(part.name,)), what, f"devices {placement.devices}", _KEEP)
+            held_words = ", ".join(f"device {index} of node {node}" for node, index in placement.devices[:8])
+            findings.error(Where(path=(part.name,)), what, f"it holds {held_words}", _KEEP)
             return ""
         held.append((ranks[0], len(ranks)))
     return _segments(part, held, findings)
