@@ -9,8 +9,8 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.mode import held_accelerators
-from roost.placement.plan import ComponentPlan
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from itertools import groupby
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
-from roost.placement.plan import ComponentPlan, Plan, Process
+from roost.placement.component_plan import ComponentPlan, Process
+from roost.placement.plan import Plan
 from roost.placement.table import Placement, PlacementTable
 from roost.spec.ranks import spell_ranks
 

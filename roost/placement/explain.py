@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE
-from roost.placement.plan import ComponentPlan, Plan, Process
+from roost.placement.component_plan import ComponentPlan, Process
+from roost.placement.plan import Plan
 from roost.placement.table import Placement
 from roost.spec.ranks import spell_ranks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory import (
     CONTEXT_GIB,
     ENGINE_FRACTION,
@@ -14,7 +15,6 @@ from roost.placement.memory import (
     learner_memory,
 )
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
-from roost.placement.plan import ComponentPlan
 from roost.spec.job import Role, Sharding
 
 DEFAULT_TOKENS = 4_096  # that a learner works on at a time, where the config does not say

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import Inventory
+from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.mode import PlacementMode
-from roost.placement.plan import ComponentPlan, Plan, Process
+from roost.placement.plan import Plan
 from roost.placement.table import PlacementTable
 from roost.spec.errors import ConfigError, Finding, Findings, Severity, Where, shown
 from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding

@@ -11,8 +11,9 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from roost.cluster.describe import describe
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import Inventory
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.plan import Plan
 from roost.placement.residency import MEMORY_KEYS, ResidencySettings, find_residency
 from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of

@@ -14,7 +14,7 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
-from roost.placement.plan import ComponentPlan
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.table import PlacementTable
 from roost.spec.job import Role
 

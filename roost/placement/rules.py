@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roost.cluster.inventory import Inventory
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory import ENGINE_FRACTION, ENGINE_OVERHEAD_GIB, engine_memory, kv_tokens
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
 from roost.placement.phases import Phase
-from roost.placement.plan import ComponentPlan
 from roost.placement.residency import Decision, Residency
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Notation, Role

@@ -10,8 +10,9 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import Ints
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase, State, works_in
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.plan import Plan
 from roost.placement.residency import ClassResidency, Decision
 from roost.spec.ranks import spell_ranks
 from roost.view.phase_table import phase_words

@@ -17,8 +17,9 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.plan import Plan
 from roost.placement.routes import TRANSPORTS, EngineRoutes, Reach
 from roost.spec.errors import Finding
 from roost.view.device_phases import DevicePhases, device_phases, machine_words

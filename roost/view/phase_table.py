@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.cluster.resources import Ints
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase, State, works_in
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.plan import Plan
 from roost.placement.residency import ClassResidency
 from roost.spec.ranks import spell_ranks
 

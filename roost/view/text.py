@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.cluster.inventory import Inventory
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.plan import Plan
 from roost.spec.errors import Finding, Severity
 from roost.spec.ranks import spell_ranks
 from roost.view.folding import FoldedRow, fold

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.plan import Plan
 from roost.placement.residency import MEMORY_KEYS
 from roost.spec.errors import Findings, Where
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import Group, Inventory
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Role
 from roost.spec.node_groups import CLUSTER_GROUP

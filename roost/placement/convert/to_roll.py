@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Role
 from roost.spec.ranks import spell_ranks
