@@ -1,47 +1,15 @@
 """A plan as an SVG: well formed whatever its names, complete, and as it was when somebody last looked at it."""
 
 import json
-import os
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import roost
 from roost.view.svg import plan_to_svg
+from tests.view.pictures import PICTURES
 
-ROOT = Path(__file__).parents[2]
-SNAPSHOTS = Path(__file__).parent / "snapshots"
-UPDATE = "ROOST_UPDATE_SNAPSHOTS"  # set to 1 to write the pictures anew; look at them before keeping them
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def roll(train, infer, per_engine=1, **roles):
-    infer = {"device_mapping": infer, "num_gpus_per_worker": per_engine}
-    return {"num_gpus_per_node": 8, "actor_train": {"device_mapping": train}, "actor_infer": infer, **roles}
-
-
-def loop(memory):
-    allocation = {"learning_gpus": list(range(8)), "inference_gpus": list(range(8))}
-    figures = {"inference_requires_memory_gb": 75, "learning_requires_memory_gb": 75}
-    return {"rl": {"gpu_allocation": allocation, **figures}}, {"nodes": [{"accelerators": 8, "memory_gb": memory}]}
-
-
-# The examples of the documents that define the notations (see tests/test_seeds.py).
-PICTURES = {
-    "collocated": lambda: roost.plan(
-        {
-            "cluster": {"num_nodes": 2, "num_gpus_per_node": 8, "component_placement": {"actor,rollout": "all"}},
-            "actor": {"offload_optimizer": True, "offload_weight": True, "offload_grad": True},
-        }
-    ),
-    "disaggregated": lambda: roost.plan(roll("list(range(0,4))", "list(range(4,8))")),
-    "hybrid": lambda: roost.plan(
-        roll("list(range(0,16))", "list(range(0,12))", 2, rewards={"code_sandbox": {"world_size": 8}})
-    ),
-    "heterogeneous": lambda: roost.plan("examples/heterogeneous/cluster.yaml", "examples/heterogeneous/machines.yaml"),
-    "taking-turns": lambda: roost.plan(*loop(79.15)),
-}
 
 
 def texts(svg):
@@ -50,16 +18,6 @@ def texts(svg):
 
 def titles(svg):
     return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}title")]
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_snapshot(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    made, file = plan_to_svg(PICTURES[name]()), SNAPSHOTS / f"{name}.svg"
-    if os.environ.get(UPDATE) == "1":
-        SNAPSHOTS.mkdir(exist_ok=True)
-        file.write_text(made, encoding="utf-8")
-    assert made == file.read_text(encoding="utf-8"), f"it looks different now; {UPDATE}=1 writes {file} anew"
 
 
 def test_cells_say_who_holds_them():
