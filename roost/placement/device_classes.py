@@ -8,38 +8,57 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.cluster.inventory import Inventory
-from roost.cluster.resources import Ints
+from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.mode import held_accelerators
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceClass:
-    """Accelerators of equal memory that the same components hold."""
+    """Accelerators of equal memory that the same components hold, each with as many processes."""
 
     devices: Ints  # cluster-wide numbers, ascending
     components: tuple[str, ...]
     memory_gb: float | None
+    processes: tuple[int, ...]  # of each component on one device
 
 
 def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) -> tuple[DeviceClass, ...]:
     """The classes in the order of their first device; accelerators that nobody holds are left out."""
-    held = [held_accelerators(part.table) for part in components]
-    sizes = sorted({node.memory_gb or 0.0 for node in inventory.nodes})
+    counts = [_processes_on(part, inventory) for part in components]
+    # Detected memory differs by some bytes between equal cards.
+    rounded = [round(node.memory_gb or 0.0, 1) for node in inventory.nodes]
+    sizes = sorted(set(rounded))
     numbers = {size: number for number, size in enumerate(sizes)}
-    per_node = np.fromiter((numbers[node.memory_gb or 0.0] for node in inventory.nodes), np.int64, inventory.num_nodes)
+    per_node = np.fromiter((numbers[size] for size in rounded), np.int64, inventory.num_nodes)
     memory = np.repeat(per_node, inventory.accelerator_counts)
     key = memory
-    for flags in held:
+    for column in counts:
         # Renumbering after each component keeps the keys small, however many components there are.
-        key = _renumbered(key * 2 + flags)
+        key = _renumbered(key * (int(column.max(initial=0)) + 1) + column)
+    order = np.argsort(key, kind="stable")
+    cuts = np.flatnonzero(np.diff(key[order])) + 1
     classes = []
-    for number in range(int(key.max(initial=-1)) + 1):
-        devices = np.flatnonzero(key == number)
-        names = tuple(part.name for part, flags in zip(components, held, strict=True) if flags[devices[0]])
-        if names:
-            classes.append(DeviceClass(devices, names, sizes[memory[devices[0]]] or None))
+    for devices in np.split(order, cuts) if len(order) else []:
+        first = int(devices[0])
+        held = [
+            (part.name, int(column[first])) for part, column in zip(components, counts, strict=True) if column[first]
+        ]
+        if held:
+            names, processes = zip(*held, strict=True)
+            node = inventory.nodes[int(np.searchsorted(inventory.first_accelerators, first, side="right")) - 1]
+            classes.append(DeviceClass(devices, names, node.memory_gb or None, processes))
     return tuple(sorted(classes, key=lambda part: int(part.devices[0])))
+
+
+def _processes_on(part: ComponentPlan, inventory: Inventory) -> Ints:
+    """How many processes of a component hold each accelerator of the cluster."""
+    table = part.table
+    if ACCELERATOR not in table.kinds:
+        return np.zeros(inventory.num_accelerators, np.int64)
+    is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
+    counted = np.repeat(is_accelerator, np.diff(table.offsets))
+    devices = (inventory.first_accelerators[table.device_nodes] + table.device_ranks)[counted]
+    return np.bincount(devices, minlength=inventory.num_accelerators)
 
 
 def _renumbered(keys: Ints) -> Ints:

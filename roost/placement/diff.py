@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 
 import numpy as np
 
+from roost.cluster.inventory import Node
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
 from roost.placement.table import Placement, PlacementTable
+from roost.spec.errors import counted
+from roost.spec.job import ModelUse
 from roost.spec.ranks import spell_ranks
 
 
@@ -19,7 +22,7 @@ from roost.spec.ranks import spell_ranks
 class Change:
     """One difference: what it is about, the processes it concerns, and both sides in words."""
 
-    subject: str  # "mode", "machines", "settings", "component", "sizes", "process", "environment"
+    subject: str  # what kind of difference: mode, machines, settings, component, sizes, process, environment, ...
     component: str | None
     processes: str
     before: str
@@ -35,7 +38,7 @@ class Change:
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
-    """Every difference between two plans, in the order of the second; empty where they place everything alike."""
+    """Every difference between two plans, in the order of the second; empty where they are equal."""
     changes = list(_job_changes(before, after))
     old = {part.name: part for part in before.components}
     new = {part.name: part for part in after.components}
@@ -45,26 +48,76 @@ def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
         else:
             changes.append(Change("component", name, "", "", _size(part)))
     changes += [Change("component", name, "", _size(part), "") for name, part in old.items() if name not in new]
+    changes += _residency_changes(before, after)
     return tuple(changes)
 
 
 def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
     if before.mode is not after.mode:
         yield Change("mode", None, "", before.mode.value, after.mode.value)
-    one, two = ((plan.inventory.num_nodes, plan.inventory.num_accelerators) for plan in (before, after))
+    one, two = (_machines(plan) for plan in (before, after))
     if one != two:
-        yield Change(
-            "machines", None, "", f"{one[0]} nodes, {one[1]} accelerators", f"{two[0]} nodes, {two[1]} accelerators"
-        )
+        yield Change("machines", None, "", one, two)
+    elif before.inventory.nodes != after.inventory.nodes:
+        pairs = enumerate(zip(before.inventory.nodes, after.inventory.nodes, strict=True))
+        rank, old_node, new_node = next((rank, old, new) for rank, (old, new) in pairs if old != new)
+        yield Change("machines", None, f"node {rank}", _node(old_node), _node(new_node))
     for key in sorted({*before.settings, *after.settings}):
         old, new = before.settings.get(key), after.settings.get(key)
         if old != new:
-            yield Change("settings", key, "", str(old), str(new))
+            yield Change("settings", key, "", _word(old), _word(new))
+
+
+def _machines(plan: Plan) -> str:
+    inventory = plan.inventory
+    return f"{counted(inventory.num_nodes, 'node')}, {counted(inventory.num_accelerators, 'accelerator')}"
+
+
+def _node(node: Node) -> str:
+    """A machine in words, with what can differ between machines of equal size."""
+    words = [f"{node.accelerators} x {node.accelerator_type} {node.accelerator_model}".strip()]
+    words += [f"{node.memory_gb:g} GiB each"] if node.memory_gb else []
+    words += [f"{node.host_memory_gb:g} GiB of host memory"] if node.host_memory_gb else []
+    words += [f"{len(items)} {kind} {[dict(item) for item in items]}" for kind, items in node.hardware.items()]
+    return ", ".join([*words, *([node.host] if node.host else [])])
+
+
+def _residency_changes(before: Plan, after: Plan) -> list[Change]:
+    """What components that share devices do about it, where that changes."""
+    changes = []
+    for part in after.components:
+        one, two = (
+            ", ".join(dict.fromkeys(held.decision.value for held in plan.residency.of(part.name)))
+            for plan in (before, after)
+        )
+        if one != two and one and two:
+            changes.append(Change("residency", part.name, "", one, two))
+    return changes
 
 
 def _size(part: ComponentPlan) -> str:
     nodes = spell_ranks(np.unique(part.table.nodes).tolist(), limit=6)
     return f"{part.world_size} processes on nodes {nodes}"
+
+
+def _word(value: object) -> str:
+    """A setting as it would be written."""
+    if isinstance(value, tuple):
+        return "+".join(str(part) for part in value) or "nothing"
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _only_different(old: object, new: object) -> tuple[str, str]:
+    """Two values in words; of settings with many fields only those that differ."""
+    if not isinstance(old, ModelUse) or not isinstance(new, ModelUse):
+        return _word(old), _word(new)
+    names = [
+        part.name
+        for part in fields(old)
+        if part.name != "config" and getattr(old, part.name) != getattr(new, part.name)
+    ]
+    sides = [" ".join(f"{name}={_word(getattr(side, name))}" for name in names) for side in (old, new)]
+    return sides[0] or "another config.json", sides[1] or "another config.json"
 
 
 def _cut(part: ComponentPlan) -> str:
@@ -80,6 +133,13 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
         )
     if before.parallel != after.parallel:
         changes.append(Change("sizes", after.name, "", _cut(before), _cut(after)))
+    for name in ("role", "model", "managed_by"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            changes.append(Change(name, after.name, "", *_only_different(old, new)))
+    if before.table.isolate != after.table.isolate:
+        seen = {True: "sees its own accelerators", False: "sees all accelerators of its node"}
+        changes.append(Change("visibility", after.name, "", seen[before.table.isolate], seen[after.table.isolate]))
     changes += _moves(before, after)
     changes += _environment_changes(before, after)
     return changes
@@ -110,7 +170,9 @@ def _moved_ranks(before: PlacementTable, after: PlacementTable) -> list[int]:
     is_moved |= lengths != np.diff(after.offsets[: count + 1])
     if not np.array_equal(before.offsets[: count + 1], after.offsets[: count + 1]):
         is_moved[int(np.argmax(before.offsets[1 : count + 1] != after.offsets[1 : count + 1])) :] = True
-        return [rank for rank in np.flatnonzero(is_moved).tolist() if before[rank].devices != after[rank].devices]
+        candidates = [(rank, before[rank], after[rank]) for rank in np.flatnonzero(is_moved).tolist()]
+        is_same = {rank: old[1] == new[1] and old.devices == new.devices for rank, old, new in candidates}
+        return [rank for rank, same in is_same.items() if not same]
     end = int(before.offsets[count])
     differs = (before.device_nodes[:end] != after.device_nodes[:end]) | (
         before.device_ranks[:end] != after.device_ranks[:end]
@@ -125,8 +187,16 @@ def _places(placements: list[Placement]) -> str:
     if not held:
         return f"node {node}"
     if all(on == node for on, _ in held):
-        return f"node {node} devices {spell_ranks([index for _, index in held])}"
+        return f"node {node} devices {_spelled(placements)}"
     return f"node {node} devices " + ",".join(f"{on}:{index}" for on, index in held)
+
+
+def _spelled(placements: list[Placement]) -> str:
+    """The devices of several processes on one node: together where they ascend, else process by process."""
+    flat = [index for placement in placements for index in placement.local_hardware_ranks]
+    if flat == sorted(flat) or len(placements) == 1:
+        return spell_ranks(flat)
+    return " ".join(f"[{spell_ranks(placement.local_hardware_ranks)}]" for placement in placements)
 
 
 def _environment_changes(before: ComponentPlan, after: ComponentPlan) -> list[Change]:

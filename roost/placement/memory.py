@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from roost.placement.model_shape import ModelShape
-from roost.spec.job import ParallelSizes
+from roost.spec.job import ParallelSizes, Sharding
 
 GIB = 1024**3
 
@@ -56,19 +56,26 @@ class EngineMemory:
         return self.weights + self.kv_cache + ENGINE_OVERHEAD_GIB
 
 
+def held_parameters(shape: ModelShape, sizes: ParallelSizes, processes: int = 1) -> float:
+    """Parameters on one device of a model cut by its sizes and, where fully sharded, over processes."""
+    dense = shape.dense_parameters / (sizes.tensor * sizes.pipeline)
+    return (dense + shape.expert_parameters / (sizes.tensor * sizes.pipeline * sizes.expert)) / processes
+
+
 def learner_memory(
     shape: ModelShape,
     sizes: ParallelSizes,
     processes: int,
     tokens: int,
     weight_bytes: int = 2,
-    is_fully_sharded: bool = True,
+    sharding: Sharding = Sharding.FULL,
+    adapter_rank: int | None = None,
 ) -> LearnerMemory:
     """The memory of one learner process that works on `tokens` tokens at a time.
 
     Fully sharded (FSDP): weights, gradients and optimizer state are cut over all processes, and two layers at a time
-    are gathered whole. Otherwise (Megatron with the distributed optimizer): weights and gradients are cut over the
-    model sizes, optimizer state over all processes.
+    are gathered whole. Megatron with the distributed optimizer: weights and gradients are cut over the model sizes,
+    optimizer state over all processes. With an adapter (LoRA) only the adapter has gradients and optimizer state.
 
     >>> from roost.placement.model_shape import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -77,29 +84,41 @@ def learner_memory(
     >>> round(memory.weights, 2), round(memory.gradients, 2), round(memory.optimizer, 2)
     (1.77, 1.77, 10.64)
     """
-    parameters = shape.parameters
-    if is_fully_sharded:
-        held, gradient_bytes = parameters / processes, weight_bytes
-        layer = (parameters - shape.embedding_parameters) / shape.layers
-        gathered = 2 * layer * weight_bytes
+    if sharding is Sharding.OPTIMIZER:
+        held, gradient_bytes = held_parameters(shape, sizes), MEGATRON_GRADIENT_BYTES
     else:
-        dense = shape.dense_parameters / (sizes.tensor * sizes.pipeline)
-        held = dense + shape.expert_parameters / (sizes.tensor * sizes.pipeline * sizes.expert)
-        gradient_bytes, gathered = MEGATRON_GRADIENT_BYTES, 0.0
+        held, gradient_bytes = shape.parameters / processes, weight_bytes
+    trained = shape.parameters if adapter_rank is None else adapter_parameters(shape, adapter_rank)
+    layer = (shape.parameters - shape.embedding_parameters) / shape.layers
+    gathered = 2 * layer * weight_bytes if sharding is Sharding.FULL and processes > 1 else 0.0
+    moments = OPTIMIZER_BYTES if weight_bytes < 4 else OPTIMIZER_BYTES - 4  # 32-bit weights are their own master copy
     return LearnerMemory(
         weights=held * weight_bytes / GIB,
-        gradients=held * gradient_bytes / GIB,
-        optimizer=parameters * OPTIMIZER_BYTES / processes / GIB,
-        activations=(activation_bytes(shape, sizes, tokens) + gathered) / GIB,
+        gradients=held * trained / shape.parameters * gradient_bytes / GIB,
+        optimizer=trained * moments / processes / GIB,
+        activations=(activation_bytes(shape, sizes, tokens, sharding) + gathered) / GIB,
     )
 
 
-def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int) -> float:
-    """An estimate with full recomputation: the inputs of all layers, one layer's inside, and a chunk of logits."""
-    own = tokens / (sizes.tensor * sizes.context)
-    kept = own * shape.hidden * CHECKPOINT_BYTES * math.ceil(shape.layers / sizes.pipeline)
+def adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Parameters of a LoRA adapter on the seven linear projections of every layer."""
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.feed_forward))
+
+
+def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int, sharding: Sharding = Sharding.FULL) -> float:
+    """An estimate with full recomputation: the inputs of all layers, one layer's inside, and a chunk of logits.
+
+    A pipeline keeps as many batches in flight as it has stages, so cutting layers over stages saves nothing there.
+    Only Megatron cuts activations by its sizes.
+    """
+    cut = sizes if sharding is Sharding.OPTIMIZER else ParallelSizes()
+    whole = tokens / cut.context
+    own = whole / cut.tensor
+    kept = own * shape.hidden * CHECKPOINT_BYTES * math.ceil(shape.layers / cut.pipeline) * cut.pipeline
     inside = own * shape.hidden * ACTIVATION_BYTES
-    logits = min(own, LOGIT_CHUNK) * shape.vocabulary / sizes.tensor * LOGIT_BYTES
+    logits = min(whole, LOGIT_CHUNK) * shape.vocabulary / cut.tensor * LOGIT_BYTES
     return kept + inside + logits
 
 

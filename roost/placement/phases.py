@@ -28,6 +28,16 @@ class State(StrEnum):
     UNUSED = "unused"  # no phase ever uses it
 
 
+def trains_policy(name: str, role: Role) -> bool:
+    """Whether a learner trains the policy itself; a critic has weights of its own."""
+    return role is Role.LEARNER and name != "critic"
+
+
+def takes_policy(name: str, role: Role) -> bool:
+    """Whether an engine generates with the policy; a judge has weights of its own."""
+    return role is Role.ENGINE and name in ("rollout", "student_infer")
+
+
 def works_in(name: str, role: Role, phase: Phase, names: Collection[str]) -> bool:
     """Whether a component works in a phase; `names` are all components of the job.
 
@@ -41,7 +51,7 @@ def works_in(name: str, role: Role, phase: Phase, names: Collection[str]) -> boo
     if phase is Phase.LEARN:
         return role is Role.LEARNER
     if phase is Phase.SYNC:
-        return name in ("actor", "rollout") or (name.startswith("rollout") and role is Role.ENGINE)
+        return trains_policy(name, role) or takes_policy(name, role)
     # Without a component of their own, the learner computes log-probabilities and the critic values.
     has_own = f"{name}_inference" in names or (name == "actor" and "inference" in names)
     return role is Role.SCORER or (role is Role.LEARNER and not has_own)

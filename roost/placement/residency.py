@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from roost.cluster.inventory import Inventory
+from roost.cluster.resources import Ints
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.device_classes import DeviceClass, device_classes
 from roost.placement.footprints import Footprint, footprint
@@ -41,6 +42,8 @@ class Share:
     state: State
     device_gib: float | None
     host_gib: float | None
+    # What is left of it while another one works in the same phase; None where they work at the same time.
+    between_gib: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +56,27 @@ class ClassResidency:
     phases: Mapping[Phase, tuple[Share, ...]]
     sharing: Sharing | None = None  # the fractions, where ml-loop's figures decide
 
+    def parts(self, phase: Phase) -> tuple[tuple[str, float | None], ...]:
+        """What is on each device of the class at the worst moment of a phase, by who holds it.
+
+        Learners and scorers that offload work one after the other: the largest counts whole, the others with what they
+        leave on the device.
+        """
+        shares = self.phases[phase]
+        in_turn = [share for share in shares if share.between_gib is not None and share.device_gib is not None]
+        largest = max(in_turn, key=lambda share: (share.device_gib or 0) - (share.between_gib or 0), default=None)
+        found = [
+            (share.component, share.between_gib if share in in_turn and share is not largest else share.device_gib)
+            for share in shares
+        ]
+        working = [share for share in shares if share.state is State.RUNS]
+        if phase is Phase.SYNC and len(working) > 1:
+            found.append(("weights in flight", SYNC_BUCKET_GIB))
+        return tuple(found)
+
     def used_gib(self, phase: Phase) -> float | None:
         """The sum on each device of the class, or None where a part of it is not known."""
-        parts = [share.device_gib for share in self.phases[phase]]
-        runs = [share for share in self.phases[phase] if share.state is State.RUNS]
-        extra = SYNC_BUCKET_GIB if phase is Phase.SYNC and len(runs) > 1 else 0.0
-        known = [part for part in parts if part is not None]
-        return sum(known) + extra if len(known) == len(parts) else None
+        return _known_sum([size for _, size in self.parts(phase)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,59 +127,111 @@ def find_residency(
     """
     by_name = {part.name: part for part in components}
     if settings.notation is Notation.LOOP and (settings.inference_gb is None) != (settings.learning_gb is None):
-        _loop_sharing(DeviceClass(np.zeros(0, np.int64), (), None), settings, places, findings)
-    classes = tuple(
-        _class_residency(device_class, by_name, settings, places, findings)
-        for device_class in device_classes(components, inventory)
-    )
-    return Residency(classes, settings.is_async)
+        _loop_sharing(None, settings, places, findings)
+    classes = device_classes(components, inventory)
+    decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
+    decided = _with_straddlers(classes, decided, components)
+    made = tuple(_class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True))
+    if not findings.has_errors:
+        for residency in made:
+            _check_fit(residency, places, findings)
+    return Residency(made, settings.is_async)
+
+
+Choice = tuple[Decision, str, Sharing | None]
+
+
+def _with_straddlers(
+    classes: Sequence[DeviceClass], decided: list[Choice], components: Sequence[ComponentPlan]
+) -> list[Choice]:
+    """An engine sleeps as a whole: its devices that nobody else needs rest with those that somebody does."""
+    turns = [one for one, choice in zip(classes, decided, strict=True) if choice[0] is not Decision.KEEP]
+    if not turns:
+        return decided
+    shared = np.concatenate([one.devices for one in turns])
+    changed = list(decided)
+    for part in components:
+        if part.role is not Role.ENGINE:
+            continue
+        displaced = displaced_devices(part, shared)
+        for index, one in enumerate(classes):
+            if (
+                changed[index][0] is Decision.KEEP
+                and part.name in one.components
+                and np.isin(displaced, one.devices).any()
+            ):
+                changed[index] = (
+                    Decision.SLEEP,
+                    f"engines of {part.name} there also hold devices that they share",
+                    None,
+                )
+    return changed
+
+
+def displaced_devices(part: ComponentPlan, shared: Ints) -> Ints:
+    """All devices of the processes that hold one of the shared devices."""
+    table = part.table
+    devices = table.inventory.first_accelerators[table.device_nodes] + table.device_ranks
+    owners = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+    return devices[np.isin(owners, owners[np.isin(devices, shared)])]
 
 
 def _class_residency(
-    device_class: DeviceClass,
-    components: Mapping[str, ComponentPlan],
-    settings: ResidencySettings,
-    places: Mapping[str, Where],
-    findings: Findings,
+    device_class: DeviceClass, choice: Choice, components: Mapping[str, ComponentPlan], settings: ResidencySettings
 ) -> ClassResidency:
+    decision, reason, sharing = choice
     held = [components[name] for name in device_class.components]
-    prints = {part.name: footprint(part, device_class.memory_gb) for part in held}
-    decision, reason, sharing = _decide(device_class, held, prints, settings, places, findings)
-    if settings.notation is Notation.LOOP:
-        prints = {part.name: _by_figures(part, prints[part.name], settings) for part in held}
+    sizes = {part.name: _size(part, device_class, decision, sharing, settings) for part in held}
     names = frozenset(components)
     phases = {
-        phase: tuple(_share(part, phase, decision, prints[part.name], names, held, settings.is_async) for part in held)
+        phase: tuple(_share(part, phase, decision, sizes[part.name], names, settings.is_async) for part in held)
         for phase in Phase
     }
-    made = ClassResidency(device_class, decision, reason, phases, sharing)
-    _check_fit(made, places, findings)
-    return made
+    return ClassResidency(device_class, decision, reason, phases, sharing)
+
+
+def _size(
+    part: ComponentPlan,
+    device_class: DeviceClass,
+    decision: Decision,
+    sharing: Sharing | None,
+    settings: ResidencySettings,
+) -> Footprint:
+    """The component's memory on one device of the class: what a person says of it, or what is computed."""
+    fraction = sharing.inference_fraction if sharing is not None else None
+    size = footprint(part, device_class.memory_gb, fraction)
+    figure = settings.learning_gb if part.role is Role.LEARNER else settings.inference_gb
+    if settings.notation is Notation.LOOP and figure is not None:
+        is_learner = part.role is Role.LEARNER
+        # Servers take the fraction they are started with, which may be more than they ask for.
+        active = figure if is_learner or size.active is None or fraction is None else size.active
+        left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
+        size = Footprint(
+            active, active, size.syncing if decision is not Decision.KEEP else active, active, left, size.host
+        )
+    return size.times(device_class.processes[device_class.components.index(part.name)])
 
 
 def _decide(
     device_class: DeviceClass,
     held: Sequence[ComponentPlan],
-    prints: Mapping[str, Footprint],
     settings: ResidencySettings,
     places: Mapping[str, Where],
     findings: Findings,
-) -> tuple[Decision, str, Sharing | None]:
+) -> Choice:
     used = [part for part in held if not part.model.unused_because]
     roles = {part.role for part in used}
-    if len(used) < 2 or not roles & {Role.LEARNER, Role.SCORER} or len(roles) == 1:
+    if len(used) < 2 or not roles & {Role.LEARNER, Role.SCORER} or (len(roles) == 1 and Role.ENGINE in roles):
         return Decision.KEEP, "nothing else needs the device in another phase", None
     engines = [part for part in used if part.role is Role.ENGINE]
     turns = Decision.SLEEP if all(part.model.can_sleep for part in engines) else Decision.RESTART
     if settings.notation is Notation.LOOP:
-        sharing = _loop_sharing(device_class, settings, places, findings)
-        if sharing is not None:
-            return (Decision.KEEP, "both fit into 95 % of the device", sharing) if sharing.keeps_both else (
-                turns, "both do not fit into 95 % of the device", sharing)  # fmt: skip
-    total = _known_sum([prints[part.name].active for part in used])
+        return _decide_by_figures(device_class, turns, settings, places, findings)
+    sizes = [footprint(part, device_class.memory_gb) for part in used]
+    total = _known_sum([size.active for size in sizes])
     limit = RESERVED_FRACTION * (device_class.memory_gb or 0.0)
     fits = None if total is None or device_class.memory_gb is None else total <= limit
-    sums = "" if fits is None else f"together {total:.1f} GiB of {limit:.1f} GiB usable"
+    sums = "" if fits is None else f"together they need {total:.1f} of the {limit:.1f} GiB that may be used"
     if settings.notation is Notation.RLINF and any(part.model.offloads for part in used):
         note = f", though both would fit: {sums}" if fits else ""
         return turns, f"the config offloads between phases{note}", None
@@ -173,10 +242,33 @@ def _decide(
     return Decision.KEEP, "the config does not offload, and no memory figures are known", None
 
 
+def _decide_by_figures(
+    device_class: DeviceClass,
+    turns: Decision,
+    settings: ResidencySettings,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> Choice:
+    """ml-loop's rule; without figures servers and learners take turns."""
+    sharing = _loop_sharing(device_class, settings, places, findings)
+    if settings.inference_gb is None:
+        return turns, "no memory figures are given", sharing
+    if sharing is None:
+        return turns, "the memory of the device is not known", None
+    fit = "fit" if sharing.keeps_both else "do not fit"
+    return (Decision.KEEP if sharing.keeps_both else turns), f"both {fit} into 95 % of the device", sharing
+
+
 def _loop_sharing(
-    device_class: DeviceClass, settings: ResidencySettings, places: Mapping[str, Where], findings: Findings
+    device_class: DeviceClass | None, settings: ResidencySettings, places: Mapping[str, Where], findings: Findings
 ) -> Sharing | None:
-    if device_class.memory_gb is None and settings.inference_gb is not None and settings.learning_gb is not None:
+    memory = device_class.memory_gb if device_class is not None else None
+    if (
+        device_class is not None
+        and memory is None
+        and settings.inference_gb is not None
+        and settings.learning_gb is not None
+    ):
         findings.warn(
             places.get(MEMORY_KEYS[0], Where(path=("rl", MEMORY_KEYS[0]))),
             "cannot be held against the device, whose memory is not known",
@@ -185,98 +277,78 @@ def _loop_sharing(
         return None
     try:
         return share_device(
-            True,
-            settings.inference_gb,
-            settings.learning_gb,
-            device_class.memory_gb or 1.0,
-            settings.is_async,
-            settings.cap,
+            True, settings.inference_gb, settings.learning_gb, memory or 1.0, settings.is_async, settings.cap
         )
     except MemoryRefused as refused:
         findings.error(places.get(refused.key, Where(path=(refused.key,))), refused.what, refused.why, refused.fix)
         return None
 
 
-def _by_figures(part: ComponentPlan, computed: Footprint, settings: ResidencySettings) -> Footprint:
-    """The footprint with ml-loop's figure in place of a computed one."""
-    is_learner = part.role is Role.LEARNER
-    figure = settings.learning_gb if is_learner else settings.inference_gb
-    left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
-    return computed if figure is None else Footprint(figure, figure, left, computed.host, computed.weights)
-
-
 def _share(
-    part: ComponentPlan,
-    phase: Phase,
-    decision: Decision,
-    size: Footprint,
-    names: Collection[str],
-    held: Sequence[ComponentPlan],
-    is_async: bool,
+    part: ComponentPlan, phase: Phase, decision: Decision, size: Footprint, names: Collection[str], is_async: bool
 ) -> Share:
-    state = _state(part, phase, decision, names, held, is_async)
-    if state is State.RUNS:
-        weights_only = phase is Phase.SYNC and part.role is Role.LEARNER
-        return Share(part.name, state, size.weights if weights_only else size.active, 0.0)
+    state = _state(part, phase, decision, names, is_async)
     if state is State.STAYS:
         return Share(part.name, state, size.resident, 0.0)
     if state in (State.STOPPED, State.UNUSED):
         return Share(part.name, state, 0.0, 0.0)
-    return Share(part.name, state, size.idle, size.host)
+    if state is not State.RUNS:
+        return Share(part.name, state, size.idle, size.host)
+    takes_turns = decision is not Decision.KEEP and part.role in (Role.LEARNER, Role.SCORER) and part.model.offloads
+    between = size.idle if takes_turns and phase is not Phase.SYNC else None
+    return Share(part.name, state, _working_size(part, phase, decision, size), 0.0, between)
 
 
-def _state(
-    part: ComponentPlan,
-    phase: Phase,
-    decision: Decision,
-    names: Collection[str],
-    held: Sequence[ComponentPlan],
-    is_async: bool,
-) -> State:
+def _working_size(part: ComponentPlan, phase: Phase, decision: Decision, size: Footprint) -> float | None:
+    if phase is Phase.SYNC and (part.role is Role.LEARNER or decision is not Decision.KEEP):
+        return size.syncing
+    return size.scoring if phase is Phase.INFER and part.role is Role.LEARNER else size.active
+
+
+def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collection[str], is_async: bool) -> State:
+    """What a component does in a phase: it works; or it stays, or makes room where those on the device take turns."""
     if part.model.unused_because:
         return State.UNUSED
     if works_in(part.name, part.role, phase, names):
         return State.RUNS
-    rivals = [other for other in held if other is not part and works_in(other.name, other.role, phase, names)]
-    if decision is Decision.KEEP or not rivals:
-        # An engine that generates while others learn never stops where nobody else needs its device.
-        return State.RUNS if is_async and part.role is Role.ENGINE and not rivals else State.STAYS
+    if decision is Decision.KEEP:
+        # What generates goes on while others learn, where rollouts are asynchronous.
+        generates = works_in(part.name, part.role, Phase.GENERATE, names)
+        return State.RUNS if is_async and generates else State.STAYS
     if part.role is Role.ENGINE:
         return State.STOPPED if decision is Decision.RESTART else State.SLEEPS
+    if part.role is Role.HELPER:
+        return State.STAYS
     return State.OFFLOADED if part.model.offloads or part.role is Role.SCORER else State.STAYS
 
 
 def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
     """An over-full device is an error that shows the sum."""
     memory = made.device_class.memory_gb
-    if memory is None:
-        return
     for phase in Phase:
         used = made.used_gib(phase)
-        if used is None or used <= memory:
+        if memory is None or used is None or used <= memory:
             continue
-        parts = [f"{share.component} {share.device_gib:.1f}" for share in made.phases[phase] if share.device_gib]
-        if phase is Phase.SYNC and len(parts) > 1:
-            parts.append(f"weights in flight {SYNC_BUCKET_GIB:.1f}")
-        largest = max(made.phases[phase], key=lambda share: share.device_gib or 0.0).component
+        parts = [(name, size) for name, size in made.parts(phase) if size]
+        largest = max((part for part in parts if part[0] in made.device_class.components), key=lambda part: part[1])[0]
         findings.error(
-            places.get(largest, Where()),
+            places.get(largest, Where(path=(largest,))),
             f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
-            " + ".join(parts) + f" = {used:.1f} GiB",
-            _mend(made),
+            " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",
+            _mend(made, phase),
         )
         return
 
 
-def _mend(made: ClassResidency) -> str:
+def _mend(made: ClassResidency, phase: Phase) -> str:
     """What would help on devices that are over-full, which depends on who is there."""
-    names = made.device_class.components
+    staying = [share.component for share in made.phases[phase] if share.state is State.STAYS]
     more = "use more devices or larger parallel sizes"
-    return (
-        f"{more}, offload more, or give engines a smaller memory fraction"
-        if len(names) > 1
-        else f"{more}, or smaller batches"
-    )
+    if "actor" in staying and len(made.device_class.components) > 1:
+        return f"let the actor offload (offload_weight, offload_grad, offload_optimizer), or {more}"
+    if len(made.device_class.components) == 1:
+        return f"{more}, or smaller batches"
+    return f"{more}, or give engines a smaller memory fraction"
 
 
 def _known_sum(parts: Sequence[float | None]) -> float | None:

@@ -15,8 +15,10 @@ import numpy as np
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.phases import takes_policy, trains_policy
 from roost.placement.table import PlacementTable
-from roost.spec.job import Role
+from roost.spec.errors import counted
+from roost.spec.job import Sharding
 
 
 class Reach(StrEnum):
@@ -46,6 +48,7 @@ class EngineRoutes:
     shards: Ints  # which part of the weights it holds, within its process
     sources: Ints  # the learner process whose weights are nearest; -1 where nobody holds them
     reaches: Ints  # indices into `Reach`
+    gathered: int = 1  # learner shards that each engine shard is put together from before it travels
 
     def count(self, reach: Reach) -> int:
         return int((self.reaches == list(Reach).index(reach)).sum())
@@ -58,7 +61,8 @@ class EngineRoutes:
         '2 shards: 2 same device (CUDA IPC)'
         """
         parts = [f"{self.count(reach)} {reach.value} ({TRANSPORTS[reach]})" for reach in Reach if self.count(reach)]
-        return f"{len(self.shards)} shards: {', '.join(parts)}"
+        whole = f", each put together from {self.gathered} learner shards first" if self.gathered > 1 else ""
+        return f"{counted(len(self.shards), 'shard')}: {', '.join(parts)}{whole}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +74,11 @@ class Routes:
 
 def find_routes(components: Sequence[ComponentPlan], inventory: Inventory) -> Routes:
     """The routes from `actor` to every engine of the policy; other engines (a judge) have weights of their own."""
-    actor = next((part for part in components if part.role is Role.LEARNER and part.name != "critic"), None)
+    actor = next((part for part in components if trains_policy(part.name, part.role)), None)
     if actor is None:
         return Routes(())
-    engines = [part for part in components if part.role is Role.ENGINE and _takes_policy(part.name)]
+    engines = [part for part in components if takes_policy(part.name, part.role)]
     return Routes(tuple(_engine_routes(actor, part, inventory) for part in engines))
-
-
-def _takes_policy(name: str) -> bool:
-    return name in ("rollout", "student_infer")
 
 
 def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inventory) -> EngineRoutes:
@@ -90,7 +90,11 @@ def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inven
     processes = np.repeat(np.arange(engine.world_size), lengths)
     shards = np.arange(len(processes)) - np.repeat(engine.table.offsets[:-1], lengths)
     sources, reaches = _nearest(actor, engine, shards, inventory)
-    return EngineRoutes(engine.name, processes, shards, sources, reaches)
+    one, two = actor.parallel, engine.parallel
+    gathered = max(1, one.tensor // two.tensor) * max(1, one.pipeline // two.pipeline)
+    if actor.model.sharding is Sharding.FULL:
+        gathered = actor.world_size
+    return EngineRoutes(engine.name, processes, shards, sources, reaches, gathered)
 
 
 def _holds_accelerators(table: PlacementTable) -> bool:
@@ -133,11 +137,11 @@ def _wanted_units(engine: ComponentPlan, shards: Ints, units: int) -> Ints:
 
 
 def _first_match(own: Ints, wanted: Ints, theirs: Ints, held: Ints, ranks: Ints) -> Ints:
-    """For each (place, unit) on the engine side the first learner rank with the same, or -1."""
+    """For each (place, unit) on the engine side a learner rank with the same, or -1."""
     width = int(max(wanted.max(initial=0), held.max(initial=0))) + 1
     have, want = theirs * width + held, own * width + wanted
     order = np.argsort(have, kind="stable")
-    position = np.searchsorted(have[order], want)
-    inside = position < len(have)
-    safe = np.where(inside, position, 0)
-    return np.where(inside & (have[order][safe] == want), ranks[order][safe], -1)
+    first, end = (np.searchsorted(have[order], want, side=side) for side in ("left", "right"))
+    # Shards with several equally near sources are spread over them, so that no learner sends everything.
+    turn = np.arange(len(want)) % np.maximum(end - first, 1)
+    return np.where(end > first, ranks[order][np.minimum(first + turn, len(have) - 1)], -1)

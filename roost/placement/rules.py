@@ -8,12 +8,13 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.footprints import engine_sizes
 from roost.placement.memory import ENGINE_FRACTION, ENGINE_OVERHEAD_GIB, engine_memory, kv_tokens
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
-from roost.placement.phases import Phase
-from roost.placement.residency import Decision, Residency
+from roost.placement.phases import Phase, takes_policy
+from roost.placement.residency import Decision, Residency, displaced_devices
 from roost.spec.errors import Findings, Where
-from roost.spec.job import Notation, Role
+from roost.spec.job import Notation, Role, Sharding
 
 
 def check_rules(
@@ -32,7 +33,7 @@ def check_rules(
         _check_tensor_groups(part, place, findings)
         _check_shape(part, residency, place, findings)
     _check_async(components, residency, notation, places, findings)
-    _check_sizes(components, places, findings)
+    _check_sizes(components, notation, places, findings)
     _check_host_memory(residency, inventory, findings)
 
 
@@ -77,7 +78,7 @@ def _check_tensor_groups(part: ComponentPlan, place: Where, findings: Findings) 
 
 
 def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findings: Findings) -> None:
-    """What the model's own sizes allow: heads divided by the tensor size, and room for a KV cache."""
+    """What the model's own sizes allow: heads and layers divided by the parallel sizes, and room for a KV cache."""
     if part.model.config is None:
         return
     try:
@@ -86,15 +87,29 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
         fix = "check its memory yourself, or ask for this family to be counted"
         findings.warn(place, "the memory of its model cannot be computed", str(error), fix)
         return
-    if part.role in (Role.ENGINE, Role.LEARNER) and shape.heads % part.parallel.tensor:
+    for number, noun, size in _uneven(part, shape):
         findings.error(
             place,
-            f"a model of {shape.heads} attention heads cannot be cut {part.parallel.tensor} ways",
-            f"{shape.heads} % {part.parallel.tensor} = {shape.heads % part.parallel.tensor}",
-            f"use a tensor parallel size that divides {shape.heads}",
+            f"a model of {number} {noun} cannot be cut {size} ways",
+            f"{number} % {size} = {number % size}",
+            f"use a parallel size that divides {number}",
         )
     if part.role is Role.ENGINE:
         _check_kv_cache(part, shape, residency, place, findings)
+
+
+def _uneven(part: ComponentPlan, shape: ModelShape) -> list[tuple[int, str, int]]:
+    """Numbers of the model that the sizes must divide and do not. FSDP cuts nothing by heads or layers."""
+    tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
+    if part.role is Role.HELPER or (part.role is not Role.ENGINE and part.model.sharding is not Sharding.OPTIMIZER):
+        return []
+    wanted = [(shape.heads, "attention heads", tensor)]
+    # An engine with more parts than key heads keeps copies of them; Megatron does not.
+    if part.role is not Role.ENGINE or tensor < shape.kv_heads:
+        wanted.append((shape.kv_heads, "key heads", tensor))
+    if part.role is not Role.ENGINE:
+        wanted.append((shape.layers, "layers", pipeline))
+    return [(number, noun, size) for number, noun, size in wanted if number % size]
 
 
 def _check_kv_cache(
@@ -103,10 +118,12 @@ def _check_kv_cache(
     sizes = [held.device_class.memory_gb for held in residency.of(part.name) if held.device_class.memory_gb is not None]
     if not sizes:
         return
-    memory = engine_memory(shape, part.parallel, min(sizes), part.model.memory_fraction, part.model.weight_bytes)
-    room = kv_tokens(shape, part.parallel, memory.kv_cache)
+    shared = [held.sharing.inference_fraction for held in residency.of(part.name) if held.sharing is not None]
+    fraction = next((one for one in shared if one is not None), part.model.memory_fraction) or ENGINE_FRACTION
+    cut = engine_sizes(part)
+    memory = engine_memory(shape, cut, min(sizes), fraction, part.model.weight_bytes)
+    room = kv_tokens(shape, cut, memory.kv_cache)
     needed = part.model.sequence or 1
-    fraction = ENGINE_FRACTION if part.model.memory_fraction is None else part.model.memory_fraction
     if room < needed:
         findings.error(
             place,
@@ -126,25 +143,30 @@ def _check_async(
     """Generating while learning needs engines that no learner displaces (ml-loop's figures have their own rule)."""
     if not residency.is_async or notation is Notation.LOOP:
         return
+    turns = [held for held in residency.classes if held.decision is not Decision.KEEP]
+    shared = np.concatenate([held.device_class.devices for held in turns]) if turns else np.zeros(0, np.int64)
     for part in components:
-        held = residency.of(part.name)
-        if part.role is not Role.ENGINE or part.name != "rollout" or not held:
+        if not takes_policy(part.name, part.role) or not len(part.table.device_nodes) or not len(shared):
             continue
-        free = [one for one in held if one.decision is Decision.KEEP]
-        if not free:
+        if len(displaced_devices(part, shared)) == len(part.table.device_nodes):
             findings.error(
                 places.get(part.name, Where(path=(part.name,))),
                 "generates while the learner learns, but every engine shares its devices with the learner",
-                f"{held[0].reason}, and both would need them at the same time",
+                f"{turns[0].reason}, and both would need them at the same time",
                 "give rollout devices of its own, or generate synchronously (async_generation_ratio: 0)",
             )
 
 
-def _check_sizes(components: Sequence[ComponentPlan], places: Mapping[str, Where], findings: Findings) -> None:
-    """Engine shards are made from learner shards: of the two tensor sizes one must divide the other."""
+def _check_sizes(
+    components: Sequence[ComponentPlan], notation: Notation, places: Mapping[str, Where], findings: Findings
+) -> None:
+    """RLinf sends Megatron shards to engine shards as they are: of the two tensor sizes one must divide the other.
+
+    Other learners, and ROLL's, put whole weights together first, so that engines cut them as they like.
+    """
     by_name = {part.name: part for part in components}
     actor, rollout = by_name.get("actor"), by_name.get("rollout")
-    if actor is None or rollout is None:
+    if notation is not Notation.RLINF or actor is None or rollout is None:
         return
     one, two = actor.parallel.tensor, rollout.parallel.tensor
     if max(one, two) % min(one, two):
@@ -162,23 +184,25 @@ def _check_host_memory(residency: Residency, inventory: Inventory, findings: Fin
     if not np.isfinite(limits).any():
         return
     node_of_device = np.repeat(np.arange(inventory.num_nodes), inventory.accelerator_counts)
+    per_class = [
+        np.bincount(node_of_device[held.device_class.devices], minlength=inventory.num_nodes)
+        for held in residency.classes
+    ]
     for phase in Phase:
-        needed = np.zeros(inventory.num_nodes)
-        parts: dict[str, float] = {}
-        for held in residency.classes:
-            per_node = np.bincount(node_of_device[held.device_class.devices], minlength=inventory.num_nodes)
-            for share in held.phases[phase]:
-                needed += per_node * (share.host_gib or 0.0)
-                parts[share.component] = parts.get(share.component, 0.0) + float(per_node.max()) * (
-                    share.host_gib or 0.0
-                )
+        shares = [
+            (share.component, on_nodes * (share.host_gib or 0.0))
+            for held, on_nodes in zip(residency.classes, per_class, strict=True)
+            for share in held.phases[phase]
+        ]
+        needed = sum((size for _, size in shares), np.zeros(inventory.num_nodes))
         over = np.flatnonzero(needed > limits)
         if len(over):
             node = int(over[0])
+            parts = [f"{name} {size[node]:.1f}" for name, size in shares if size[node]]
             findings.error(
                 Where(path=(f"node {node}",)),
-                f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GB",
-                ", ".join(f"{name} {size:.1f}" for name, size in parts.items() if size) + " GiB",
-                "offload less, keep engines awake, or drop their weights when they sleep",
+                f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GiB",
+                " + ".join(parts) + f" = {needed[node]:.1f} GiB",
+                "offload less, or use more nodes",
             )
             return

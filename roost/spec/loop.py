@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from roost.spec.errors import counted
 from roost.spec.expressions import ExpressionError, parse_devices
 from roost.spec.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
-from roost.spec.model_files import OFFLOADED_PARTS, first_text, read_model_config
+from roost.spec.model_files import DEFAULT_ADAPTER_RANK, OFFLOADED_PARTS, first_number, first_text, read_model_config
 from roost.spec.ranks import spell_ranks
 from roost.spec.section import Section
 
@@ -39,7 +39,7 @@ def read_loop(root: Section) -> Job:
                 allocation.where("learning_gpus"),
                 DeviceList(learning, 1),
                 role=Role.LEARNER,
-                model=ModelUse(path, config, offloads=OFFLOADED_PARTS),
+                model=ModelUse(path, config, offloads=OFFLOADED_PARTS, adapter_rank=_adapter_rank(root)),
             )
         )
     if inference:
@@ -68,6 +68,13 @@ def read_loop(root: Section) -> Job:
         num_nodes=1,
         settings=_settings(root, rl),
         managers={"rollout": "actor"} if learning and inference else {},
+    )
+
+
+def _adapter_rank(root: Section) -> int:
+    """ml-loop trains a LoRA adapter only."""
+    return int(
+        first_number((root.below("llm", "lora"), "r"), (root.below("llm"), "max_lora_rank")) or DEFAULT_ADAPTER_RANK
     )
 
 

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from roost.spec.errors import shown
 from roost.spec.job import Role
 from roost.spec.section import MAX_NUMBER, Section
 
+DEFAULT_ADAPTER_RANK = 16
 OFFLOADED_PARTS = ("weight", "grad", "optimizer")
 ENGINE_STRATEGIES = ("vllm", "sglang")
 _BYTES = {"32": 4, "fp32": 4, "float32": 4, "32-true": 4, "fp8": 1, "float8": 1, "int8": 1}
@@ -43,6 +45,19 @@ def first_number(*places: tuple[Section, str]) -> float | None:
         value = section.values.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER:
             return value
+    return None
+
+
+def fraction_of_device(section: Section, *keys: str) -> float | None:
+    """The part of each device that an engine takes; what is no such part is an error."""
+    for key in keys:
+        value = section.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            section.error(key, f"is {shown(value)}; it is a part of the device, above 0 and at most 1", fix="write 0.9")
+            return None
+        return float(value)
     return None
 
 

@@ -19,10 +19,12 @@ from roost.spec.job import (
 )
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.spec.model_files import (
+    DEFAULT_ADAPTER_RANK,
     OFFLOADED_PARTS,
     bytes_of,
     first_number,
     first_text,
+    fraction_of_device,
     read_model_config,
     role_by_name,
 )
@@ -257,26 +259,38 @@ def _model(root: Section, component: str) -> ModelUse:
     path = first_text((own.below("model"), "model_path"), (actor.below("model"), "model_path"))
     if role_by_name(component) is Role.HELPER:
         path = first_text((own.below("model"), "model_path"))
-    precision = first_text((own.below("model"), "precision"), (actor.below("model"), "precision"))
+    is_engine = role_by_name(component) is Role.ENGINE
+    precisions = [(own.below("model"), "precision"), *([] if is_engine else [(actor.below("model"), "precision")])]
+    precision = first_text(*precisions)
     length = first_number((root.below("runner"), "seq_length"), (actor.below("model"), "seq_length"))
     batch = first_number((own, "micro_batch_size"), (actor, "micro_batch_size")) or 1
     return ModelUse(
         path=path,
         config=read_model_config(path),
         weight_bytes=bytes_of(precision),
-        memory_fraction=first_number((own, "gpu_memory_utilization")),
+        memory_fraction=fraction_of_device(own, "gpu_memory_utilization"),
         tokens=int(length * batch) if length else None,
         sequence=int(length) if length else None,
+        adapter_rank=_adapter_rank(own.below("model")),
         sharding=_sharding(own),
         offloads=_offloads(own),
+        can_sleep=own.values.get("enable_sleep_mode") is not False,
         unused_because="critic.use_critic_model is false"
         if component == "critic" and own.values.get("use_critic_model") is False
         else "",
     )
 
 
+def _adapter_rank(model: Section) -> int | None:
+    if model.values.get("is_lora") is not True:
+        return None
+    return int(first_number((model, "lora_rank")) or DEFAULT_ADAPTER_RANK)
+
+
 def _sharding(own: Section) -> Sharding:
-    if own.values.get("training_backend") == "megatron":
+    backend = own.values.get("training_backend")
+    is_cut = first_number((own.below("model"), "tensor_model_parallel_size")) not in (None, 1)
+    if backend == "megatron" or (backend is None and is_cut):
         return Sharding.OPTIMIZER
     return Sharding.NONE if own.below("fsdp_config").values.get("sharding_strategy") == "no_shard" else Sharding.FULL
 

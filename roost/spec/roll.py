@@ -12,10 +12,12 @@ from roost.spec.expressions import ExpressionError, parse_devices
 from roost.spec.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Sharding
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES
 from roost.spec.model_files import (
+    DEFAULT_ADAPTER_RANK,
     OFFLOADED_PARTS,
     bytes_of,
     first_number,
     first_text,
+    fraction_of_device,
     read_model_config,
     role_by_strategy,
 )
@@ -263,6 +265,8 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
             tensor=config.whole_number("tensor_parallel_size", 1, 1) or 1,
             pipeline=config.whole_number("pipeline_parallel_size", 1, 1) or 1,
         ), name
+    if name is not None and not name.startswith("megatron"):
+        return ParallelSizes(), name  # other learners cut nothing by tensor or pipeline
     return ParallelSizes(
         tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
         pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
@@ -328,13 +332,28 @@ def _model(root: Section, section: Section, name: str, strategy: str | None) -> 
         path=path,
         config=read_model_config(path),
         weight_bytes=bytes_of(first_text((arguments, "dtype"))),
-        memory_fraction=first_number((engine, "gpu_memory_utilization"), (engine, "mem_fraction_static")),
+        memory_fraction=fraction_of_device(engine, "gpu_memory_utilization", "mem_fraction_static"),
         tokens=int(length * batch) or None,
         sequence=int(length) or None,
-        sharding=Sharding.OPTIMIZER if str(strategy).startswith("megatron") else Sharding.FULL,
+        adapter_rank=_adapter_rank(arguments),
+        strategy=strategy,
+        sharding=_sharding(strategy),
         offloads=OFFLOADED_PARTS,
+        can_sleep=engine.values.get("enable_sleep_mode") is not False,
         unused_because=_why_unused(root, name),
     )
+
+
+def _sharding(strategy: str | None) -> Sharding:
+    if str(strategy).startswith("megatron"):
+        return Sharding.OPTIMIZER
+    return Sharding.NONE if strategy == "hf_infer" else Sharding.FULL
+
+
+def _adapter_rank(arguments: Section) -> int | None:
+    if not any(key in arguments for key in ("lora_rank", "lora_target")):
+        return None
+    return int(first_number((arguments, "lora_rank")) or DEFAULT_ADAPTER_RANK)
 
 
 def _why_unused(root: Section, name: str) -> str:

@@ -111,3 +111,38 @@ def test_every_rlinf_placement_without_groups_goes_to_roll_and_back(sizes, per_p
     back = roost.plan(convert_plan(roll, roost.Notation.RLINF, Findings()))
     assert placements(plan) == placements(roll) == placements(back)
     assert np.array_equal(plan["actor"].table.nodes, back["actor"].table.nodes)
+
+
+def test_strategies_sizes_and_roles_survive_in_the_same_notation():
+    def role(strategy, sizes, devices="0-7"):
+        return {"device_mapping": devices, "strategy_args": {"strategy_name": strategy, "strategy_config": sizes}}
+
+    plan = roost.plan(
+        {
+            "num_gpus_per_node": 8,
+            "actor_train": role("megatron_train", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}),
+            "actor_infer": {**role("sglang", {"tensor_parallel_size": 2}), "num_gpus_per_worker": 2},
+            "reference": role("megatron_infer", {"tensor_model_parallel_size": 4}),
+            "student_train": role("fsdp2_train", {}),
+        }
+    )
+    findings = Findings()
+    again = roost.plan(convert_plan(plan, roost.Notation.ROLL, findings))
+    assert [str(finding) for finding in findings.found] == []
+    for part in plan.components:
+        other = again[part.name]
+        assert (other.parallel, other.role, other.model.strategy) == (part.parallel, part.role, part.model.strategy)
+
+
+def test_what_is_lost_is_named():
+    findings = Findings()
+    sizes = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
+    plan = roost.plan({"num_gpus_per_node": 8, "actor_train": {"device_mapping": "0-7", "strategy_args": sizes}})
+    assert convert_plan(plan, roost.Notation.RLINF, findings) is not None
+    assert any("tensor 2" in finding.what and "rlinf does not say" in finding.what for finding in findings.warnings)
+
+
+def test_the_machine_of_a_loop_plan_stays_as_it_is():
+    config = {"rl": {"gpu_allocation": {"learning_gpus": [0, 1], "inference_gpus": [2]}}}
+    plan = roost.plan(config, {"nodes": [{"accelerators": 4}]})
+    assert convert_plan(plan, roost.Notation.LOOP, Findings()) is not None

@@ -48,7 +48,7 @@ def words(before, after):
         pytest.param(
             plan(nodes=1, actor="all"),
             plan(nodes=2, actor="0-3"),
-            ["machines: 1 nodes, 4 accelerators -> 2 nodes, 8 accelerators"],
+            ["machines: 1 node, 4 accelerators -> 2 nodes, 8 accelerators"],
             id="machines",
         ),
     ],
@@ -64,6 +64,31 @@ def test_environment_changes():
     ranks = {"node_group": "a", "placement": "0-3"}
     before, after = (plan(groups=groups(value), actor=ranks) for value in ("x", "y"))
     assert words(before, after) == ["actor 0-3: NAME=x -> NAME=y"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "subject"),
+    [
+        pytest.param({"memory_gb": 80}, {"memory_gb": 24}, "machines", id="memory"),
+        pytest.param({"hardware": {"Franka": 1}}, {"hardware": {"Franka": 2}}, "machines", id="robots"),
+    ],
+)
+def test_machines_of_equal_size_differ(before, after, subject):
+    config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "all"}}}
+    plans = [roost.plan(config, {"nodes": [{"accelerators": 4, **machine}]}) for machine in (before, after)]
+    assert [change.subject for change in diff_plans(*plans)] == [subject]
+
+
+def test_memory_settings_and_decisions_differ():
+    cluster = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor,rollout": "all"}}
+    kept, offloaded = (roost.plan({"cluster": cluster, "actor": {"enable_offload": flag}}) for flag in (False, True))
+    assert [change.subject for change in diff_plans(kept, offloaded)] == ["model", "residency", "residency"]
+
+
+def test_isolation_differs():
+    config = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "all"}}}
+    plans = [roost.plan(config, isolate_accelerator=flag) for flag in (True, False)]
+    assert [change.subject for change in diff_plans(*plans)] == ["visibility"]
 
 
 def test_a_saved_plan_equals_its_config():

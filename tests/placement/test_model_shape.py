@@ -4,7 +4,7 @@ import pytest
 
 from roost.placement.memory import GIB, learner_memory
 from roost.placement.model_shape import UnknownShape, shape_from_config
-from roost.spec.job import ParallelSizes
+from roost.spec.job import ParallelSizes, Sharding
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):
@@ -61,7 +61,7 @@ def test_weights_and_optimizer_state_of_all_processes_add_up(described, publishe
 def test_megatron_cuts_weights_by_the_model_sizes_and_experts_further():
     shape = shape_from_config(MODELS[4].values[0])
     sizes = ParallelSizes(tensor=2, pipeline=2, expert=4)
-    memory = learner_memory(shape, sizes, processes=16, tokens=4096, is_fully_sharded=False)
+    memory = learner_memory(shape, sizes, processes=16, tokens=4096, sharding=Sharding.OPTIMIZER)
     held = shape.dense_parameters / 4 + shape.expert_parameters / 16
     assert memory.weights * GIB == pytest.approx(2 * held)
     assert memory.gradients * GIB == pytest.approx(4 * held)

@@ -60,7 +60,8 @@ def test_disaggregated_shards_take_the_nearest_learner():
     plan = roost.plan(config)
     (engine,) = plan.routes.engines
     assert reaches(plan) == {Reach.SAME_NODE: 2, Reach.OTHER_NODE: 4}
-    assert engine.sources.tolist() == [4, 4, 0, 0, 0, 0], "devices 6 and 7 are beside learners 4 and 5"
+    assert engine.sources.tolist()[:2] == [4, 5], "devices 6 and 7 are beside learners 4 and 5"
+    assert len(set(engine.sources.tolist()[2:])) == 4, "the others are spread over the learners"
 
 
 def test_neither_contiguity_nor_order_is_needed():
@@ -77,7 +78,25 @@ def test_neither_contiguity_nor_order_is_needed():
         Reach.SAME_DEVICE,
         Reach.SAME_NODE,
     ]
-    assert engine.sources.tolist() == [7, 0, 0, 4]
+    assert [engine.sources[0], engine.sources[2]] == [7, 0]
+    assert engine.sources[1] in range(4), "a learner on node 0"
+    assert engine.sources[3] in range(4, 8), "a learner on node 1"
+
+
+def test_shards_that_are_put_together_first_say_so():
+    """Engines of one device take whole weights, which four pipeline stages hold in quarters."""
+    stages = {"strategy_name": "megatron_train", "strategy_config": {"pipeline_model_parallel_size": 4}}
+    config = {
+        "num_gpus_per_node": 4,
+        "actor_train": {
+            "device_mapping": "0-3",
+            "strategy_args": stages,
+        },
+        "actor_infer": {"device_mapping": "0-3", "strategy_args": {"strategy_name": "vllm"}},
+    }
+    (engine,) = roost.plan(config).routes.engines
+    assert engine.gathered == 4
+    assert engine.summary.endswith("each put together from 4 learner shards first")
 
 
 def test_processes_without_accelerators_meet_on_the_host():

@@ -38,7 +38,12 @@ def to_loop(plan: Plan, findings: Findings) -> dict[str, Any]:
     if "actor" in names and np.diff(names["actor"].table.offsets).max() > 1:
         findings.error(Where(path=("actor",)), "ml-loop gives every learner one GPU", fix=_KEEP)
     if "rollout" in names:
-        config["llm"] = {"vllm_server": {"gpus_per_vllm_server": _server_size(names["rollout"], findings)}}
+        server: dict[str, Any] = {"gpus_per_vllm_server": _server_size(names["rollout"], findings)}
+        if not names["rollout"].model.can_sleep:
+            server["enable_sleep_mode"] = False
+        config["llm"] = {"vllm_server": server}
+        if plan.settings.get("max_gpu_mem_utilization") is not None:
+            config["llm"]["max_gpu_mem_utilization"] = plan.settings["max_gpu_mem_utilization"]
     for part in names.values():
         _refuse_software(part, findings)
     return config

@@ -12,7 +12,7 @@ from roost.cluster.inventory import Group, Inventory
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where
-from roost.spec.job import Role
+from roost.spec.job import Notation, Role
 from roost.spec.node_groups import CLUSTER_GROUP
 from roost.spec.ranks import spell_ranks
 
@@ -40,14 +40,12 @@ def to_rlinf(plan: Plan, findings: Findings) -> dict[str, Any]:
             findings.error(
                 Where(path=(part.name,)), "RLinf sets variables for node groups, not for a component", fix=_KEEP
             )
-    for key, value in plan.settings.items():
-        if value not in (None, False, 0):
-            findings.warn(
-                Where(path=(key,)),
-                f"is {value} here, and RLinf has no word for it",
-                fix="set it where the job is trained",
-            )
-    return {"cluster": cluster, **_parallel_sizes(plan)}
+    sections = _parallel_sizes(plan)
+    actor = next((part for part in plan.components if part.name == "actor"), None)
+    if actor is not None and plan.notation is Notation.RLINF:
+        flags = {f"offload_{part}": True for part in actor.model.offloads}
+        sections["actor"] = {**flags, **sections.get("actor", {})} if flags or "actor" in sections else {}
+    return {"cluster": cluster, **{name: section for name, section in sections.items() if section}}
 
 
 def _parallel_sizes(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from roost.cluster.resources import ACCELERATOR, NODE
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where
-from roost.spec.job import Role
+from roost.spec.job import Role, Sharding
 from roost.spec.ranks import spell_ranks
 
 _KEEP = "keep the notation it is written in"
@@ -58,26 +58,47 @@ def _devices(part: ComponentPlan, findings: Findings, place: Where) -> dict[str,
     devices = (part.table.inventory.first_accelerators[part.table.device_nodes] + part.table.device_ranks).tolist()
     per_worker = lengths[-1] if lengths else 1
     role: dict[str, Any] = {"device_mapping": _expression(devices)}
-    if part.role is Role.ENGINE and per_worker == part.parallel.tensor * part.parallel.pipeline:
-        sizes = {"tensor_parallel_size": part.parallel.tensor, "pipeline_parallel_size": part.parallel.pipeline}
-        role["strategy_args"] = {"strategy_name": "vllm", "strategy_config": sizes}
-    elif part.role is Role.LEARNER and part.parallel.model > 1 and per_worker == 1:
-        sizes = {
-            "tensor_model_parallel_size": part.parallel.tensor,
-            "pipeline_model_parallel_size": part.parallel.pipeline,
-            "context_parallel_size": part.parallel.context,
-        }
-        role["strategy_args"] = {"strategy_name": "megatron_train", "strategy_config": sizes}
-    elif per_worker != 1:
+    strategy = _strategy(part, per_worker)
+    if strategy is not None:
+        role["strategy_args"] = {"strategy_name": strategy, "strategy_config": _sizes(part, strategy)}
+    if per_worker != 1 and strategy != "vllm":
         role["num_gpus_per_worker"] = per_worker
     return role
 
 
-def _expression(devices: list[int]) -> str | list[int]:
+def _strategy(part: ComponentPlan, per_worker: int) -> str | None:
+    """The strategy that the plan came from, or the one that cuts workers as the plan does."""
+    if part.model.strategy is not None:
+        return part.model.strategy
+    if part.role is Role.ENGINE and per_worker == part.parallel.tensor * part.parallel.pipeline:
+        return "vllm"
+    if part.role is Role.LEARNER and per_worker == 1:
+        return "megatron_train" if part.model.sharding is Sharding.OPTIMIZER else "fsdp2_train"
+    return "megatron_infer" if part.role is Role.SCORER and per_worker == 1 and part.parallel.model > 1 else None
+
+
+def _sizes(part: ComponentPlan, strategy: str) -> dict[str, Any]:
+    sizes = part.parallel
+    if strategy.startswith("megatron"):
+        named = {
+            "tensor_model_parallel_size": sizes.tensor,
+            "pipeline_model_parallel_size": sizes.pipeline,
+            "context_parallel_size": sizes.context,
+            "expert_model_parallel_size": sizes.expert,
+        }
+    else:
+        named = {"tensor_parallel_size": sizes.tensor, "pipeline_parallel_size": sizes.pipeline}
+    written: dict[str, Any] = {key: size for key, size in named.items() if size > 1}
+    if part.model.memory_fraction is not None:
+        written["gpu_memory_utilization"] = part.model.memory_fraction
+    return written
+
+
+def _expression(devices: list[int]) -> str:
     """`list(range(...))` where the devices are a run, sums of those where they are a few, else the list itself."""
     spelled = spell_ranks(devices, limit=10**9).split(",")
     if len(spelled) > 8 or any("-" not in run for run in spelled):
-        return devices if len(devices) > 1 or not devices else f"list(range({devices[0]},{devices[0] + 1}))"
+        return str(devices)  # ROLL evaluates a string, never a list
     bounds = [run.split("-") for run in spelled]
     return " + ".join(f"list(range({first},{int(last) + 1}))" for first, last in bounds)
 
