@@ -9,19 +9,11 @@ from typing import Any
 
 from roost.spec.errors import did_you_mean, shown
 from roost.spec.expressions import ExpressionError, parse_devices
-from roost.spec.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Sharding
+from roost.spec.job import Component, CpuWorkers, DeviceList, Job, Notation, ParallelSizes
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES
-from roost.spec.model_files import (
-    DEFAULT_ADAPTER_RANK,
-    OFFLOADED_PARTS,
-    bytes_of,
-    first_number,
-    first_text,
-    fraction_of_device,
-    read_model_config,
-    role_by_strategy,
-)
+from roost.spec.model_files import role_by_strategy
 from roost.spec.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
+from roost.spec.roll_models import model_of_role
 from roost.spec.section import NEAR_MISS, Section
 
 PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strategy_args")
@@ -139,7 +131,9 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
         return None
     kind = role_by_strategy(strategy, name)
     place = section.where("device_mapping") if isinstance(asks, DeviceList) else section.where()
-    return Component(name, role, place, asks, parallel, tuple(env.items()), kind, _model(root, section, name, strategy))
+    return Component(
+        name, role, place, asks, parallel, tuple(env.items()), kind, model_of_role(root, section, name, strategy)
+    )
 
 
 def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
@@ -317,57 +311,6 @@ def _read_env_manager(section: Section) -> CpuWorkers | None:
         section.error("num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer")
         return None
     return CpuWorkers(count)
-
-
-def _model(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
-    """The role's model: its own, or the job's; learners are always offloaded between their phases."""
-    arguments = section.below("model_args")
-    shared = "reward_pretrain" if name.startswith("reward") else "pretrain"
-    path = first_text((arguments, "model_name_or_path"), (root, shared))
-    engine = section.below("strategy_args", "strategy_config")
-    lengths = [first_number((root, key)) for key in ("prompt_length", "response_length")]
-    length = first_number((root, "sequence_length")) or sum(part for part in lengths if part)
-    batch = first_number((section.below("training_args"), "per_device_train_batch_size")) or 1
-    return ModelUse(
-        path=path,
-        config=read_model_config(path),
-        weight_bytes=bytes_of(first_text((arguments, "dtype"))),
-        memory_fraction=fraction_of_device(engine, "gpu_memory_utilization", "mem_fraction_static"),
-        tokens=int(length * batch) or None,
-        sequence=int(length) or None,
-        adapter_rank=_adapter_rank(arguments),
-        strategy=strategy,
-        sharding=_sharding(strategy),
-        offloads=OFFLOADED_PARTS,
-        can_sleep=engine.values.get("enable_sleep_mode") is not False,
-        unused_because=_why_unused(root, name),
-    )
-
-
-def _sharding(strategy: str | None) -> Sharding:
-    if str(strategy).startswith("megatron"):
-        return Sharding.OPTIMIZER
-    return Sharding.NONE if strategy == "hf_infer" else Sharding.FULL
-
-
-def _adapter_rank(arguments: Section) -> int | None:
-    if not any(key in arguments for key in ("lora_rank", "lora_target")):
-        return None
-    return int(first_number((arguments, "lora_rank")) or DEFAULT_ADAPTER_RANK)
-
-
-def _why_unused(root: Section, name: str) -> str:
-    """Why ROLL would never create the role: a critic without generalised advantages, a reference without KL."""
-    estimator = root.values.get("adv_estimator")
-    if name == "critic" and isinstance(estimator, str) and estimator != "gae":
-        return f"adv_estimator is {estimator}, and only gae uses a critic"
-    if (
-        name == "reference"
-        and root.values.get("enable_reference") is False
-        and root.values.get("use_kl_loss") is not True
-    ):
-        return "enable_reference is false"
-    return ""
 
 
 def _variables(section: Section) -> dict[str, str]:
