@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, installed_registry
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.spec.errors import Findings, Where
+from roost.spec.errors import Findings
 from roost.spec.job import Layout, Notation
 
 GpusPerNode = Annotated[
@@ -73,14 +71,4 @@ def planned(
         layout=layout,
         accelerators_per_node=gpus_per_node,
         strict=strict,
-        registry=_hardware_registry(findings),
     )
-
-
-def _hardware_registry(findings: Findings) -> HardwareRegistry:
-    """The hardware Roost knows and what the user has added; an addition that cannot be loaded is a finding."""
-    try:
-        return installed_registry(os.environ)
-    except ValueError as error:
-        findings.error(Where("hardware registry"), str(error), fix="mend the entry, or take it out")
-        return BUILT_IN

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
 
-from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
+from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, registry_for
 from roost.cluster.inventory import NO_ACCELERATOR, Group, Inventory, Node
 from roost.cluster.node_groups import Hardware, bind_groups
 from roost.spec.errors import Findings, Where, counted, did_you_mean
@@ -16,6 +17,17 @@ from roost.spec.ranks import spell_ranks
 from roost.spec.section import Section
 
 DEFAULT_ACCELERATORS_PER_NODE = 8
+
+
+def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) -> HardwareRegistry:
+    """The hardware Roost knows, and what the user has added; an addition that cannot be loaded is a finding."""
+    kinds = {group.hardware_type for group in job.node_groups if group.hardware_type is not None}
+    types = {node.accelerator_type for node in inventory.nodes} if inventory is not None else set()
+    try:
+        return registry_for(kinds, types - {NO_ACCELERATOR}, os.environ)
+    except ValueError as error:
+        findings.error(Where("hardware registry"), str(error), fix="mend the entry, or take it out")
+        return BUILT_IN
 
 
 def describe(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from roost.cluster.describe import describe
-from roost.cluster.hardware.registry import installed_registry
+from roost.cluster.describe import describe, known_hardware
+from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.listed import ListedPlacementStrategy, SpreadPlacementStrategy
@@ -128,8 +127,8 @@ class ComponentPlacement:
         source = load(config, (), findings)
         job = read_job(source, findings, Notation.RLINF, self.layout) if source is not None else None
         known = inventory_of(cluster) if cluster is not None else None
-        registry = installed_registry(os.environ)
-        inventory = describe(job, findings, known, registry=registry) if job is not None else None
+        hardware = known_hardware(job, known, findings) if job is not None else BUILT_IN
+        inventory = describe(job, findings, known, registry=hardware) if job is not None else None
         placed = place_job(job, inventory, findings) if job is not None and inventory is not None else None
         findings.raise_errors()
         if placed is None or job is None or inventory is None:

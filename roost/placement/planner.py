@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from roost.cluster.describe import describe
-from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
+from roost.cluster.describe import describe, known_hardware
+from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
@@ -74,7 +73,6 @@ def try_plan(
 
     Without a registry, hardware that installed packages or ROOST_HARDWARE offer is known as well.
     """
-    registry = installed_registry(os.environ) if registry is None else registry
     notation, layout = _chosen(Notation, notation, findings), _chosen(Layout, layout, findings)
     if accelerators_per_node is not None and not _is_count(accelerators_per_node):
         what = f"is {shown(accelerators_per_node)}; it must be a whole number"
@@ -84,6 +82,8 @@ def try_plan(
     known = _known_machines(inventory, findings)
     if job is None or (inventory is not None and known is None):
         return None
+    if registry is None:
+        registry = known_hardware(job, known, findings)
     machines = describe(job, findings, known, accelerators_per_node, registry)
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
     if placed is None or machines is None or findings.has_errors:

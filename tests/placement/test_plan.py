@@ -171,3 +171,40 @@ def test_a_job_can_be_planned_again():
 
     job = read_job(Source(CONFIG), Findings())
     assert roost.plan(job, MACHINES) == roost.plan(CONFIG, MACHINES)
+
+
+@pytest.fixture
+def own_hardware(tmp_path, monkeypatch):
+    """A robot and an accelerator that a user has added, as docs/hardware.md says."""
+    (tmp_path / "my_lab.py").write_text(
+        "from typing import ClassVar\n"
+        "import roost\n"
+        "class MyArm(roost.HardwareConfig):\n"
+        "    kind: ClassVar[str] = 'MyArm'\n"
+        "    serial_port: str\n"
+        "ACME = roost.Accelerator('ACME_GPU', 'Acme', 'ACME_VISIBLE_DEVICES', 'gloo', 'GLOO_SOCKET_IFNAME', 'GPU', lambda env: None)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ROOST_HARDWARE", "my_lab:MyArm,my_lab:ACME")
+
+
+def test_own_hardware_is_known_to_python_and_to_plans(own_hardware):
+    arm = {"type": "MyArm", "configs": [{"node_rank": 0, "serial_port": "/dev/arm"}]}
+    config = {
+        "cluster": {
+            "num_nodes": 1,
+            "component_placement": {"actor": "all", "env": {"node_group": "arm", "placement": 0}},
+            "node_groups": [{"label": "arm", "node_ranks": 0, "hardware": arm}],
+        }
+    }
+    plan = roost.plan(config, {"nodes": [{"accelerators": 2, "accelerator_type": "ACME_GPU"}]})
+    assert next(plan["env"].processes()).hardware[0]["serial_port"] == "/dev/arm"
+    assert plan.to_dict()["components"]["actor"]["processes"][1]["env"]["ACME_VISIBLE_DEVICES"] == "1"
+    config["cluster"]["num_gpus_per_node"] = 2
+    assert roost.HybridComponentPlacement(config).get_world_size("env") == 1
+
+
+def test_an_accelerator_nobody_knows_is_refused():
+    config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "all"}}}
+    with pytest.raises(roost.ConfigError, match="did you mean NV_GPU"):
+        roost.plan(config, {"nodes": [{"accelerators": 2, "accelerator_type": "NV_GPUS"}]})
