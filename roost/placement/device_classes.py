@@ -11,6 +11,8 @@ from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.component_plan import ComponentPlan
 
+FEW_CLASSES = 16
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceClass:
@@ -26,19 +28,19 @@ def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) ->
     """The classes in the order of their first device; accelerators that nobody holds are left out."""
     counts = [_processes_on(part, inventory) for part in components]
     # Detected memory differs by some bytes between equal cards.
-    rounded = [round(node.memory_gb or 0.0, 1) for node in inventory.nodes]
-    sizes = sorted(set(rounded))
-    numbers = {size: number for number, size in enumerate(sizes)}
-    per_node = np.fromiter((numbers[size] for size in rounded), np.int64, inventory.num_nodes)
-    memory = np.repeat(per_node, inventory.accelerator_counts)
+    sizes = {node.memory_gb: round(node.memory_gb or 0.0, 1) for node in inventory.nodes}
+    numbers = {size: number for number, size in enumerate(sorted(set(sizes.values())))}
+    if len(numbers) > 1:
+        per_node = np.array([numbers[sizes[node.memory_gb]] for node in inventory.nodes], np.int64)
+        memory = np.repeat(per_node, inventory.accelerator_counts)
+    else:
+        memory = np.zeros(inventory.num_accelerators, np.int64)
     key = memory
     for column in counts:
         # Renumbering after each component keeps the keys small, however many components there are.
         key = _renumbered(key * (int(column.max(initial=0)) + 1) + column)
-    order = np.argsort(key, kind="stable")
-    cuts = np.flatnonzero(np.diff(key[order])) + 1
     classes = []
-    for devices in np.split(order, cuts) if len(order) else []:
+    for devices in _split(key):
         first = int(devices[0])
         held = [
             (part.name, int(column[first])) for part, column in zip(components, counts, strict=True) if column[first]
@@ -59,6 +61,15 @@ def _processes_on(part: ComponentPlan, inventory: Inventory) -> Ints:
     counted = np.repeat(is_accelerator, np.diff(table.offsets))
     devices = (inventory.first_accelerators[table.device_nodes] + table.device_ranks)[counted]
     return np.bincount(devices, minlength=inventory.num_accelerators)
+
+
+def _split(key: Ints) -> list[Ints]:
+    """The devices of each class; few classes are picked out one by one, which is cheaper than sorting all devices."""
+    count = int(key.max(initial=-1)) + 1
+    if count <= FEW_CLASSES:
+        return [np.flatnonzero(key == number) for number in range(count)]
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
 
 
 def _renumbered(keys: Ints) -> Ints:

@@ -182,7 +182,8 @@ def own_hardware(tmp_path, monkeypatch):
         "class MyArm(roost.HardwareConfig):\n"
         "    kind: ClassVar[str] = 'MyArm'\n"
         "    serial_port: str\n"
-        "ACME = roost.Accelerator('ACME_GPU', 'Acme', 'ACME_VISIBLE_DEVICES', 'gloo', 'GLOO_SOCKET_IFNAME', 'GPU', lambda env: None)\n"
+        "names = ('ACME_GPU', 'Acme', 'ACME_VISIBLE_DEVICES', 'gloo', 'GLOO_SOCKET_IFNAME', 'GPU')\n"
+        "ACME = roost.Accelerator(*names, lambda environ: None)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ROOST_HARDWARE", "my_lab:MyArm,my_lab:ACME")
