@@ -28,7 +28,7 @@ def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) ->
     """The classes in the order of their first device; accelerators that nobody holds are left out."""
     counts = [_processes_on(part, inventory) for part in components]
     # Detected memory differs by some bytes between equal cards.
-    sizes = {node.memory_gb: round(node.memory_gb or 0.0, 1) for node in inventory.nodes}
+    sizes = {memory: round(memory or 0.0, 1) for memory in {node.memory_gb for node in inventory.nodes}}
     numbers = {size: number for number, size in enumerate(sorted(set(sizes.values())))}
     if len(numbers) > 1:
         per_node = np.array([numbers[sizes[node.memory_gb]] for node in inventory.nodes], np.int64)
