@@ -8,6 +8,7 @@ from roost.cluster.resources import ACCELERATOR, NODE
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
 from roost.placement.table import Placement
+from roost.spec.errors import counted
 from roost.spec.ranks import spell_ranks
 
 
@@ -35,7 +36,7 @@ def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
         _rule(part),
         f"It is process {placement.local_rank} of {placement.local_world_size} of its component on that node.",
         *_environment(part, placement, process),
-        *_sharing(plan, part),
+        *_sharing(plan, part, placement),
     ]
 
 
@@ -102,13 +103,16 @@ def _environment(part: ComponentPlan, placement: Placement, process: Process) ->
     return sentences
 
 
-def _sharing(plan: Plan, part: ComponentPlan) -> list[str]:
-    """With whom it shares devices, and what is done about it."""
+def _sharing(plan: Plan, part: ComponentPlan, placement: Placement | None = None) -> list[str]:
+    """With whom a component, or one process of it, shares accelerators, and what is done about it."""
+    first = plan.inventory.first_accelerators
+    own = None if placement is None else [int(first[node]) + index for node, index in placement.devices]
     sentences = []
     for held in plan.residency.of(part.name):
         others = [name for name in held.device_class.components if name != part.name]
-        if others:
-            count = len(held.device_class.devices)
-            what = f"It shares {count} accelerators with {', '.join(others)}"
+        devices = held.device_class.devices
+        count = len(devices) if own is None else int(np.isin(own, devices).sum())
+        if others and count:
+            what = f"It shares {counted(count, 'accelerator')} with {', '.join(others)}"
             sentences.append(f"{what}: {held.decision.value}, because {held.reason}.")
     return sentences

@@ -13,10 +13,14 @@ import numpy as np
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.mode import PlacementMode
+from roost.placement.phases import Phase
 from roost.placement.plan import Plan
+from roost.placement.residency import ClassResidency
+from roost.placement.routes import EngineRoutes, Reach
 from roost.placement.table import PlacementTable
 from roost.spec.errors import ConfigError, Finding, Findings, Severity, Where, shown
 from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.spec.ranks import spell_ranks
 
 SCHEMA = "roost.plan/1"
 
@@ -30,8 +34,41 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **plan.inventory.to_dict(),
         "components": {component.name: _component_to_dict(component) for component in plan.components},
         "settings": dict(plan.settings),
+        "residency": [_residency_to_dict(held) for held in plan.residency.classes],
+        "routes": [_routes_to_dict(engine) for engine in plan.routes.engines],
         "warnings": [finding_to_dict(finding) for finding in plan.warnings],
     }
+
+
+def _residency_to_dict(held: ClassResidency) -> dict[str, Any]:
+    """One class of devices through the phases. It follows from the rest of the plan, and is not read back."""
+    return {
+        "devices": spell_ranks(held.device_class.devices.tolist(), limit=10**9),
+        "components": list(held.device_class.components),
+        "memory_gb": held.device_class.memory_gb,
+        "decision": held.decision.value,
+        "reason": held.reason,
+        "inference_fraction": held.sharing.inference_fraction if held.sharing else None,
+        "learning_fraction": held.sharing.learning_fraction if held.sharing else None,
+        "used_gib": {phase.value: held.used_gib(phase) for phase in Phase},
+        "phases": {
+            phase.value: {
+                share.component: {
+                    "state": share.state.value,
+                    "device_gib": share.device_gib,
+                    "host_gib": share.host_gib,
+                }
+                for share in shares
+            }
+            for phase, shares in held.phases.items()
+        },
+    }
+
+
+def _routes_to_dict(engine: EngineRoutes) -> dict[str, Any]:
+    """How far the weights of an engine's shards travel. It follows from the rest of the plan, and is not read back."""
+    reaches = {reach.value: engine.count(reach) for reach in Reach if engine.count(reach)}
+    return {"component": engine.component, "shards": len(engine.shards), "gathered": engine.gathered, **reaches}
 
 
 def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:

@@ -138,6 +138,20 @@ def test_json_has_every_placement_field_of_every_process(plan):
     assert set(roost.Placement._fields) | {"env", "interpreter"} == set(process)
 
 
+def test_json_says_what_is_resident_and_how_weights_travel():
+    allocation = {"learning_gpus": [0, 1], "inference_gpus": [0, 1]}
+    figures = {"inference_requires_memory_gb": 20, "learning_requires_memory_gb": 40}
+    plan = roost.plan(
+        {"rl": {"gpu_allocation": allocation, **figures}}, {"nodes": [{"accelerators": 2, "memory_gb": 80}]}
+    )
+    data = json.loads(plan.to_json())
+    (held,) = data["residency"]
+    assert (held["devices"], held["decision"]) == ("0-1", "keep")
+    assert held["inference_fraction"] == pytest.approx(0.3167, abs=1e-4)
+    assert held["phases"]["learn"]["actor"] == {"state": "runs", "device_gib": 40.0, "host_gib": 0.0}
+    assert data["routes"] == [{"component": "rollout", "shards": 2, "gathered": 2, "same device": 2}]
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -176,7 +190,7 @@ def test_a_job_can_be_planned_again():
 @pytest.fixture
 def own_hardware(tmp_path, monkeypatch):
     """A robot and an accelerator that a user has added, as docs/hardware.md says."""
-    (tmp_path / "my_lab.py").write_text(
+    (tmp_path / "hardware_of_a_test.py").write_text(
         "from typing import ClassVar\n"
         "import roost\n"
         "class MyArm(roost.HardwareConfig):\n"
@@ -186,7 +200,7 @@ def own_hardware(tmp_path, monkeypatch):
         "ACME = roost.Accelerator(*names, lambda environ: None)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("ROOST_HARDWARE", "my_lab:MyArm,my_lab:ACME")
+    monkeypatch.setenv("ROOST_HARDWARE", "hardware_of_a_test:MyArm,hardware_of_a_test:ACME")
 
 
 def test_own_hardware_is_known_to_python_and_to_plans(own_hardware):
