@@ -9,7 +9,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
 from roost.placement.convert import convert_plan
 from roost.spec.errors import Findings
 from roost.spec.job import Notation
@@ -22,6 +22,7 @@ def convert_command(
     overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
+    notation: NotationChoice = None,
     layout: LayoutChoice = None,
 ) -> None:
     """Print the placements of a config in another notation.
@@ -30,7 +31,7 @@ def convert_command(
     exit code is then 1.
     """
     findings = Findings()
-    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides)
+    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
     written = convert_plan(plan, to, findings) if plan is not None else None
     print_findings(findings.found, Console(stderr=True, highlight=False))
     if written is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, planned
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where, did_you_mean, shown
@@ -20,13 +20,15 @@ def explain_command(
     process: Annotated[
         str, typer.Argument(help="A component, or one of its processes: rollout:3.", metavar="COMPONENT[:RANK]")
     ],
+    overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
+    notation: NotationChoice = None,
     layout: LayoutChoice = None,
 ) -> None:
     """Say which rule put a component or a process where it is, with the numbers."""
     findings = Findings()
-    plan = planned(config, findings, inventory, gpus_per_node, layout)
+    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
     sentences = _explain(plan, process, findings) if plan is not None else []
     console = Console(highlight=False)
     for sentence in sentences:
