@@ -14,7 +14,7 @@ from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
 from roost.placement.listed import ListedPlacementStrategy, SpreadPlacementStrategy
-from roost.placement.mode import PlacementMode, held_accelerators, mode_of
+from roost.placement.mode import PlacementMode, mode_of
 from roost.placement.model_parallel import Bound, lay_out
 from roost.placement.rank_map import BoundRanks, bind_rank_map
 from roost.placement.strategy import PlacementStrategy, inventory_of
@@ -83,8 +83,8 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
             placed.append(PlacedComponent(component, own, ranks_named, table))
     if findings.num_errors > errors:
         return None
-    mode = layout.mode if layout else mode_of({part.component.name: held_accelerators(part.table) for part in placed})
-    return PlacedJob(mode, tuple(placed))
+    held = {part.component.name: part.table.processes_on_accelerators > 0 for part in placed}
+    return PlacedJob(layout.mode if layout else mode_of(held), tuple(placed))
 
 
 def _ranks_place(component: Component) -> Where:

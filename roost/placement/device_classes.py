@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.cluster.inventory import Inventory
-from roost.cluster.resources import ACCELERATOR, Ints
+from roost.cluster.resources import Ints
 from roost.placement.component_plan import ComponentPlan
 
 FEW_CLASSES = 16
@@ -26,7 +26,7 @@ class DeviceClass:
 
 def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) -> tuple[DeviceClass, ...]:
     """The classes in the order of their first device; accelerators that nobody holds are left out."""
-    counts = [_processes_on(part, inventory) for part in components]
+    counts = [part.table.processes_on_accelerators for part in components]
     # Detected memory differs by some bytes between equal cards.
     sizes = {memory: round(memory or 0.0, 1) for memory in {node.memory_gb for node in inventory.nodes}}
     numbers = {size: number for number, size in enumerate(sorted(set(sizes.values())))}
@@ -50,17 +50,6 @@ def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) ->
             node = inventory.nodes[int(np.searchsorted(inventory.first_accelerators, first, side="right")) - 1]
             classes.append(DeviceClass(devices, names, node.memory_gb or None, processes))
     return tuple(sorted(classes, key=lambda part: int(part.devices[0])))
-
-
-def _processes_on(part: ComponentPlan, inventory: Inventory) -> Ints:
-    """How many processes of a component hold each accelerator of the cluster."""
-    table = part.table
-    if ACCELERATOR not in table.kinds:
-        return np.zeros(inventory.num_accelerators, np.int64)
-    is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
-    counted = np.repeat(is_accelerator, np.diff(table.offsets))
-    devices = (inventory.first_accelerators[table.device_nodes] + table.device_ranks)[counted]
-    return np.bincount(devices, minlength=inventory.num_accelerators)
 
 
 def _split(key: Ints) -> list[Ints]:

@@ -8,9 +8,6 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from roost.cluster.resources import ACCELERATOR
-from roost.placement.table import PlacementTable
-
 Bools = npt.NDArray[np.bool_]
 
 # Components that take part in the loop of generating and learning. Rewards and references are looked at on the side
@@ -43,13 +40,3 @@ def mode_of(held: Mapping[str, Bools]) -> PlacementMode:
     if all(np.array_equal(sets[0], other) for other in sets[1:]):
         return PlacementMode.COLLOCATED
     return PlacementMode.DISAGGREGATED if np.sum(sets, axis=0).max() == 1 else PlacementMode.HYBRID
-
-
-def held_accelerators(table: PlacementTable) -> Bools:
-    """For each accelerator of the cluster, whether one of the processes holds it; robots and nodes are none."""
-    held = np.zeros(table.inventory.num_accelerators, np.bool_)
-    if ACCELERATOR in table.kinds:
-        is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
-        counted = np.repeat(is_accelerator, np.diff(table.offsets))
-        held[(table.inventory.first_accelerators[table.device_nodes] + table.device_ranks)[counted]] = True
-    return held

@@ -13,13 +13,14 @@ from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.plan import Plan
-from roost.placement.residency import MEMORY_KEYS, ResidencySettings, find_residency
+from roost.placement.residency import ResidencySettings, find_residency
 from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings, Where, did_you_mean, shown
 from roost.spec.job import Job, Layout, Notation
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE
+from roost.spec.loop import MEMORY_KEYS
 from roost.spec.notation import read_job
 
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -22,8 +22,9 @@ from roost.placement.memory import CONTEXT_GIB, RESERVED_FRACTION, SLEEPING_ENGI
 from roost.placement.phases import Phase, State, works_in
 from roost.spec.errors import Findings, Where
 from roost.spec.job import Notation, Role
+from roost.spec.loop import MEMORY_KEYS
 
-MEMORY_KEYS = ("inference_requires_memory_gb", "learning_requires_memory_gb")
+IN_FLIGHT = "weights in flight"
 
 
 class Decision(StrEnum):
@@ -71,7 +72,7 @@ class ClassResidency:
         ]
         working = [share for share in shares if share.state is State.RUNS]
         if phase is Phase.SYNC and len(working) > 1:
-            found.append(("weights in flight", SYNC_BUCKET_GIB))
+            found.append((IN_FLIGHT, SYNC_BUCKET_GIB))
         return tuple(found)
 
     def used_gib(self, phase: Phase) -> float | None:
@@ -170,9 +171,7 @@ def _with_straddlers(
 
 def displaced_devices(part: ComponentPlan, shared: Ints) -> Ints:
     """All devices of the processes that hold one of the shared devices."""
-    table = part.table
-    devices = table.inventory.first_accelerators[table.device_nodes] + table.device_ranks
-    owners = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+    devices, owners = part.table.device_numbers, part.table.owners
     return devices[np.isin(owners, owners[np.isin(devices, shared)])]
 
 

@@ -103,14 +103,13 @@ def _holds_accelerators(table: PlacementTable) -> bool:
 
 def _nearest(actor: ComponentPlan, engine: ComponentPlan, shards: Ints, inventory: Inventory) -> tuple[Ints, Ints]:
     """For each engine shard the nearest learner process with matching weights, and how far it is."""
-    devices = inventory.first_accelerators[engine.table.device_nodes] + engine.table.device_ranks
+    devices = engine.table.device_numbers
     nodes = engine.table.device_nodes
     # Shards are compared in units of the coarser cut: a fine learner shard lies inside a coarse engine shard, and the
     # other way round.
     units = min(actor.parallel.tensor, engine.parallel.tensor)
     wanted = _wanted_units(engine, shards, units)
-    learner_devices = inventory.first_accelerators[actor.table.device_nodes] + actor.table.device_ranks
-    learner_ranks = np.repeat(np.arange(actor.world_size), np.diff(actor.table.offsets))
+    learner_devices, learner_ranks = actor.table.device_numbers, actor.table.owners
     held = _held_units(actor, units)[learner_ranks]
     sources = np.full(len(devices), -1)
     reaches = np.full(len(devices), list(Reach).index(Reach.OTHER_NODE))

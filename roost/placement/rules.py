@@ -47,7 +47,7 @@ def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
     table = part.table
     if not len(table.device_nodes):
         return
-    owners = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+    owners = table.owners
     astray = np.flatnonzero(table.device_nodes != table.nodes[owners])
     if len(astray):
         process = int(owners[astray[0]])

@@ -60,6 +60,25 @@ class PlacementTable(Sequence[Placement]):
     def __len__(self) -> int:
         return len(self.nodes)
 
+    @property
+    def owners(self) -> Ints:
+        """The process of each device."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @property
+    def device_numbers(self) -> Ints:
+        """The cluster-wide number of each device, of those that are accelerators."""
+        return self.inventory.first_accelerators[self.device_nodes] + self.device_ranks
+
+    @cached_property
+    def processes_on_accelerators(self) -> Ints:
+        """How many of the processes hold each accelerator of the cluster; robots and nodes are none."""
+        if ACCELERATOR not in self.kinds:
+            return np.zeros(self.inventory.num_accelerators, np.int64)
+        is_accelerator = np.array([kind == ACCELERATOR for kind in self.kinds])[self.groups]
+        held = self.device_numbers[np.repeat(is_accelerator, np.diff(self.offsets))]
+        return np.bincount(held, minlength=self.inventory.num_accelerators)
+
     @cached_property
     def local(self) -> tuple[Ints, Ints, Ints]:
         """For each process: its index on its node, how many run there, and the node's place among the nodes used."""
@@ -122,7 +141,7 @@ class PlacementTable(Sequence[Placement]):
     @cached_property
     def _shows_what_it_holds(self) -> bool:
         """Whether every process sees just what it holds, on its own node and in ascending order; so in most tables."""
-        owners = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        owners = self.owners
         is_ascending = (owners[1:] != owners[:-1]) | (self.device_ranks[1:] > self.device_ranks[:-1])
         return (
             self.isolate

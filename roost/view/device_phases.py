@@ -11,11 +11,11 @@ import numpy as np
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import Ints
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.phases import Phase, State, works_in
+from roost.placement.phases import Phase, State
 from roost.placement.plan import Plan
-from roost.placement.residency import ClassResidency, Decision
+from roost.placement.residency import IN_FLIGHT, ClassResidency, Decision
 from roost.spec.ranks import spell_ranks
-from roost.view.phase_table import phase_words
+from roost.view.phase_table import phase_words, words_on_cpu
 
 MOST_PLACES = 4  # places named for a class of devices; a scattered one is cut there
 
@@ -114,18 +114,17 @@ def _row(component: str, cells: tuple[PhaseCell, ...]) -> ComponentPhases:
 
 
 def _memory_use(part: ClassResidency, phase: Phase, total: float | None) -> MemoryUse:
-    parts = [share.device_gib for share in part.phases[phase]]
-    known = sum(size for size in parts if size is not None)
-    used = part.used_gib(phase)
-    return MemoryUse(known if used is None else used, 0.0 if used is None else used - known, used is not None, total)
+    is_whole = part.used_gib(phase) is not None
+    # Weights in flight alone say nothing about devices of which nothing else is known.
+    parts = [(name, size) for name, size in part.parts(phase) if size is not None and (is_whole or name != IN_FLIGHT)]
+    moving = sum((size for name, size in parts if name == IN_FLIGHT), 0.0)
+    return MemoryUse(sum((size for _, size in parts), 0.0), moving, is_whole, total)
 
 
 def _row_without_devices(part: ComponentPlan, names: list[str]) -> ComponentPhases:
-    if part.model.unused_because:
-        return _row(part.name, (PhaseCell(State.UNUSED),) * len(Phase))
-    works = [works_in(part.name, part.role, phase, names) for phase in Phase]
-    cells = tuple(PhaseCell(State.RUNS if at_work else State.STAYS) for at_work in works)
-    return ComponentPhases(part.name, cells, tuple("runs" if at_work else "waits" for at_work in works))
+    words = words_on_cpu(part, names)
+    states = {"runs": State.RUNS, "waits": State.STAYS, "unused": State.UNUSED}
+    return ComponentPhases(part.name, tuple(PhaseCell(states[word]) for word in words), words)
 
 
 def machine_words(node: Node, accelerators: int) -> str:

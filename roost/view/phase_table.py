@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from roost.cluster.resources import Ints
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase, State, works_in
 from roost.placement.plan import Plan
@@ -71,9 +70,15 @@ def phase_rows(plan: Plan) -> tuple[PhaseRow, ...]:
             states = [share.state for phase in Phase for share in held.phases[phase] if share.component == part.name]
             rows.append(PhaseRow(part.name, _processes_on(part, held), phase_words(states), note))
         if not classes:
-            works = ["runs" if works_in(part.name, part.role, phase, names) else "waits" for phase in Phase]
-            rows.append(PhaseRow(part.name, spell_ranks(range(part.world_size)), tuple(works), note))
+            rows.append(PhaseRow(part.name, spell_ranks(range(part.world_size)), words_on_cpu(part, names), note))
     return tuple(rows)
+
+
+def words_on_cpu(part: ComponentPlan, names: Collection[str]) -> tuple[str, ...]:
+    """What a component without accelerators does in each phase."""
+    if part.model.unused_because:
+        return (State.UNUSED.value,) * len(Phase)
+    return tuple("runs" if works_in(part.name, part.role, phase, names) else "waits" for phase in Phase)
 
 
 def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
@@ -95,8 +100,6 @@ def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
 def _processes_on(part: ComponentPlan, held: ClassResidency) -> str:
     """The processes that hold a device of the class."""
     table = part.table
-    devices: Ints = table.inventory.first_accelerators[table.device_nodes] + table.device_ranks
-    owners = np.repeat(np.arange(len(table)), np.diff(table.offsets))
     is_of_class = np.zeros(table.inventory.num_accelerators + 1, np.bool_)
     is_of_class[held.device_class.devices] = True
-    return spell_ranks(np.unique(owners[is_of_class[devices]]).tolist(), limit=6)
+    return spell_ranks(np.unique(table.owners[is_of_class[table.device_numbers]]).tolist(), limit=6)

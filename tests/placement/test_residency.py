@@ -282,10 +282,13 @@ class TestTurns:
         assert states(plan, "reference") == [["offloaded", "runs", "offloaded", "offloaded"]]
 
     def test_learners_on_the_same_devices_learn_one_after_the_other(self, model):
-        plan = roll(model, 40, actor_train=("0-7", "fsdp2_train", {}), critic=("0-7", "fsdp2_train", {}))
-        (held,) = plan.residency.classes
-        alone = roll(model, 40, actor_train=("0-7", "fsdp2_train", {})).residency.classes[0].used_gib(Phase.LEARN)
-        assert held.used_gib(Phase.LEARN) in (pytest.approx(2 * alone), pytest.approx(alone + 0.5))
+        learner = ("0-7", "fsdp2_train", {})
+        alone = roll(model, actor_train=learner).residency.classes[0].used_gib(Phase.LEARN)
+        together, in_turn = (
+            roll(model, memory, actor_train=learner, critic=learner).residency.classes[0] for memory in (80, 24)
+        )
+        assert together.used_gib(Phase.LEARN) == pytest.approx(2 * alone)
+        assert in_turn.used_gib(Phase.LEARN) == pytest.approx(alone + 0.5), "the other leaves its context only"
 
     def test_models_that_are_not_cut_are_whole_on_every_device(self, model):
         with pytest.raises(roost.ConfigError, match="does not fit"):

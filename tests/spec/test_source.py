@@ -1,7 +1,5 @@
 """YAML with positions, and hostile YAML."""
 
-import time
-
 import pytest
 
 from roost.spec.errors import Findings
@@ -88,10 +86,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("text", "what"), HOSTILE)
 def test_hostile_yaml_is_a_finding(text, what):
-    started = time.monotonic()
     _, findings = parsed(text)
     assert any(part in findings.errors[0].what for part in what.split("|"))
-    assert time.monotonic() - started < 30, "a hang, not slowness, is what this guards against"
 
 
 @pytest.mark.parametrize(

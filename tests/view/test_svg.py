@@ -93,3 +93,16 @@ def test_unusual_plans(placement, machines):
 def test_a_saved_plan_gives_the_same_picture():
     plan = PICTURES["hybrid"]()
     assert plan_to_svg(roost.Plan.from_dict(json.loads(plan.to_json()))) == plan_to_svg(plan)
+
+
+def test_learners_that_work_in_turn_are_not_added_up(tmp_path):
+    """The bar of a phase is its worst moment, whoever takes turns in it."""
+    sizes = '"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4'
+    (tmp_path / "config.json").write_text(
+        f'{{"model_type": "qwen2", {sizes}, "intermediate_size": 18944, "vocab_size": 152064}}'
+    )
+    learner = {"device_mapping": "0-7", "strategy_args": {"strategy_name": "fsdp2_train"}}
+    config = {"num_gpus_per_node": 8, "pretrain": str(tmp_path), "actor_train": learner, "critic": learner}
+    plan = roost.plan(config, {"nodes": [{"accelerators": 8, "memory_gb": 24}]})
+    used = plan.residency.classes[0].used_gib("learn")
+    assert f"{used:.1f} of 24 GiB" in texts(plan_to_svg(plan))

@@ -8,8 +8,8 @@ import numpy as np
 
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.placement.residency import MEMORY_KEYS
 from roost.spec.errors import Findings, Where
+from roost.spec.loop import MEMORY_KEYS
 
 _KEEP = "keep the notation it is written in"
 

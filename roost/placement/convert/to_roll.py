@@ -55,7 +55,7 @@ def _devices(part: ComponentPlan, findings: Findings, place: Where) -> dict[str,
     if len(lengths) > 1:
         why = f"its processes hold {', '.join(map(str, lengths))}"
         findings.error(place, "ROLL gives every worker the same number of devices", why, _KEEP)
-    devices = (part.table.inventory.first_accelerators[part.table.device_nodes] + part.table.device_ranks).tolist()
+    devices = part.table.device_numbers.tolist()
     per_worker = lengths[-1] if lengths else 1
     role: dict[str, Any] = {"device_mapping": _expression(devices)}
     strategy = _strategy(part, per_worker)
