@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "roost.placement.planner": ("PlanOptions", "plan"),
     "roost.placement.plan": ("Plan",),
-    "roost.placement.table": ("Placement",),
+    "roost.placement.placement": ("Placement",),
     "roost.placement.mode": ("PlacementMode",),
     "roost.placement.strategy": ("PlacementStrategy",),
     "roost.placement.strategies": ("FlexiblePlacementStrategy", "NodePlacementStrategy", "PackedPlacementStrategy"),
@@ -23,6 +23,12 @@ _HOMES = {
     "roost.cluster.hardware.accelerator": ("Accelerator", "AcceleratorType"),
     "roost.cluster.hardware.robot": ("HardwareConfig",),
     "roost.cluster.hardware.registry": ("HardwareRegistry",),
+    "roost.runtime.cluster": ("Cluster",),
+    "roost.runtime.worker": ("Worker",),
+    "roost.runtime.group": ("LaunchOptions", "WorkerGroup"),
+    "roost.runtime.channel": ("Channel",),
+    "roost.runtime.failure": ("PeerLost", "WaitedTooLong", "WorkerFailed"),
+    "roost.runtime.post_office": ("ChannelClosed",),
     "roost.spec.errors": ("ConfigError", "Finding"),
     "roost.spec.job": ("Job", "Layout", "Notation"),
 }

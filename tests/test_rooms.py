@@ -11,7 +11,8 @@ MAY_IMPORT = {
     "cluster": {"spec"},
     "placement": {"spec", "cluster"},
     "view": {"spec", "cluster", "placement"},
-    "cli": {"spec", "cluster", "placement", "view"},
+    "runtime": {"spec", "cluster", "placement"},
+    "cli": {"spec", "cluster", "placement", "view", "runtime"},
 }
 EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "requests", "httpx", "socket", "time", "asyncio"}
 PURE_ROOMS = ("spec", "cluster", "placement", "view")

@@ -10,7 +10,8 @@ import numpy as np
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
-from roost.placement.table import Placement, PlacementTable
+from roost.placement.placement import Placement
+from roost.placement.table import PlacementTable
 from roost.spec.job import ModelUse, ParallelSizes, Role
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from roost.cluster.inventory import Node
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
 from roost.placement.component_plan import ComponentPlan, Process
+from roost.placement.placement import Placement
 from roost.placement.plan import Plan
-from roost.placement.table import Placement, PlacementTable
+from roost.placement.table import PlacementTable
 from roost.spec.errors import counted
 from roost.spec.job import ModelUse
 from roost.spec.ranks import spell_ranks

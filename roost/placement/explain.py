@@ -6,8 +6,8 @@ import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE
 from roost.placement.component_plan import ComponentPlan, Process
+from roost.placement.placement import Placement
 from roost.placement.plan import Plan
-from roost.placement.table import Placement
 from roost.spec.errors import counted
 from roost.spec.ranks import spell_ranks
 

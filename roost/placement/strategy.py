@@ -10,7 +10,8 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory, UnknownGroup
 from roost.cluster.resources import Ints, ResourceTable
-from roost.placement.table import Placement, PlacementTable
+from roost.placement.placement import Placement
+from roost.placement.table import PlacementTable
 from roost.spec.errors import Findings, Where, counted, did_you_mean, shown
 from roost.spec.node_groups import CLUSTER_GROUP
 from roost.spec.ranks import spell_ranks

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import roost
 from roost.cli import check, convert, diff, explain, main, plan
-from roost.spec.errors import Finding
+from roost.spec.errors import Finding, Findings
 from roost.view.text import print_findings
 
 HERE = Path(__file__).parent
@@ -142,6 +142,9 @@ def _run_python(snippet: str) -> Found:
         exec(snippet, names)
     except roost.ConfigError as error:
         return error.findings
+    collected = names.get("findings")
+    if isinstance(collected, Findings):
+        return collected.found
     made = names["plan"]
     assert isinstance(made, roost.Plan)
     return made.warnings

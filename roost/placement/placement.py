@@ -1,0 +1,28 @@
+"""Where one process runs. A file of its own, because every worker reads its placement and little else of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Placement(NamedTuple):
+    """Where one process runs.
+
+    `visible_accelerators` are the accelerators of its node that it may see: those assigned to it, or all where it is
+    not isolated or holds none. `devices` lists everything assigned to it as (node, index on that node), in order; only
+    a process that spans nodes has devices that are not among its `local_hardware_ranks`.
+    """
+
+    rank: int
+    cluster_node_rank: int
+    placement_node_rank: int
+    local_accelerator_rank: int
+    accelerator_type: str
+    local_rank: int
+    local_world_size: int
+    visible_accelerators: list[str]
+    isolate_accelerator: bool
+    local_hardware_ranks: list[int]
+    node_group_label: str
+    devices: Sequence[tuple[int, int]] = ()

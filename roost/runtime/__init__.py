@@ -1,0 +1,1 @@
+"""A plan on Ray: reservation, workers, groups, channels, transfer, locks, tracing, failure."""

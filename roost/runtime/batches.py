@@ -1,0 +1,258 @@
+"""One batch from M senders to N receivers: which rows go where, and cutting and joining whatever holds them.
+
+The rows of a batch are shared out in rank order, as evenly as they go: of 10 rows, 4 ranks own 3, 3, 2 and 2.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows that one rank exchanges with one peer, counted from the first row that this rank owns."""
+
+    peer: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def send_plan(batch_size: int, senders: int, receivers: int, rank: int) -> tuple[Piece, ...]:
+    """What sender `rank` sends to which receiver; nothing to those that own none of its rows.
+
+    >>> send_plan(10, senders=2, receivers=4, rank=0)  # it owns rows 0-4, the receivers 0-2, 3-5, 6-7, 8-9
+    (Piece(peer=0, start=0, stop=3), Piece(peer=1, start=3, stop=5))
+    """
+    return _overlaps(batch_size, ("sender", senders, rank), ("receiver", receivers))
+
+
+def receive_plan(batch_size: int, senders: int, receivers: int, rank: int) -> tuple[Piece, ...]:
+    """What receiver `rank` gets from which sender, in the order of its rows.
+
+    With fewer rows than receivers some get nothing, and have nothing to merge.
+
+    >>> receive_plan(10, senders=2, receivers=4, rank=1)  # it owns rows 3-5, the senders 0-4 and 5-9
+    (Piece(peer=0, start=0, stop=2), Piece(peer=1, start=2, stop=3))
+    """
+    return _overlaps(batch_size, ("receiver", receivers, rank), ("sender", senders))
+
+
+def rows_of(batch_size: int, ranks: int, rank: int) -> tuple[int, int]:
+    """The first row that a rank owns, and the one after its last; the first ranks own one more if it is not even.
+
+    >>> [rows_of(10, 4, rank) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
+    each, more = divmod(batch_size, ranks)
+    start = rank * each + min(rank, more)
+    return start, start + each + (rank < more)
+
+
+def _overlaps(batch_size: int, own: tuple[str, int, int], other: tuple[str, int]) -> tuple[Piece, ...]:
+    name, ranks, rank = own
+    peer_name, peers = other
+    if batch_size < 0:
+        raise ValueError(f"a batch cannot have {batch_size} rows")
+    for noun, number in ((name, ranks), (peer_name, peers)):
+        if number < 1:
+            raise ValueError(f"there must be at least one {noun}, not {number}")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"there is no {name} {rank}: {ranks} of them have the ranks 0 to {ranks - 1}")
+    first, end = rows_of(batch_size, ranks, rank)
+    pieces, start = [], first
+    while start < end:
+        peer = _owner(batch_size, peers, start)
+        stop = min(end, rows_of(batch_size, peers, peer)[1])
+        pieces.append(Piece(peer, start - first, stop - first))
+        start = stop
+    return tuple(pieces)
+
+
+def _owner(batch_size: int, ranks: int, row: int) -> int:
+    each, more = divmod(batch_size, ranks)
+    larger = more * (each + 1)  # rows of the ranks that own one more
+    return row // (each + 1) if row < larger else more + (row - larger) // each
+
+
+def batch_size_of(batch: Any) -> int:
+    """How many rows a batch has.
+
+    Rows are the first dimension of tensors and arrays and the items of lists and tuples. Dicts, dataclasses and named
+    tuples hold fields, nested at will, which must agree. Anything else (numbers, strings, None, tensors without
+    dimensions) has no rows, and belongs to all of them.
+
+    >>> batch_size_of({"obs": {"image": np.zeros((4, 2, 2))}, "text": ["a", "b", "c", "d"], "step": 7})
+    4
+    """
+    found = list(_sizes(batch, ""))
+    if not found:
+        raise ValueError(f"nothing in the batch has rows: it is a {type(batch).__name__}{_named_fields(batch)}")
+    path, size = found[0]
+    for other, length in found:
+        if length != size:
+            raise ValueError(f"the fields of a batch differ in length: {path} has {size} rows, {other} has {length}")
+    return size
+
+
+def split(batch: Any, pieces: Sequence[Piece]) -> tuple[Any, ...]:
+    """The batch of each piece; tensors and arrays are views. The pieces must cover the rows, each once and in order.
+
+    >>> split({"tokens": [1, 2, 3], "step": 7}, send_plan(3, senders=1, receivers=2, rank=0))
+    ({'tokens': [1, 2], 'step': 7}, {'tokens': [3], 'step': 7})
+    """
+    size, row = batch_size_of(batch), 0
+    for piece in pieces:
+        if piece.start != row or piece.stop < row:
+            raise ValueError(f"rows {piece.start}-{piece.stop} for peer {piece.peer} do not follow row {row}")
+        row = piece.stop
+    if row != size:
+        path = next(_sizes(batch, ""))[0]
+        raise ValueError(f"{path} has {size} rows, and the {len(pieces)} pieces it is to be cut into have {row}")
+    return tuple(_cut(batch, slice(piece.start, piece.stop)) for piece in pieces)
+
+
+def merge(parts: Sequence[Any], pieces: Sequence[Piece] | None = None) -> Any:
+    """Join parts in their order; what has no rows must be equal in all. With `pieces`, sizes are checked against them.
+
+    >>> merge([{"tokens": [1, 2], "step": 7}, {"tokens": [3], "step": 7}])
+    {'tokens': [1, 2, 3], 'step': 7}
+    """
+    if not parts:
+        raise ValueError("there are no parts to merge")
+    sizes = [batch_size_of(part) for part in parts]
+    if pieces is not None:
+        if len(pieces) != len(parts):
+            raise ValueError(f"{len(parts)} parts came, and {len(pieces)} were planned")
+        for piece, part, size in zip(pieces, parts, sizes, strict=True):
+            if size != len(piece):
+                path = next(_sizes(part, ""))[0]
+                raise ValueError(f"{path} from peer {piece.peer} has {size} rows, and {len(piece)} were planned")
+    return _joined(parts, "") if len(parts) > 1 else parts[0]
+
+
+def _is_tensor(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")  # nobody holds a tensor who has not imported it
+    return isinstance(value, np.ndarray) or (hasattr(torch, "Tensor") and isinstance(value, torch.Tensor))
+
+
+def _fields(value: Any) -> dict[Any, Any] | None:
+    """What a structure holds, by name; None for anything else."""
+    if isinstance(value, MutableMapping):
+        return dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # A field that its constructor does not take is worked out from the others, and will be again.
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    return None
+
+
+def _with_fields(value: Any, fields: dict[Any, Any]) -> Any:
+    if isinstance(value, MutableMapping):
+        made = copy.copy(value)  # of the same class, whatever else that keeps
+        made.update(fields)
+        return made
+    return value._replace(**fields) if hasattr(value, "_fields") else dataclasses.replace(value, **fields)
+
+
+def _length(value: Any) -> int | None:
+    if _is_tensor(value):
+        return int(value.shape[0]) if value.ndim else None
+    return len(value) if isinstance(value, (list, tuple)) else None
+
+
+def _sizes(value: Any, path: str) -> Iterator[tuple[str, int]]:
+    fields = _fields(value)
+    if fields is not None:
+        for name, field in fields.items():
+            yield from _sizes(field, _below(path, name))
+    elif (length := _length(value)) is not None:
+        yield _said(path), length
+
+
+def _cut(value: Any, rows: slice) -> Any:
+    fields = _fields(value)
+    if fields is not None:
+        return _with_fields(value, {name: _cut(field, rows) for name, field in fields.items()})
+    return value if _length(value) is None else value[rows]
+
+
+def _joined(values: Sequence[Any], path: str) -> Any:
+    first = values[0]
+    for number, value in enumerate(values):
+        if type(value) is not type(first):
+            raise ValueError(
+                f"{_said(path)} is a {type(first).__name__} in part 0 and a {type(value).__name__} in part {number}"
+            )
+    fields = [_fields(value) for value in values]
+    if fields[0] is not None:
+        return _with_fields(first, _joined_fields([held for held in fields if held is not None], path))
+    if any(_length(value) is None for value in values):
+        return _agreed(values, path)
+    if isinstance(first, (list, tuple)):
+        return type(first)(item for value in values for item in value)
+    return _concatenated(values, path)
+
+
+def _joined_fields(fields: Sequence[dict[Any, Any]], path: str) -> dict[Any, Any]:
+    for number, held in enumerate(fields):
+        odd = held.keys() ^ fields[0].keys()
+        if odd:
+            name = min(odd, key=str)
+            has, lacks = (number, 0) if name in held else (0, number)
+            raise ValueError(f"{_below(path, name)} is in part {has} and not in part {lacks}")
+    return {name: _joined([held[name] for held in fields], _below(path, name)) for name in fields[0]}
+
+
+def _agreed(values: Sequence[Any], path: str) -> Any:
+    """The one value that all parts carry."""
+    first = values[0]
+    for number, value in enumerate(values):
+        are_nan = bool(first != first) and bool(value != value)  # which differ from themselves, and agree here
+        if value is not first and not are_nan and not bool(value == first):
+            raise ValueError(f"{_said(path)} has no rows and must be equal: {first!r} in part 0, {value!r} in {number}")
+    return first
+
+
+def _concatenated(values: Sequence[Any], path: str) -> Any:
+    first = values[0]
+    # Libraries would find a common dtype in silence.
+    for what, of in _ALIKE.items():
+        for number, value in enumerate(values):
+            if of(value) != of(first):
+                raise ValueError(
+                    f"{_said(path)} differs in {what}: {of(first)} in part 0 and {of(value)} in part {number}"
+                )
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values)
+    return sys.modules["torch"].cat(list(values))
+
+
+_ALIKE: dict[str, Callable[[Any], Any]] = {
+    "dtype": lambda value: value.dtype,
+    "the shape of a row": lambda value: tuple(value.shape[1:]),
+    "device": lambda value: str(getattr(value, "device", "cpu")),
+}
+
+
+def _below(path: str, name: Any) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _said(path: str) -> str:
+    return path or "the batch"
+
+
+def _named_fields(value: Any) -> str:
+    fields = _fields(value)
+    return f" of {', '.join(map(str, fields))}" if fields else ""

@@ -1,0 +1,239 @@
+"""Whether the nodes can hold a plan: what it needs on each, what each has, and what others hold at the moment.
+
+Ray does not say why it waits: a request that no node can ever hold reads like one on a busy cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from roost.cluster.resources import Ints
+from roost.placement.component_plan import ComponentPlan
+from roost.spec.errors import Findings, Where, counted
+
+SMALLEST = 1e-4  # Ray counts in ten-thousandths, so a smaller difference is one of rounding
+MAX_NAMED = 8  # nodes in one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one component needs on a node; CPUs and memory are of each of its processes there."""
+
+    component: str
+    processes: int
+    accelerators: int
+    cpus: float
+    host_memory_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a plan needs on one node. Components may share accelerators, so theirs can add up to more."""
+
+    node: int
+    accelerators: int
+    cpus: float
+    host_memory_gb: float
+    shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What Ray counts on one node, in total and not held by anybody."""
+
+    node: int
+    name: str
+    resource: str  # what Ray calls the accelerators
+    total_accelerators: int
+    free_accelerators: int
+    total_cpus: float
+    free_cpus: float
+    total_memory_gb: float
+    free_memory_gb: float
+
+
+def accelerators_used(components: Iterable[ComponentPlan]) -> dict[int, Ints]:
+    """For each node the indices of its accelerators that some component holds, in order.
+
+    >>> import roost
+    >>> plan = roost.plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "[2, 3, 5]"}})
+    >>> {node: held.tolist() for node, held in accelerators_used(plan.components).items()}
+    {0: [2, 3], 1: [1]}
+    """
+    tables = [component.table for component in components]
+    if not tables:
+        return {}
+    inventory = tables[0].inventory
+    is_held = np.zeros(inventory.num_accelerators, np.bool_)
+    for table in tables:
+        is_held |= table.processes_on_accelerators > 0
+    held = np.flatnonzero(is_held)
+    nodes = np.searchsorted(np.cumsum(inventory.accelerator_counts), held, side="right")
+    used, starts = np.unique(nodes, return_index=True)
+    parts = np.split(held - inventory.first_accelerators[nodes], starts[1:])
+    return dict(zip(used.tolist(), parts, strict=False))  # split gives one empty part of nothing
+
+
+def nodes_used(components: Iterable[ComponentPlan]) -> list[int]:
+    """The nodes on which some process runs or holds a device."""
+    columns = [column for part in components for column in (part.table.nodes, part.table.device_nodes)]
+    nodes: list[int] = np.unique(np.concatenate(columns)).tolist() if columns else []
+    return nodes
+
+
+def demands_of(
+    plan_components: Sequence[ComponentPlan],
+    cpus_per_process: Mapping[str, float],
+    memory_per_process: Mapping[str, float],
+) -> tuple[Demand, ...]:
+    """What a plan needs on each node it uses, in node order; a component that is not named needs no CPU or memory.
+
+    An accelerator counts once, however many processes share it; CPUs and host memory add up.
+
+    >>> import roost
+    >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor,rollout": "0-3"}}
+    >>> (demand,) = demands_of(roost.plan({"cluster": cluster}).components, {"actor": 2, "rollout": 1}, {"actor": 8})
+    >>> demand.accelerators, demand.cpus, demand.host_memory_gb
+    (4, 12.0, 32.0)
+    """
+    shares: dict[int, list[Share]] = {node: [] for node in nodes_used(plan_components)}
+    for component in plan_components:
+        held = accelerators_used([component])
+        nodes, counts = np.unique(component.table.nodes, return_counts=True)
+        processes = dict(zip(nodes.tolist(), counts.tolist(), strict=True))
+        cpus, memory = (float(sizes.get(component.name, 0)) for sizes in (cpus_per_process, memory_per_process))
+        for node in sorted(processes.keys() | held.keys()):
+            share = Share(component.name, processes.get(node, 0), len(held.get(node, ())), cpus, memory)
+            shares[node].append(share)
+    used = accelerators_used(plan_components)
+    return tuple(
+        Demand(
+            node,
+            len(used.get(node, ())),
+            math.fsum(share.processes * share.cpus for share in parts),
+            math.fsum(share.processes * share.host_memory_gb for share in parts),
+            tuple(parts),
+        )
+        for node, parts in shares.items()
+    )
+
+
+def check_totals(
+    demands: Iterable[Demand], supplies: Iterable[Supply], findings: Findings, file: str | None = None
+) -> None:
+    """Everything that the plan needs and no waiting will bring, because the node does not have as much in total.
+
+    There must be a supply for every node that is in demand.
+
+    >>> findings = Findings()
+    >>> demand = Demand(1, 0, 32, 0, (Share("env", 16, 0, 2, 0),))
+    >>> check_totals([demand], [Supply(1, "10.0.0.2 (beta)", "GPU", 8, 8, 24, 24, 100, 100)], findings)
+    >>> print(findings.errors[0].what, findings.errors[0].why, sep="; ")
+    node 1, 10.0.0.2 (beta), has 24 CPUs, the plan needs 32 there; env 16 x 2 = 32 CPUs
+    """
+    for demand, supply in _paired(demands, supplies):
+        for need in _needs(demand, supply):
+            if need.exceeds(need.total):
+                findings.error(
+                    Where(file),
+                    f"node {demand.node}, {supply.name}, has {need.amount(_rounded_down(need.total))}, "
+                    f"the plan needs {_number(need.needed)} there",
+                    need.why,
+                    need.fix,
+                )
+
+
+def what_is_busy(demands: Iterable[Demand], supplies: Iterable[Supply]) -> str:
+    """What the plan waits for, node by node; empty where all it needs is free.
+
+    >>> what_is_busy([Demand(1, 8, 0, 0)], [Supply(1, "10.0.0.2 (beta)", "GPU", 8, 2, 24, 24, 100, 100)])
+    'node 1, 10.0.0.2 (beta): 8 accelerators needed, 2 of 8 free'
+    """
+    busy = []
+    for demand, supply in _paired(demands, supplies):
+        needs = [need for need in _needs(demand, supply) if need.exceeds(need.free)]
+        if needs:
+            busy.append(f"node {demand.node}, {supply.name}: {', '.join(need.shortage for need in needs)}")
+    more = [f"and {counted(len(busy) - MAX_NAMED, 'more node')}"] if len(busy) > MAX_NAMED else []
+    return "; ".join([*busy[:MAX_NAMED], *more])
+
+
+class _Need(NamedTuple):
+    """One resource of a node: what is needed of it, what there is, and what to say of it."""
+
+    unit: str
+    needed: float
+    total: float
+    free: float
+    why: str
+    fix: str
+
+    def exceeds(self, there: float) -> bool:
+        return self.needed > there + SMALLEST
+
+    def amount(self, number: float) -> str:
+        unit = self.unit[:-1] if number == 1 and self.unit.endswith("s") else self.unit
+        return f"{_number(number)} {unit}"
+
+    @property
+    def shortage(self) -> str:
+        there = f"{_number(_rounded_down(self.free))} of {_number(_rounded_down(self.total))}"
+        return f"{self.amount(self.needed)} needed, {there} free"
+
+
+def _paired(demands: Iterable[Demand], supplies: Iterable[Supply]) -> Iterator[tuple[Demand, Supply]]:
+    by_node = {supply.node: supply for supply in supplies}
+    return ((demand, by_node[demand.node]) for demand in demands)
+
+
+def _needs(demand: Demand, supply: Supply) -> Iterator[_Need]:
+    holding = [share for share in demand.shares if share.accelerators]
+    shared = "; one that several hold counts once" if len(holding) > 1 else ""
+    yield _Need(
+        "accelerators",
+        demand.accelerators,
+        supply.total_accelerators,
+        supply.free_accelerators,
+        ", ".join(f"{share.component} {share.accelerators}" for share in holding) + shared,
+        f"place fewer on it, or start Ray there with all of its {supply.resource} resources",
+    )
+    cpus = math.ceil(demand.cpus)
+    yield _Need(
+        "CPUs",
+        demand.cpus,
+        supply.total_cpus,
+        supply.free_cpus,
+        _products(((share.component, share.processes, share.cpus) for share in demand.shares), "CPUs"),
+        f"place fewer processes on it, ask for fewer CPUs for each, or `ray start --num-cpus {cpus}` if it has them",
+    )
+    memory = math.ceil(demand.host_memory_gb) * 2**30
+    yield _Need(
+        "GB of host memory",
+        demand.host_memory_gb,
+        supply.total_memory_gb,
+        supply.free_memory_gb,
+        _products(((share.component, share.processes, share.host_memory_gb) for share in demand.shares), "GB"),
+        f"place fewer processes on it, ask for less for each, or `ray start --memory {memory}` if it has as much",
+    )
+
+
+def _products(parts: Iterable[tuple[str, int, float]], unit: str) -> str:
+    return ", ".join(
+        f"{component} {processes} x {_number(each)} = {_number(processes * each)} {unit}"
+        for component, processes, each in parts
+        if processes and each
+    )
+
+
+def _number(number: float) -> str:
+    return f"{number:,.4f}".rstrip("0").rstrip(".")
+
+
+def _rounded_down(number: float) -> float:
+    """To a tenth: Ray's sizes of memory have many digits, and rounding up could show as much as is needed."""
+    return math.floor(number * 10 + 1e-6) / 10

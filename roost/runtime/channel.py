@@ -1,0 +1,134 @@
+"""Channels: named queues between any processes of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Literal, overload
+
+from roost.runtime import current
+from roost.runtime.current import Current
+from roost.runtime.parcel import Parcel
+from roost.runtime.pending import Pending
+
+DEFAULT_KEY = "default"
+
+
+class Channel:
+    """A first-in, first-out queue with a name; with keys it is many, made when they are first used.
+
+    It lives on one node. It can be passed to workers as an argument, or found by its name. A channel of limited size
+    makes those who put wait until others have taken.
+    """
+
+    def __init__(self, name: str, place: Current | None = None) -> None:
+        self.name = name
+        self._place = place
+
+    @classmethod
+    def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, place: Current | None = None) -> Channel:
+        """The channel of this name: a new one, or the one that is there already. 0 is no limit."""
+        where = place or current.get()
+        where.link.ask("channel", "create", name, node_rank, maxsize)
+        return cls(name, place)
+
+    @classmethod
+    def connect(cls, name: str, current_worker: object = None) -> Channel:
+        """A channel that another process makes; waits up to a minute for it to be there."""
+        channel = cls(name)
+        channel._there.link.ask("channel", "connect", name)
+        return channel
+
+    def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
+        return Channel, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"Channel({self.name!r})"
+
+    @property
+    def _there(self) -> Current:
+        return self._place or current.get()
+
+    @overload
+    def put(
+        self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY, async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def put(
+        self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Pending[None]: ...  # fmt: skip
+    def put(
+        self,
+        item: Any,
+        weight: float = 1,
+        key: Hashable = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Pending[None] | None:
+        """Add an item; waits while the channel is full. `weight` is what it counts in `get_batch`."""
+        there = self._there
+        parcel = there.link.pack(item)
+        future = there.link.send("put", self.name, key, weight, timeout, parcel=parcel)
+        pending = Pending(future, lambda _: None)
+        return pending if async_op else self._waited(pending, "put")
+
+    def put_nowait(self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY) -> None:
+        """Add an item, or raise `asyncio.QueueFull`."""
+        self.put(item, weight, key, timeout=0)
+
+    def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
+        """The next item; waits while there is none."""
+        return self._get(key, None, async_op, timeout, lambda items: items[0])
+
+    def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
+        """The next item, or raise `asyncio.QueueEmpty`."""
+        return self.get(key, timeout=0)
+
+    def get_batch(
+        self,
+        target_weight: float = 1,
+        key: Hashable = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Items whose weights add up to the target, or come as near to it as the next item allows without passing it.
+
+        An item heavier than the target comes alone. Waits for enough items, unless the channel is closed.
+        """
+        return self._get(key, target_weight, async_op, timeout, list)
+
+    def _get(self, key: Hashable, target: float | None, async_op: bool, timeout: float | None, shape: Any) -> Any:
+        there = self._there
+        link = there.link
+        future = link.request("get", self.name, key, target, timeout)
+
+        def finish(answer: tuple[Any, list[Parcel]]) -> Any:
+            return shape([link.unpack(parcel) for parcel in answer[1]])
+
+        pending = Pending(future, finish)
+        return pending if async_op else self._waited(pending, "get")
+
+    def _waited(self, pending: Pending[Any], what: str) -> Any:
+        with self._there.recorder.span(f"{what} {self.name}", "wait"):
+            return pending.wait()
+
+    def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
+        size: int = self._there.link.ask("channel", "size", self.name, key)
+        return size
+
+    def sizes(self) -> dict[Hashable, int]:
+        """How many items there are under each key."""
+        sizes: dict[Hashable, int] = self._there.link.ask("channel", "sizes", self.name)
+        return sizes
+
+    def empty(self, key: Hashable = DEFAULT_KEY) -> bool:
+        return self.qsize(key) == 0
+
+    def full(self, key: Hashable = DEFAULT_KEY) -> bool:
+        is_full: bool = self._there.link.ask("channel", "full", self.name, key)
+        return is_full
+
+    def close(self) -> None:
+        """Nothing more will come: what is there can be taken, then `get` raises `ChannelClosed`."""
+        self._there.link.ask("channel", "close", self.name)

@@ -1,0 +1,87 @@
+"""Who and what there is in a job: its groups, its channels, and what has failed. One node's agent keeps it for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from roost.runtime.failure import Failure
+
+MAX_FAILURES = 1_000
+T = TypeVar("T")
+
+
+class GroupEntry(NamedTuple):
+    """A group as others need to know it: of each rank its node, and the accelerators as the vendor calls them."""
+
+    name: str
+    nodes: tuple[int, ...]
+    devices: tuple[tuple[str, ...], ...] = ()
+
+
+class ChannelEntry(NamedTuple):
+    """A channel, and the node it lives on."""
+
+    name: str
+    node: int
+    maxsize: int
+
+
+class Directory:
+    """A job's names. Who asks for one that is not there yet can wait for it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, GroupEntry] = {}
+        self._channels: dict[str, ChannelEntry] = {}
+        self.failures: list[Failure] = []
+        self._changed = asyncio.Condition()
+
+    async def add_group(self, entry: GroupEntry) -> None:
+        if entry.name in self._groups:
+            raise ValueError(f"there is a group {entry.name} already; give this one another name")
+        self._groups[entry.name] = entry
+        await self._tell()
+
+    async def remove_group(self, name: str) -> None:
+        self._groups.pop(name, None)
+
+    def groups(self) -> tuple[GroupEntry, ...]:
+        return tuple(self._groups.values())
+
+    async def add_channel(self, entry: ChannelEntry) -> ChannelEntry:
+        """The channel of this name: the one that is there, or else this one."""
+        known = self._channels.setdefault(entry.name, entry)
+        await self._tell()
+        return known
+
+    async def group(self, name: str, timeout: float) -> GroupEntry:
+        return await self._wait_for(lambda: self._groups.get(name), timeout, f"no group is called {name}")
+
+    async def channel(self, name: str, timeout: float) -> ChannelEntry:
+        return await self._wait_for(lambda: self._channels.get(name), timeout, f"no channel is called {name}")
+
+    async def add_failure(self, failure: Failure) -> None:
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append(failure)
+        await self._tell()
+
+    async def failures_after(self, count: int) -> list[Failure]:
+        """Failures beyond the first `count`, once there are any."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.failures) > count)
+        return self.failures[count:]
+
+    async def _wait_for(self, look: Callable[[], T | None], timeout: float, otherwise: str) -> T:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: look() is not None), timeout)
+            except TimeoutError:
+                raise LookupError(f"{otherwise} (waited {timeout:g} s)") from None
+        found = look()
+        assert found is not None  # the condition was just true, and nothing ran in between
+        return found
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

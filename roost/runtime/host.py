@@ -1,0 +1,176 @@
+"""The Ray actor in which a worker lives: it starts the worker, runs its methods, and tells of its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from roost.runtime import current
+from roost.runtime.failure import Failure, FailureKind, PeerLost
+from roost.runtime.logs import redirect_output
+from roost.runtime.process import ProcessSetup
+from roost.runtime.process_link import ProcessLink
+from roost.runtime.trace.spans import SpanRecorder
+
+CONSTRUCTOR = "__init__"
+FLUSH_EVERY = 1.0  # seconds between sendings of spans
+
+
+class CallFailed(Exception):
+    """A worker's method raised."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[CallFailed], tuple[Failure]]:
+        return type(self), (self.failure,)
+
+
+class Host:
+    """Runs the methods of one worker, in the main thread and in the order of the calls.
+
+    The class comes packed, so that one that cannot be imported here is reported like any other failure of a worker.
+    """
+
+    def __init__(self, setup: ProcessSetup, packed: bytes) -> None:
+        from pathlib import Path
+
+        redirect_output(Path(setup.log_path))
+        self._setup = setup
+        self._recorder = SpanRecorder()
+        self._link = ProcessLink(setup.address, setup.agent)
+        agent = setup.agent.handle
+        entry = (tuple(setup.address), os.getpid(), setup.devices, setup.log_path, setup.max_restarts)
+        agent.register.remote(entry)
+        current.enter(current.Current(setup, self._link, self._recorder))
+        self._last_flush = 0.0
+        self._worker: Any = None
+        self._broken: CallFailed | None = None
+        try:
+            with self._guarded(CONSTRUCTOR, ""):
+                cls, args, kwargs = cloudpickle.loads(packed)
+                worker = cls.__new__(cls)
+                worker._setup = setup
+                worker.__init__(*args, **kwargs)
+                self._worker = worker
+        except CallFailed as error:
+            self._broken = error  # told to whoever calls, for Ray would only say that the actor died
+
+    def ready(self) -> tuple[int, None]:
+        """Answer once the worker has been made."""
+        if self._broken is not None:
+            raise self._broken
+        return 0, None
+
+    def call(self, method: str, call: str, /, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+        """Run a method; how long it took in nanoseconds, and its result."""
+        self.ready()
+        with self._guarded(method, call):
+            start = time.perf_counter_ns()
+            result = getattr(self._worker, method)(*args, **kwargs)
+            return time.perf_counter_ns() - start, result
+
+    @contextlib.contextmanager
+    def _guarded(self, method: str, call: str) -> Iterator[None]:
+        try:
+            with self._recorder.timer(method, "call"):
+                yield
+        # Whatever a worker raises, exits included, must reach the one who called and not end the process.
+        except BaseException as error:
+            raise self._failed(method, call, error) from None
+        finally:
+            self._send_spans()
+
+    def _failed(self, method: str, call: str, error: BaseException) -> CallFailed:
+        summary = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else _one_line(error)
+        failure = Failure(
+            self._setup.address,
+            FailureKind.RAISED,
+            summary,
+            time.time_ns(),
+            method="its constructor" if method == CONSTRUCTOR else method,
+            traceback=_own_traceback(error),
+            call=call,
+            cause=_packed(error),
+            is_consequence=isinstance(error, PeerLost),
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        known = failure
+        # Told through Ray, as every failure: a worker may fail before it has a link.
+        with contextlib.suppress(Exception):
+            known = ray.get(self._setup.agent.handle.failed.remote(failure), timeout=10)
+        print(failure.traceback, flush=True)  # after the agent has read the log's last lines, which come before it
+        return CallFailed(known)
+
+    def _send_spans(self) -> None:
+        """Now and then, once there is a link: a worker that never used it is asked for its spans at the end."""
+        now = time.monotonic()
+        if self._link.is_open and now - self._last_flush > FLUSH_EVERY:
+            self._last_flush = now
+            self.flush()
+
+    def flush(self) -> None:
+        """Give the agent the spans recorded so far."""
+        spans = self._recorder.drain()
+        if spans:
+            self._link.get().tell("spans", [tuple(span) for span in spans], self._recorder.dropped)
+
+
+class AsyncHost(Host):
+    """For a worker with asynchronous methods: they run side by side in one event loop, the others between them."""
+
+    async def call(self, method: str, call: str, /, *args: Any, **kwargs: Any) -> tuple[int, Any]:  # type: ignore[override]
+        self.ready()
+        with self._guarded(method, call):
+            start = time.perf_counter_ns()
+            result = getattr(self._worker, method)(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+            return time.perf_counter_ns() - start, result
+
+    async def idle(self) -> None:
+        """Makes Ray run this actor in an event loop."""
+        await asyncio.sleep(0)
+
+
+def is_asynchronous(cls: type) -> bool:
+    """Whether a worker class has a public asynchronous method."""
+    return any(
+        inspect.iscoroutinefunction(member)
+        for name, member in inspect.getmembers(cls, callable)
+        if not name.startswith("_")
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(traceback.format_exception_only(error)[-1].split())
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback from the worker's own code on, without the frames that run it."""
+    frames = error.__traceback__
+    here = __file__
+    while frames is not None and frames.tb_frame.f_code.co_filename in (here, contextlib.__file__):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+def _packed(error: BaseException) -> bytes | None:
+    try:
+        packed: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
+        cloudpickle.loads(packed)
+    except Exception:
+        return None
+    return packed

@@ -1,0 +1,109 @@
+"""Starting the processes of a component exactly where its plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.cluster.resources import ACCELERATOR
+from roost.placement.component_plan import ComponentPlan, Process
+from roost.runtime.address import Address
+from roost.runtime.directory import GroupEntry
+from roost.runtime.group import GroupSpec, LaunchOptions
+from roost.runtime.host import AsyncHost, Host, is_asynchronous
+from roost.runtime.logs import log_name
+from roost.runtime.node_report import NodeReport
+from roost.runtime.process import AgentContact, ProcessSetup
+from roost.runtime.process_env import process_env, visible_devices
+
+LOOPBACK = "127.0.0.1"
+MANY = 100_000  # calls that an asynchronous worker may have under way
+
+
+def process_setups(
+    name: str,
+    component: ComponentPlan,
+    options: LaunchOptions,
+    live_nodes: Sequence[int],
+    reports: Sequence[NodeReport],
+    agents: Sequence[AgentContact],
+    log_dirs: Sequence[str],
+    held: Mapping[tuple[int, int], int],
+    master: tuple[str, int],
+) -> list[tuple[ProcessSetup, Process]]:
+    """What each process is told, in rank order. `live_nodes` has the live node of each node of the plan."""
+    setups = []
+    for process in component.processes():
+        placement = process.placement
+        node = live_nodes[placement.cluster_node_rank]
+        address = Address(name, placement.rank)
+        physical = reports[node].physical_ids
+        visible = visible_devices(process, node, held, physical)
+        vendor = component.registry.accelerator(reports[node].accelerator_type)
+        env = process_env(address, component.world_size, process, vendor, visible, master)
+        kind = component.table.kinds[component.table.labels.index(placement.node_group_label)]
+        own = tuple(placement.local_hardware_ranks) if kind == ACCELERATOR else ()
+        setup = ProcessSetup(
+            address,
+            component.world_size,
+            placement,
+            {**env, **options.env},
+            own,
+            tuple(physical[held[node, device]] for device in own),
+            reports[node].accelerator_type,
+            kind,
+            process.hardware,
+            agents[node],
+            f"{log_dirs[node]}/{log_name(*address)}",
+            options.restarts,
+        )
+        setups.append((setup, process))
+    return setups
+
+
+def start_hosts(
+    spec: GroupSpec,
+    setups: Sequence[tuple[ProcessSetup, Process]],
+    reports: Sequence[NodeReport],
+    options: LaunchOptions,
+) -> list[Any]:
+    """Start all processes at once; Ray starts them while this returns."""
+    packed = ray.put(cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs))))  # type: ignore[no-untyped-call]
+    is_async = is_asynchronous(spec.cls)
+    actor = ray.remote(AsyncHost if is_async else Host)
+    return [
+        actor.options(
+            num_cpus=0,
+            max_restarts=options.restarts,
+            max_concurrency=options.max_concurrency or (MANY if is_async else 1),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(reports[setup.agent.node].node_id, soft=False),
+            runtime_env=runtime_env(setup, process),
+        ).remote(setup, packed)
+        for setup, process in setups
+    ]
+
+
+def runtime_env(setup: ProcessSetup, process: Process) -> dict[str, Any]:
+    """Variables and interpreter are given to Ray, so that they are there before Python starts."""
+    env: dict[str, Any] = {"env_vars": dict(setup.env)}
+    if process.interpreter is not None:
+        env["py_executable"] = process.interpreter
+    return env
+
+
+def group_entry(name: str, setups: Sequence[tuple[ProcessSetup, Process]]) -> GroupEntry:
+    """The group as the other groups know it."""
+    return GroupEntry(
+        name,
+        tuple(setup.agent.node for setup, _ in setups),
+        tuple(setup.physical_ids for setup, _ in setups),
+    )
+
+
+def master_address(nodes: Sequence[int], reports: Sequence[NodeReport]) -> str:
+    """Where rank 0 listens for the others: on loopback where they are all on its node."""
+    return LOOPBACK if len(set(nodes)) == 1 else reports[nodes[0]].address

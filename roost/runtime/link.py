@@ -1,0 +1,154 @@
+"""A process's connection to the agent of its node."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+
+from roost.runtime import message
+from roost.runtime.address import Address
+from roost.runtime.failure import PeerLost
+from roost.runtime.parcel import INLINE_LIMIT, Parcel, from_frames, to_frames
+from roost.runtime.process import AgentContact
+from roost.runtime.segments import SegmentMaps, SegmentRef, Spares, needed
+from roost.runtime.watch import is_alive
+
+HEARTBEAT = 500  # milliseconds between looks at whether the agent lives and what may be given back to it
+
+
+class AgentLink:
+    """Sends requests from any thread; one thread of its own receives the answers."""
+
+    def __init__(self, who: Address, agent: AgentContact) -> None:
+        self.who, self.agent = who, agent
+        self._maps = SegmentMaps()
+        self._spares = Spares()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[tuple[Any, list[Parcel]]]] = {}
+        self._context = zmq.Context()
+        self._sending = threading.Lock()
+        self._identity = uuid.uuid4().bytes
+        self._requests = self._socket(None)
+        self._answers = self._socket(self._identity)
+        self._is_closed = False
+        # The agent can answer only after it has heard from the socket that receives.
+        hello: Future[tuple[Any, list[Parcel]]] = Future()
+        self._waiting[-1] = hello
+        self._answers.send_multipart([self._identity, pickle.dumps((-1, self.who, "hello", (), []), 5)])
+        self._reader = threading.Thread(target=self._read, name="roost-link", daemon=True)
+        self._reader.start()
+        hello.result(60)
+
+    def _socket(self, identity: bytes | None) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 1000)
+        if identity is not None:
+            socket.setsockopt(zmq.IDENTITY, identity)
+        socket.connect(f"ipc://{self.agent.socket}")
+        return socket
+
+    def request(self, op: str, *args: Any, parcels: Sequence[Parcel] = ()) -> Future[tuple[Any, list[Parcel]]]:
+        """Ask the agent for something; the future has its answer."""
+        number = next(self._numbers)
+        future: Future[tuple[Any, list[Parcel]]] = Future()
+        self._waiting[number] = future
+        labels, frames = to_frames(parcels)
+        self._send([pickle.dumps((number, self.who, op, args, labels), 5), *frames])
+        return future
+
+    def ask(self, op: str, *args: Any) -> Any:
+        """A request without parcels, waited for."""
+        return self.request(op, *args).result()[0]
+
+    def tell(self, op: str, *args: Any) -> None:
+        """Say something that needs no answer."""
+        self._send([pickle.dumps((None, self.who, op, args, []), 5)])
+
+    def pack(self, value: object, device_route: message.DeviceRoute = "stage") -> Parcel:
+        """A value ready to be sent: large buffers are written to shared memory."""
+        packed = message.pack(value, device_route)
+        if packed.nbytes <= INLINE_LIMIT:
+            return Parcel(packed.header, tuple(bytes(buffer) for buffer in packed.buffers))
+        size = needed([len(buffer) for buffer in packed.buffers])
+        segment = self._spares.take(size) or SegmentRef(*self.ask("allocate", size))
+        return Parcel(packed.header, (), segment, self._maps.write(segment, packed.buffers))
+
+    def send(self, op: str, *args: Any, parcel: Parcel) -> Future[tuple[Any, list[Parcel]]]:
+        """A request that carries a parcel; the answer may bring shared memory for the next one."""
+        future = self.request(op, *args, parcels=[parcel])
+        if parcel.segment is not None:
+            future.add_done_callback(self._keep_spare)
+        return future
+
+    def _keep_spare(self, future: Future[tuple[Any, list[Parcel]]]) -> None:
+        spare = None if future.exception() is not None else future.result()[0]
+        surplus = self._spares.keep(SegmentRef(*spare)) if spare is not None else None
+        if surplus is not None:
+            self._maps.released.append(surplus.number)
+
+    def unpack(self, parcel: Parcel, device: Any = None) -> Any:
+        """The value of a parcel; its tensors lie in the shared memory it came in, and are this process's alone."""
+        if parcel.segment is None:
+            return message.unpack(parcel.header, [bytearray(buffer) for buffer in parcel.inline], device)
+        views = self._maps.read(parcel.segment, parcel.places)
+        if parcel.is_shared:
+            return message.unpack(parcel.header, [bytearray(view) for view in views], device)
+        return message.unpack(parcel.header, views, device)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._reader.join(5)
+        self._context.destroy(linger=500)
+
+    def _send(self, frames: list[Any]) -> None:
+        if self._is_closed:
+            raise PeerLost("this process has left its job")
+        with self._sending:
+            self._give_back()
+            self._requests.send_multipart([self._identity, *frames])
+
+    def _give_back(self) -> None:
+        """Tell the agent which segments nothing here uses any more."""
+        released = self._maps.take_released()
+        if released:
+            head = pickle.dumps((None, self.who, "release", (released,), []), 5)
+            self._requests.send_multipart([self._identity, head])
+
+    def _read(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._answers, zmq.POLLIN)
+        while not self._is_closed:
+            if not poller.poll(HEARTBEAT):
+                self._heartbeat()
+                continue
+            head, *frames = self._answers.recv_multipart()
+            number, is_good, value, labels = pickle.loads(head)
+            future = self._waiting.pop(number, None)
+            if future is None:
+                continue
+            if is_good:
+                future.set_result((value, from_frames(labels, frames)))
+            else:
+                future.set_exception(value)
+        self._give_up(PeerLost("this process has left its job"))
+
+    def _heartbeat(self) -> None:
+        if self._waiting and not is_alive(self.agent.pid):
+            self._give_up(PeerLost(f"the agent of node {self.agent.node} is gone"))
+        elif self._maps.released:
+            with self._sending:
+                self._give_back()
+
+    def _give_up(self, error: Exception) -> None:
+        for number in list(self._waiting):
+            future = self._waiting.pop(number, None)
+            if future is not None and not future.done():
+                future.set_exception(error)

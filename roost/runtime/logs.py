@@ -1,0 +1,113 @@
+"""Logs of workers: one folder, a file for each rank of each component, and their lines on the console when wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+MAX_READ = 4 << 20  # bytes of a log that are carried at a time
+LOOK_EVERY = 0.3  # seconds
+
+
+def log_name(group: str, rank: int) -> str:
+    """Where a worker's log is, below the folder of logs.
+
+    >>> log_name("reward.math", 3)
+    'reward.math/rank_3.log'
+    """
+    return f"{group}/rank_{rank}.log"
+
+
+def redirect_output(path: Path) -> None:
+    """Send all output of this process to a file, that of libraries and child processes included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Ray may have given Python streams of its own that do not lead to these descriptors.
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def last_lines(path: Path, count: int) -> str:
+    """The end of a log, or nothing where there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-count:])
+
+
+def read_from(path: Path, offset: int) -> bytes:
+    """What was written after the first `offset` bytes, up to a limit."""
+    try:
+        with path.open("rb") as log:
+            log.seek(offset)
+            return log.read(MAX_READ)
+    except OSError:
+        return b""
+
+
+class LogCollector:
+    """Brings the logs of other machines into the driver's folder, and shows lines on the console.
+
+    `fetch` asks the other machines for what is new: from the sizes of the logs that are here to the bytes that follow.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fetch: Callable[[Mapping[str, int]], Mapping[str, bytes]] | None,
+        console: TextIO | None,
+    ) -> None:
+        self._folder, self._fetch, self._console = folder, fetch, console
+        self._shown: dict[Path, int] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._fetch is not None or self._console is not None:
+            self._thread = threading.Thread(target=self._run, name="roost-logs", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Collect what is left, and end."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(5)
+            self.collect()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY):
+            self.collect()
+
+    def collect(self) -> None:
+        """One round; what cannot be fetched now is fetched the next time."""
+        if self._fetch is not None:
+            sizes = {str(path.relative_to(self._folder)): path.stat().st_size for path in self._folder.rglob("*.log")}
+            for name, text in self._fetch(sizes).items():
+                path = self._folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as log:
+                    log.write(text)
+        if self._console is not None:
+            for path in sorted(self._folder.rglob("*.log")):
+                self._show(path, self._console)
+
+    def _show(self, path: Path, console: TextIO) -> None:
+        """Print whole lines with the worker's name before each."""
+        new = read_from(path, self._shown.get(path, 0))
+        end = len(new) if len(new) == MAX_READ else new.rfind(b"\n") + 1
+        self._shown[path] = self._shown.get(path, 0) + end
+        name = f"{path.parent.relative_to(self._folder)}:{path.stem.removeprefix('rank_')}"
+        for line in new[:end].decode("utf-8", "replace").splitlines():
+            print(f"[{name}] {line}", file=console, flush=True)

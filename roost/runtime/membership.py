@@ -1,0 +1,297 @@
+"""Which nodes are in, in which order, and whether they fit together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ipaddress import ip_address
+
+from roost.cluster.hardware.accelerator import AcceleratorType
+from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
+from roost.runtime.node_report import RANK_VARIABLE, NodeReport
+from roost.spec.errors import Findings, Where, counted, shown
+from roost.spec.ranks import spell_ranks
+
+CLUSTER = Where("Ray cluster")
+MAX_NAMED = 16  # nodes in one message
+MAX_DIGITS = 9  # of a node rank
+
+
+def order_nodes(
+    reports: Iterable[NodeReport],
+    findings: Findings,
+    num_nodes: int | None = None,
+    expected_hosts: Sequence[str] = (),
+) -> tuple[NodeReport, ...] | None:
+    """The nodes by rank, the first `num_nodes` of them; None where there are findings that stop it.
+
+    Ranks that are written on every node hold. Where none is, the driver's node comes first and the others follow by
+    address, so that a cluster that is started again has the same ranks, whatever the order in which nodes joined.
+
+    >>> nodes = [NodeReport(node_id=host, address=f"10.0.0.{last}", hostname=host, is_driver=host == "c")
+    ...          for host, last in (("a", 10), ("b", 2), ("c", 7))]
+    >>> [node.hostname for node in order_nodes(nodes, Findings())]
+    ['c', 'b', 'a']
+    """
+    errors = findings.num_errors
+    by_address = sorted(reports, key=_address_order)
+    wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
+    if len(by_address) < wanted:
+        findings.error(CLUSTER, missing_nodes(wanted, by_address, expected_hosts), fix=how_to_join(by_address))
+    has_ranks = any(_written(report) for report in by_address)
+    ordered = _by_rank(by_address, num_nodes, findings) if has_ranks else by_address
+    if findings.num_errors > errors:
+        return None
+    if not has_ranks:
+        _warn_of_shared_addresses(ordered, len(ordered) if num_nodes is None else num_nodes, findings)
+    if num_nodes is not None and num_nodes < len(ordered):
+        findings.warn(
+            CLUSTER,
+            f"{len(ordered) - num_nodes} of {len(ordered)} nodes are left out: {_names(ordered[num_nodes:])}",
+            f"num_nodes is {num_nodes}",
+            f"raise num_nodes to use them, or choose the nodes with {RANK_VARIABLE}",
+        )
+    return tuple(ordered[:num_nodes])
+
+
+def _address_order(report: NodeReport) -> tuple[bool, int, int, str, str]:
+    """By number, because as text 10.0.0.10 comes before 10.0.0.2; what is not a number comes last."""
+    try:
+        address = ip_address(report.address)
+    except ValueError:
+        return not report.is_driver, 99, 0, report.address, report.node_id
+    return not report.is_driver, address.version, int(address), report.address, report.node_id
+
+
+def _written(report: NodeReport) -> str:
+    """The rank as written; a variable that is set to nothing counts as unset, as shells have it."""
+    return (report.rank_text or "").strip()
+
+
+def _rank(report: NodeReport) -> int | None:
+    text = _written(report)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
+
+
+def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Findings) -> list[NodeReport]:
+    """The nodes in the order of their written ranks; a mistake in those is a finding."""
+    total = max(len(reports), num_nodes or 0)
+    ranked: dict[int, list[NodeReport]] = defaultdict(list)
+    for report in reports:
+        if (rank := _rank(report)) is not None:
+            ranked[rank].append(report)
+    free = (rank for rank in range(total) if rank not in ranked)
+    errors = findings.num_errors
+    _find_nodes_without_rank(reports, free, findings)
+    for report in reports:
+        if _written(report) and _rank(report) is None:
+            findings.error(
+                CLUSTER,
+                f"{report.name} has {_variable(report)}={shown(_written(report))}, which is not a node rank",
+                f"ranks of {counted(total, 'node')} are whole numbers from 0 to {total - 1}",
+                _export(zip([report], free, strict=False)),
+            )
+    for rank, nodes in sorted(ranked.items()):
+        if len(nodes) > 1:
+            findings.error(
+                CLUSTER,
+                f"{len(nodes)} nodes have the rank {rank}: {_names(nodes)}",
+                f"{_variable(nodes[0])}={rank} is set on each of them",
+                _export(zip(nodes[1:], free, strict=False)),
+            )
+    if findings.num_errors == errors and len(reports) >= (num_nodes or 1):
+        _find_gaps({rank: nodes[0] for rank, nodes in ranked.items()}, num_nodes or total, findings)
+    return [node for _, nodes in sorted(ranked.items()) for node in nodes]
+
+
+def _find_nodes_without_rank(reports: Sequence[NodeReport], free: Iterator[int], findings: Findings) -> None:
+    without = [report for report in reports if not _written(report)]
+    if without:
+        findings.error(
+            CLUSTER,
+            f"{len(without)} of {len(reports)} nodes have no rank: {_names(without)}",
+            f"{_variable(next(report for report in reports if _written(report)))} must be set on all nodes or on none",
+            _export(zip(without, free, strict=False)),
+        )
+
+
+def _find_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) -> None:
+    missing = [rank for rank in range(count) if rank not in ranked]
+    if missing:
+        beyond = [ranked[rank] for rank in sorted(ranked) if rank >= count]
+        findings.error(
+            CLUSTER,
+            f"no node has the rank {spell_ranks(missing)}",
+            f"the ranks of {counted(count, 'node')} are 0 to {count - 1}; written are {spell_ranks(sorted(ranked))}",
+            _export(zip(beyond, missing, strict=False)),
+        )
+
+
+def _variable(report: NodeReport) -> str:
+    return report.rank_variable or RANK_VARIABLE
+
+
+def _export(ranks: Iterable[tuple[NodeReport, int]]) -> str:
+    """How to give nodes their ranks; three show how it goes on."""
+    given = list(ranks)
+    first = [f"export {_variable(node)}={rank} before `ray start` on {node.address}" for node, rank in given[:3]]
+    more = [f"the next ranks on {counted(len(given) - 3, 'more node')}"] if len(given) > 3 else []
+    return ", ".join([*first, *more, "or unset it everywhere"])
+
+
+def _warn_of_shared_addresses(ordered: Sequence[NodeReport], used: int, findings: Findings) -> None:
+    """Nodes on one machine, such as those of a cluster for tests, have nothing lasting to order them by."""
+    sharing: dict[str, list[int]] = defaultdict(list)
+    for rank, report in enumerate(ordered):
+        if not report.is_driver:
+            sharing[report.address].append(rank)
+    for address, ranks in sharing.items():
+        if len(ranks) > 1 and ranks[0] < used:
+            findings.warn(
+                CLUSTER,
+                f"{len(ranks)} nodes share the address {address}; they are ordered by their Ray ids",
+                "the ids are new whenever Ray starts, so after a restart the order is arbitrary",
+                f"export {RANK_VARIABLE}, 0 to {len(ordered) - 1}, before `ray start` of every node",
+            )
+
+
+def _names(nodes: Sequence[NodeReport | str]) -> str:
+    named = [node if isinstance(node, str) else node.name for node in nodes[:MAX_NAMED]]
+    more = [f"and {len(nodes) - MAX_NAMED:,} more"] if len(nodes) > MAX_NAMED else []
+    return ", ".join([*named, *more])
+
+
+def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str], expected_hosts: Sequence[str] = ()) -> str:
+    """Which nodes are there and, where ranks or hosts tell, which are not; of a node may be known its address alone.
+
+    >>> missing_nodes(4, ["10.0.0.1", "10.0.0.2"])
+    'expected 4 nodes, 2 joined: 10.0.0.1, 10.0.0.2'
+    """
+    there = f"{len(joined)} joined: {_names(joined)}" if joined else "none joined"
+    text = f"expected {counted(num_nodes, 'node')}, {there}"
+    ranks = {_rank(node) if isinstance(node, NodeReport) else None for node in joined}
+    absent = [rank for rank in range(num_nodes) if rank not in ranks]
+    if ranks and None not in ranks and absent:
+        text += f"; missing {'is rank' if len(absent) == 1 else 'are ranks'} {spell_ranks(absent)}"
+    known = {name for node in joined for name in ([node] if isinstance(node, str) else [node.hostname, node.address])}
+    hosts = [host for host in expected_hosts if host not in known]
+    return f"{text}; not there: {_names(hosts)}" if hosts else text
+
+
+def how_to_join(joined: Sequence[NodeReport | str]) -> str:
+    """What to run on the nodes that are missing.
+
+    >>> how_to_join([NodeReport(node_id="f00d", address="10.0.0.1", hostname="alpha", is_head=True)])
+    'run `ray start --address=10.0.0.1:PORT` on the others, with the port of the head'
+    """
+    heads = [node.address for node in joined if isinstance(node, NodeReport) and node.is_head]
+    head = next((f"[{address}]" if ":" in address else address for address in heads), "HEAD")
+    others = f"run `ray start --address={head}:PORT` on the others, with the port of the head"
+    return others if joined else f"run `ray start --head` on one node; {others}"
+
+
+def check_versions(reports: Sequence[NodeReport], findings: Findings) -> None:
+    """Every node must run what the driver's node runs, or objects sent between them cannot be read.
+
+    >>> findings = Findings()
+    >>> check_versions([NodeReport(node_id=host, address=host, hostname=host, ray_version=version)
+    ...                 for host, version in (("alpha", "2.60.0"), ("beta", "2.59.0"))], findings)
+    >>> findings.errors[0].what
+    'Ray is 2.59.0 on beta, but 2.60.0 on alpha'
+    """
+    if not reports:
+        return
+    leading = min(reports, key=lambda report: (not report.is_driver, not report.is_head))
+    for word, version_of, fix in (
+        ("Python", _python_minor, "start Ray there in an environment with Python {}"),
+        ("Ray", lambda report: report.ray_version, "install ray=={} there and start Ray again"),
+    ):
+        for what in _other_versions(word, reports, leading, version_of):
+            findings.error(
+                CLUSTER, what, "workers on these nodes could not talk to the driver", fix.format(version_of(leading))
+            )
+    for what in _other_versions("Roost", reports, leading, lambda report: report.roost_version):
+        findings.warn(
+            CLUSTER, what, "they may understand a plan differently", f"install roost=={leading.roost_version} there"
+        )
+
+
+def _python_minor(report: NodeReport) -> str:
+    return ".".join(report.python_version.split(".")[:2])
+
+
+def _other_versions(
+    word: str, reports: Sequence[NodeReport], leading: NodeReport, version_of: Callable[[NodeReport], str]
+) -> Iterator[str]:
+    """What is to be said of each version that is not the leading node's; one that is not known is passed over."""
+    nodes: dict[str, list[NodeReport]] = defaultdict(list)
+    for report in reports:
+        nodes[version_of(report)].append(report)
+    for version in sorted(nodes.keys() - {"", version_of(leading)}):
+        if version_of(leading):
+            yield f"{word} is {version} on {_names(nodes[version])}, but {version_of(leading)} on {leading.name}"
+
+
+def check_device_counts(reports: Iterable[NodeReport], findings: Findings) -> None:
+    """Ray must count on every node the accelerators that Roost finds there, or a rank would mean two devices.
+
+    >>> findings = Findings()
+    >>> check_device_counts([NodeReport(node_id="f00d", address="10.0.0.2", hostname="beta",
+    ...                                 physical_ids=("0", "1"), ray_accelerators=1)], findings)
+    >>> findings.errors[0].what
+    'Ray counts 1 GPU on 10.0.0.2 (beta), where Roost finds 2 accelerators'
+    """
+    for report in reports:
+        if report.detection_problem:
+            findings.error(
+                CLUSTER,
+                f"the accelerators of {report.name} cannot be counted: {' '.join(report.detection_problem.split())}",
+                fix=f"mend this on {report.address}, then start Ray there again",
+            )
+        elif len(report.physical_ids) != report.ray_accelerators:
+            found = counted(len(report.physical_ids), "accelerator") if report.physical_ids else "no accelerators"
+            why, fix = _remedy(report)
+            findings.error(
+                CLUSTER,
+                f"Ray counts {report.ray_accelerators} {report.ray_resource} on {report.name}, "
+                f"where Roost finds {found}",
+                why,
+                fix,
+            )
+
+
+def _remedy(report: NodeReport) -> tuple[str, str]:
+    """Why Ray's count differs from Roost's, and what to start Ray with."""
+    count = len(report.physical_ids)
+    if report.ray_resource == "GPU":
+        start, without = f"`ray start --num-gpus {count}`", "--num-gpus"
+    else:
+        start, without = f"`ray start --resources '{{\"{report.ray_resource}\": {count}}}'`", "--resources"
+    if report.accelerator_type == AcceleratorType.SIMULATED:
+        why = "Ray does not detect simulated accelerators; it has to be told of them"
+        return why, f"start Ray there with {COUNT_VARIABLE}={count} and {start}"
+    if count == 0:
+        why = "Ray was told of accelerators that are not there, or that the node's driver does not show"
+        fix = f"start Ray there without {without}, or set {COUNT_VARIABLE}={report.ray_accelerators} to simulate them"
+        return why, fix
+    return "every accelerator has a rank, and Ray reserves them by number", f"start Ray there with {start}"
+
+
+def report_interpreter(rank: int, node: str, wrong: str, findings: Findings) -> None:
+    """An interpreter that a node itself has tried."""
+    findings.error(
+        Where(CLUSTER.file, path=("node", rank)),
+        f"workers cannot run under the interpreter that is configured for {node}",
+        wrong,
+        "install Roost and the cluster's Ray there, or correct python_interpreter_path",
+    )
+
+
+def report_device(rank: int, kind: str, problem: str, findings: Findings) -> None:
+    """A declared device whose node says something else of it, or nothing that is needed."""
+    findings.error(
+        Where(CLUSTER.file, path=("node", rank)),
+        f"a {kind} on this node is not described well",
+        problem,
+        "correct the variables of that node, or write the fields in node_groups",
+    )

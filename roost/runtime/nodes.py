@@ -1,0 +1,116 @@
+"""The nodes of a live cluster: waited for, asked what they are, and put in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.runtime.agent import NodeAgent
+from roost.runtime.capacity import Supply
+from roost.runtime.membership import check_device_counts, check_versions, order_nodes
+from roost.runtime.node_report import NodeReport
+from roost.runtime.ray_connection import alive_nodes, free_resources, node_resources
+from roost.spec.errors import Findings
+
+LOOK_EVERY = 0.2  # seconds
+SPEAK_AFTER = 2.0
+AGENT_LIMIT = 120.0  # seconds for an agent to start and look around
+AGENT_CALLS = 1_000_000  # requests an agent may have under way: most of them wait for something
+
+
+class LiveNode(NamedTuple):
+    """A node of the job: what it says of itself, and its agent."""
+
+    report: NodeReport
+    agent: Any
+
+
+def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) -> Mapping[str, Mapping[str, float]]:
+    """The nodes that are there; if fewer than wanted, after a bounded time. Who is missing is for the caller to say."""
+    start = time.monotonic()
+    has_spoken = False
+    while True:
+        nodes = node_resources()
+        waited = time.monotonic() - start
+        if count is None or len(nodes) >= count or waited > limit:
+            return nodes
+        if waited > SPEAK_AFTER and not has_spoken:
+            addresses = ", ".join(node["NodeManagerAddress"] for node in alive_nodes())
+            say(f"waiting up to {limit:g} s for {count} nodes; {len(nodes)} joined: {addresses}")
+            has_spoken = True
+        time.sleep(LOOK_EVERY)
+
+
+def start_agents(node_ids: Sequence[str], log_dir: str, mark: str) -> dict[str, Any]:
+    """An agent on each node, all at once."""
+    actor = ray.remote(NodeAgent)
+    return {
+        node: actor.options(
+            num_cpus=0,
+            max_concurrency=AGENT_CALLS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(log_dir, mark)
+        for node in node_ids
+    }
+
+
+def ask_nodes(agents: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]]) -> list[NodeReport]:
+    """What every node says of itself, and how far its clock is from this one."""
+    driver = ray.get_runtime_context().get_node_id()
+    asked = [agent.report.remote(driver, dict(counted[node])) for node, agent in agents.items()]
+    reports = ray.get(asked, timeout=AGENT_LIMIT)
+    return [
+        replace(report, clock_offset_ns=_clock_offset(agent))
+        for report, agent in zip(reports, agents.values(), strict=True)
+    ]
+
+
+def _clock_offset(agent: Any, tries: int = 3) -> int:
+    """How far another clock is ahead; of a few tries the one that was answered fastest is the most exact."""
+    seen = []
+    for _ in range(tries):
+        before = time.time_ns()
+        there: int = ray.get(agent.clock.remote(), timeout=AGENT_LIMIT)
+        after = time.time_ns()
+        seen.append((after - before, there - (before + after) // 2))
+    return min(seen)[1]
+
+
+def ordered(
+    reports: Sequence[NodeReport], agents: Mapping[str, Any], num_nodes: int | None, findings: Findings
+) -> tuple[LiveNode, ...]:
+    """The job's nodes in rank order; everything wrong with them goes to `findings`."""
+    order = order_nodes(reports, findings, num_nodes)
+    if order is None:
+        return ()
+    check_versions(order, findings)
+    check_device_counts(order, findings)
+    return tuple(LiveNode(report, agents[report.node_id]) for report in order)
+
+
+def supplies(nodes: Sequence[LiveNode]) -> list[Supply]:
+    """What Ray counts on each node, and what of it is free."""
+    totals, free = node_resources(), free_resources()
+    return [
+        _supply(rank, node.report, totals.get(node.report.node_id, {}), free.get(node.report.node_id, {}))
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def _supply(rank: int, report: NodeReport, total: Mapping[str, float], free: Mapping[str, float]) -> Supply:
+    return Supply(
+        rank,
+        report.name,
+        report.ray_resource,
+        int(total.get(report.ray_resource, 0)),
+        int(free.get(report.ray_resource, 0)),
+        total.get("CPU", 0.0),
+        free.get("CPU", 0.0),
+        total.get("memory", 0.0) / 2**30,
+        free.get("memory", 0.0) / 2**30,
+    )

@@ -1,0 +1,120 @@
+"""What a process finds out about the node it runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import roost
+from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
+from roost.cluster.inventory import NO_ACCELERATOR
+from roost.runtime.node_report import NodeReport
+
+RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")
+MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
+INTERPRETER_LIMIT = 60  # seconds for an interpreter to import Ray
+CHECK = "import json, sys, ray, roost; print(json.dumps([sys.version_info[:2], ray.__version__, roost.__version__]))"
+
+
+def report(
+    node_id: str, driver_node: str, counted: Mapping[str, float], environ: Mapping[str, str], address: str = ""
+) -> NodeReport:
+    """This node as it is, and as Ray counts it."""
+    import ray
+
+    variable = next((name for name in RANK_VARIABLES if environ.get(name, "").strip()), None)
+    found, problem = None, ""
+    try:
+        found = installed_registry(environ).detect(environ)
+    except ValueError as error:
+        problem = str(error)
+    vendor, devices = found or (None, None)
+    resource = vendor.ray_resource if vendor is not None else "GPU"
+    return NodeReport(
+        node_id=node_id,
+        address=address or ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+        hostname=socket.gethostname(),
+        rank_text=environ[variable].strip() if variable else None,
+        rank_variable=variable,
+        accelerator_type=str(vendor.type) if vendor is not None else NO_ACCELERATOR,
+        accelerator_model=devices.model if devices is not None else "",
+        memory_gb=devices.memory_gb if devices is not None else None,
+        physical_ids=devices.physical_ids if devices is not None else (),
+        host_memory_gb=host_memory_gb(),
+        cpus=counted.get("CPU", 0.0),
+        ray_accelerators=int(counted.get(resource, 0)),
+        ray_resource=resource,
+        ray_memory_gb=round(counted.get("memory", 0.0) / 2**30, 2),
+        python_version=platform.python_version(),
+        ray_version=ray.__version__,
+        roost_version=roost.__version__,
+        detection_problem=problem,
+        is_driver=node_id == driver_node,
+        is_head="node:__internal_head__" in counted,
+    )
+
+
+def host_memory_gb() -> float | None:
+    """Memory of this machine, or of the container it is."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    return round(total / 2**30, 1)
+
+
+def check_interpreter(path: str) -> str:
+    """What is wrong with an interpreter that workers are to run under; empty where nothing is.
+
+    >>> check_interpreter("/no/such/python")
+    '/no/such/python does not exist'
+    """
+    import sys
+
+    import ray
+
+    if not Path(path).exists():
+        return f"{path} does not exist"
+    if not os.access(path, os.X_OK) or Path(path).is_dir():
+        return f"{path} cannot be run"
+    try:
+        done = subprocess.run([path, "-c", CHECK], capture_output=True, text=True, timeout=INTERPRETER_LIMIT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} cannot be run: {error}"
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return f"{path} cannot import Ray and Roost: {lines[-1] if lines else f'exit code {done.returncode}'}"
+    python, ray_version, _ = json.loads(done.stdout.strip().splitlines()[-1])
+    if tuple(python) != sys.version_info[:2]:
+        here = ".".join(map(str, sys.version_info[:2]))
+        return f"{path} is Python {'.'.join(map(str, python))}, the driver's is {here}"
+    if ray_version != ray.__version__:
+        return f"{path} has Ray {ray_version}, the cluster has {ray.__version__}"
+    return ""
+
+
+def robots(
+    kind: str, configs: Sequence[Mapping[str, Any]], rank: int, environ: Mapping[str, str]
+) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+    """The declared devices of one kind on this node, completed from its variables, and what is wrong."""
+    from roost.cluster.hardware.robot import fill_from_environment, parse_config
+
+    registry: HardwareRegistry = installed_registry(environ)
+    kind_class = registry.kind(kind)
+    if kind_class is None:
+        return tuple(configs), [f"hardware kind {kind} is not known on this node"]
+    parsed = [parse_config(kind_class, config) for config in configs]
+    good = [config for config in parsed if not isinstance(config, list)]
+    if len(good) < len(parsed):
+        return tuple(configs), [str(problem) for config in parsed if isinstance(config, list) for problem in config]
+    try:
+        filled = fill_from_environment(kind_class, good, rank, environ)
+    except ValueError as error:
+        return tuple(configs), [str(error)]
+    return tuple(config.model_dump(mode="json") for config in filled), []

@@ -1,0 +1,152 @@
+"""A queue of weighted items whose getters and putters are served in the order they came. It knows no transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Item(NamedTuple, Generic[T]):
+    """Something in a queue, and what it counts when a batch is taken."""
+
+    value: T
+    weight: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Getter(Generic[T]):
+    target: float | None  # None: one item
+    future: asyncio.Future[list[T]]
+    taken: list[Item[T]] = field(default_factory=list)
+
+    @property
+    def weight(self) -> float:
+        return sum(item.weight for item in self.taken)
+
+
+class ItemQueue(Generic[T]):
+    """First in, first out, for items as for those who wait for them.
+
+    One who waits for a batch keeps the items it has while it waits for more; if it gives up, they go back to the front.
+    """
+
+    def __init__(self, maxsize: int = 0) -> None:
+        self.maxsize = maxsize
+        self._items: deque[Item[T]] = deque()
+        self._getters: deque[_Getter[T]] = deque()
+        self._putters: deque[tuple[Item[T], asyncio.Future[None]]] = deque()
+        self._closed: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self.maxsize <= len(self._items)
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._getters or self._putters)
+
+    def put(self, item: Item[T]) -> asyncio.Future[None] | None:
+        """Add an item; where there is no room, the future is done once it has been added."""
+        if self._closed is not None:
+            raise self._closed
+        if self.is_full or self._putters:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._putters.append((item, future))
+            self._serve()
+            return future
+        self._items.append(item)
+        self._serve()
+        return None
+
+    def get(self, target: float | None = None) -> asyncio.Future[list[T]]:
+        """One item, or a batch whose weight comes as near to the target as whole items can without passing it.
+
+        An item heavier than the target comes alone: a batch is never empty.
+        """
+        future: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
+        self._getters.append(_Getter(target, future))
+        self._serve()
+        return future
+
+    def peek(self) -> list[T]:
+        return [item.value for item in self._items]
+
+    def close(self, reason: Exception) -> None:
+        """Refuse further items; who waits for more than is left gets what there is, or else the reason."""
+        self._closed = reason
+        for _, future in self._putters:
+            _fail(future, reason)
+        self._putters.clear()
+        self._serve()
+
+    def fail_waiters(self, reason: Exception) -> None:
+        """End every wait with an error; items that a waiting batch had taken stay for others."""
+        for getter in self._getters:
+            self._items.extendleft(reversed(getter.taken))
+            getter.taken.clear()
+            _fail(getter.future, reason)
+        for _, future in self._putters:
+            _fail(future, reason)
+        self._getters.clear()
+        self._putters.clear()
+
+    def clear(self) -> list[T]:
+        """Take everything out, for nobody."""
+        items = [item.value for item in self._items]
+        self._items.clear()
+        return items
+
+    def _serve(self) -> None:
+        while True:
+            self._admit()
+            getter = self._next_getter()
+            if getter is None or not self._fill(getter):
+                return
+
+    def _next_getter(self) -> _Getter[T] | None:
+        while self._getters and self._getters[0].future.done():  # it gave up
+            gone = self._getters.popleft()
+            self._items.extendleft(reversed(gone.taken))
+        return self._getters[0] if self._getters else None
+
+    def _fill(self, getter: _Getter[T]) -> bool:
+        """Give the first in line what there is; whether it has got all it waits for."""
+        while self._items:
+            item = self._items[0]
+            if getter.target is not None and getter.taken and getter.weight + item.weight > getter.target:
+                return self._finish(getter)
+            getter.taken.append(self._items.popleft())
+            self._admit()
+            if getter.target is None or getter.weight >= getter.target:
+                return self._finish(getter)
+        if self._closed is not None:
+            if getter.taken:
+                return self._finish(getter)
+            self._getters.popleft()
+            _fail(getter.future, self._closed)
+            return True
+        return False
+
+    def _finish(self, getter: _Getter[T]) -> bool:
+        self._getters.popleft()
+        getter.future.set_result([item.value for item in getter.taken])
+        return True
+
+    def _admit(self) -> None:
+        while self._putters and not self.is_full:
+            item, future = self._putters.popleft()
+            if not future.done():
+                self._items.append(item)
+                future.set_result(None)
+
+
+def _fail(future: asyncio.Future[Any], reason: Exception) -> None:
+    if not future.done():
+        future.set_exception(reason)

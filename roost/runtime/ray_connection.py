@@ -1,0 +1,130 @@
+"""Connecting this process to Ray: to a cluster that runs, or to one of its own on this machine alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.cluster.hardware.accelerator import AcceleratorType
+from roost.cluster.hardware.registry import installed_registry
+
+NAMESPACE = "roost"
+LOCAL = "local"
+AUTO = "auto"
+UNWANTED = r"A worker died or was killed|cannot be scheduled right now|No available node types|Lease ID:"
+# Ray reads this when it is first imported. Off, a node that is alone listens on loopback only.
+CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How this process is connected, and whether it is the one to end it."""
+
+    address: str
+    is_local: bool  # started here, and for this process only
+    is_ours: bool  # not there before
+
+
+def connect(address: str | None) -> Connection:
+    """Connect to Ray.
+
+    An address (or RAY_ADDRESS) names a running cluster, `local` asks for one of our own. With neither, a connection
+    that this process has already is used, else a cluster that runs on this machine, else a new local one is started.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a failure that nobody waits for is Roost's to tell
+    if ray.is_initialized():
+        return Connection(ray.get_runtime_context().gcs_address, is_local=False, is_ours=False)
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address not in (None, LOCAL):
+        return _attach(address)
+    if address is None:
+        try:
+            return _attach(AUTO)
+        except ConnectionError:
+            pass  # none runs here
+    return _start_local()
+
+
+def _attach(address: str) -> Connection:
+    import ray
+
+    try:
+        _init(address=address)
+    except ConnectionError:
+        if address == AUTO:
+            raise
+        raise ConnectionError(
+            f"no Ray cluster answers at {address}; start one with `ray start --head`, "
+            "or leave the address out to run on this machine alone"
+        ) from None
+    return Connection(ray.get_runtime_context().gcs_address, is_local=False, is_ours=True)
+
+
+def _start_local() -> Connection:
+    import ray
+
+    options: dict[str, Any] = {}
+    found = installed_registry(os.environ).detect(os.environ)
+    if found is not None and found[0].type == AcceleratorType.SIMULATED:
+        options["num_gpus"] = found[1].count  # Ray cannot find what is not there
+    with _OnLoopback():
+        _init(address=LOCAL, include_dashboard=False, **options)
+    return Connection(ray.get_runtime_context().gcs_address, is_local=True, is_ours=True)
+
+
+class _OnLoopback:
+    """While this holds, a Ray that is started listens on loopback only, with no need of a network."""
+
+    _constants: Any
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(CLUSTER_SWITCH)
+        os.environ[CLUSTER_SWITCH] = "0"
+        self._constants = sys.modules.get("ray._private.ray_constants")
+        if self._constants is not None:
+            self._was = self._constants.ENABLE_RAY_CLUSTER
+            self._constants.ENABLE_RAY_CLUSTER = False
+
+    def __exit__(self, *_: object) -> None:
+        if self._constants is not None:
+            self._constants.ENABLE_RAY_CLUSTER = self._was
+        if self._before is None:
+            os.environ.pop(CLUSTER_SWITCH, None)
+        else:
+            os.environ[CLUSTER_SWITCH] = self._before
+
+
+def _init(**options: Any) -> None:
+    import ray
+
+    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+    # Ray's own words about a worker that died, or that cannot be placed, would stand before Roost's, which say why.
+    from ray._private.ray_logging import stdout_deduplicator
+
+    stdout_deduplicator.skip_re = re.compile(UNWANTED)
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def node_resources() -> Mapping[str, Mapping[str, float]]:
+    """What Ray counts in all on each node that is alive, by node id."""
+    return {node["NodeID"]: node["Resources"] for node in alive_nodes()}
+
+
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """What of it is free at the moment."""
+    from ray._private.state import available_resources_per_node
+
+    found: Mapping[str, Mapping[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,236 @@
+"""Reserving what a plan needs on a live cluster, so that two jobs never share a device by accident."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from roost.runtime.capacity import Demand, Supply, check_totals, what_is_busy
+from roost.runtime.failure import WaitedTooLong
+from roost.runtime.node_report import NodeReport
+from roost.runtime.ray_connection import free_resources
+from roost.spec.errors import Findings
+from roost.spec.ranks import spell_ranks
+
+LOOK_EVERY = 0.02  # seconds
+SPEAK_AFTER = 1.0  # seconds of waiting
+KEEPER_LIMIT = 120.0  # seconds for a process to start on a node that has the room for it
+PRESENCE = 0.0001  # of a node's own resource: a bundle cannot be empty
+
+Say = Callable[[str], None]
+
+
+class Keeper:
+    """Holds accelerators of one node for as long as it lives."""
+
+    def indices(self, resource: str) -> list[int]:
+        """Which of the node's accelerators Ray has given it, counted as Ray counts them.
+
+        Ray's public names for them are sometimes these numbers and sometimes entries of a mask, depending on the
+        vendor, so the numbers themselves are asked for.
+        """
+        held = ray._private.worker.global_worker.core_worker.resource_ids()  # type: ignore[attr-defined]
+        names = (resource, f"{resource}_group_")
+        return sorted(
+            {
+                int(index)
+                for name, parts in held.items()
+                if name == names[0] or (name.startswith(names[1]) and name.count("_group_") == 1)
+                for index, _ in parts
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNeed:
+    """What is to be reserved on one node."""
+
+    node: int
+    accelerators: tuple[int, ...] = ()
+    cpus: float = 0.0
+    host_memory_gb: float = 0.0
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A placement group with a bundle for each node in plan order, and the keepers of its devices.
+
+    `devices` says which of a node's accelerators stands for each that was planned: itself, unless another job has it.
+    """
+
+    group: PlacementGroup
+    keepers: list[Any]
+    devices: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def release(self) -> None:
+        remove_placement_group(self.group)
+        self.keepers.clear()
+
+
+def reserve(
+    needs: Sequence[NodeNeed],
+    demands: Sequence[Demand],
+    nodes: Sequence[NodeReport],
+    totals: Callable[[], Sequence[Supply]],
+    limit: float,
+    say: Say,
+) -> Reservation:
+    """Reserve everything at once, or say what is missing where.
+
+    What the nodes can never hold is a `ConfigError` at once; what others hold at the moment is waited for.
+    """
+    findings = Findings()
+    check_totals(demands, totals(), findings)
+    findings.raise_errors()
+    holders = [holder for need in needs for holder in _hold_back(need, nodes[need.node])]
+    try:
+        group = _placement_group(needs, nodes)
+        try:
+            _wait(group, demands, totals, limit, say)
+            return _keep(group, needs, nodes, say)
+        except BaseException:
+            remove_placement_group(group)
+            raise
+    finally:
+        for holder in holders:
+            ray.kill(holder)
+
+
+def _placement_group(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport]) -> PlacementGroup:
+    bundles = [_bundle(need, nodes[need.node]) for need in needs]
+    selectors = [{"ray.io/node-id": nodes[need.node].node_id} for need in needs]
+    group: PlacementGroup = placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
+    return group
+
+
+def _bundle(need: NodeNeed, node: NodeReport) -> dict[str, float]:
+    wanted = {
+        f"node:{node.address}": PRESENCE,
+        node.ray_resource: float(len(need.accelerators)),
+        "CPU": need.cpus,
+        "memory": need.host_memory_gb * 2**30,
+    }
+    return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+def _wait(
+    group: PlacementGroup,
+    demands: Sequence[Demand],
+    supplies: Callable[[], Sequence[Supply]],
+    limit: float,
+    say: Say,
+) -> None:
+    start = time.monotonic()
+    has_spoken = False
+    while True:
+        table = placement_group_table(group)
+        if table["state"] == "CREATED":
+            return
+        waited = time.monotonic() - start
+        state = table["stats"]["scheduling_state"]
+        # A node may leave between looking and reserving; its bundle then fits nowhere.
+        if state == "INFEASIBLE" and waited > SPEAK_AFTER:
+            findings = Findings()
+            check_totals(demands, supplies(), findings)
+            findings.raise_errors()
+        if waited > limit:
+            raise WaitedTooLong(f"the cluster had no room within {limit:g} s: {what_is_busy(demands, supplies())}")
+        if waited > SPEAK_AFTER and not has_spoken:
+            say(f"waiting up to {limit:g} s for the cluster: {what_is_busy(demands, supplies())}")
+            has_spoken = True
+        time.sleep(LOOK_EVERY if waited < SPEAK_AFTER else 10 * LOOK_EVERY)
+
+
+def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], say: Say) -> Reservation:
+    reservation = Reservation(group, [])
+    asked = []
+    for index, need in enumerate(needs):
+        if not need.accelerators:
+            continue
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        keeper = _keeper(nodes[need.node], len(need.accelerators), strategy)
+        reservation.keepers.append(keeper)
+        asked.append((need, keeper.indices.remote(nodes[need.node].ray_resource)))
+    for need, answer in asked:
+        given = ray.get(answer, timeout=KEEPER_LIMIT)
+        reservation.devices |= {
+            (need.node, planned): device for planned, device in matched(need.accelerators, given).items()
+        }
+        if set(given) != set(need.accelerators):
+            say(
+                f"node {need.node}: accelerators {spell_ranks(given)} stand for {spell_ranks(need.accelerators)}, "
+                "of which another job holds some"
+            )
+    return reservation
+
+
+def matched(planned: Iterable[int], given: Iterable[int]) -> dict[int, int]:
+    """For each planned accelerator the one that stands for it: itself where it was given, else another in order.
+
+    >>> matched([0, 1, 2], [2, 5, 6])
+    {0: 5, 1: 6, 2: 2}
+    """
+    wanted, there = sorted(planned), set(given)
+    spare = iter(sorted(there - set(wanted)))
+    return {device: device if device in there else next(spare) for device in wanted}
+
+
+def _keeper(node: NodeReport, count: int, strategy: Any) -> Any:
+    amount = {"num_gpus": count} if node.ray_resource == "GPU" else {"resources": {node.ray_resource: count}}
+    actor: Any = ray.remote(Keeper)
+    return actor.options(num_cpus=0, scheduling_strategy=strategy, **amount).remote()
+
+
+def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
+    """Keep Ray from giving out the accelerators below those that are wanted, for the moment of reserving.
+
+    Ray gives out the lowest free ones. So that a plan for accelerators 4 to 7 of an idle node gets these, others hold 0
+    to 3 meanwhile. Where some are busy already this cannot work, and whichever are free have to do.
+    """
+    runs = list(_runs(need.accelerators))
+    if all(is_wanted for is_wanted, _ in runs):
+        return
+    free = free_resources().get(node.node_id, {}).get(node.ray_resource, 0)
+    if free < len(node.physical_ids):
+        return
+    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    wanted: list[Any] = []
+    for is_wanted, run in runs[:-1]:  # the last run is of wanted ones, and nothing comes after it
+        holder = _keeper(node, len(run), strategy)
+        if is_wanted:
+            wanted.append(holder)
+        else:
+            yield holder
+        if ray.get(holder.indices.remote(node.ray_resource), timeout=KEEPER_LIMIT) != run:
+            break  # somebody else was faster
+    for holder in wanted:
+        ray.kill(holder)
+    _wait_until_free(node, len(node.physical_ids) - sum(len(run) for is_wanted, run in runs if not is_wanted))
+
+
+def _runs(accelerators: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """Accelerators from 0 to the last wanted one in runs of wanted and unwanted ones.
+
+    >>> list(_runs([1, 2, 5]))
+    [(False, [0]), (True, [1, 2]), (False, [3, 4]), (True, [5])]
+    """
+    wanted = set(accelerators)
+    for is_wanted, run in groupby(range(max(wanted, default=-1) + 1), key=wanted.__contains__):
+        yield is_wanted, list(run)
+
+
+def _wait_until_free(node: NodeReport, count: int, limit: float = 5.0) -> None:
+    """Ray takes a moment to notice that a holder is gone."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        free: Mapping[str, float] = free_resources().get(node.node_id, {})
+        if free.get(node.ray_resource, 0) >= count:
+            return
+        time.sleep(LOOK_EVERY)

@@ -1,0 +1,157 @@
+"""What a call on a group gives: results that may not be there yet, of each rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+from ray import cloudpickle
+
+from roost.runtime.address import Address
+from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.host import CallFailed
+
+if TYPE_CHECKING:
+    from roost.runtime.failures_seen import FailuresSeen
+
+SLICE = 0.5  # seconds between looks at whether the job has failed elsewhere
+Reduction = Literal["max", "min", "mean"]
+REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": lambda times: sum(times) / len(times),
+}
+
+
+class GroupResult:
+    """The results of one method on several workers. Wait for them in a thread, or await them in an event loop.
+
+    A failure of a worker is raised as `WorkerFailed`, with the first cause first, whoever had it: a wait does not go on
+    when the job has failed elsewhere.
+    """
+
+    def __init__(
+        self, refs: Sequence[Any], ranks: Sequence[int], group: str, method: str, call: str, failures: FailuresSeen
+    ) -> None:
+        self._refs = list(refs)
+        self.ranks = tuple(ranks)
+        self._group, self._method, self._call, self._failures = group, method, call, failures
+        self._answers: list[tuple[int, Any]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self._group}.{self._method} on {len(self.ranks)} ranks, {'done' if self.done() else 'not done'}>"
+
+    def done(self) -> bool:
+        """Whether every rank has answered, or failed."""
+        if self._answers is not None:
+            return True
+        ready, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+        return len(ready) == len(self._refs)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """The results in rank order."""
+        if self._answers is None:
+            self._answers = self._collect(timeout)
+        return [value for _, value in self._answers]
+
+    async def async_wait(self) -> list[Any]:
+        """The results in rank order, for an event loop."""
+        if self._answers is None:
+            waiting = [asyncio.ensure_future(ref_future(ref)) for ref in self._refs]
+            try:
+                while True:
+                    done, _ = await asyncio.wait(waiting, timeout=SLICE, return_when=asyncio.FIRST_EXCEPTION)
+                    failed = next((future for future in done if future.exception() is not None), None)
+                    if failed is not None:
+                        error = failed.exception()
+                        assert error is not None
+                        loop = asyncio.get_running_loop()
+                        explained = await loop.run_in_executor(None, self._explained, error)
+                        raise explained from explained.__cause__
+                    if len(done) == len(waiting):
+                        break
+                    self._failures.raise_if_failed()
+            finally:
+                for future in waiting:
+                    future.cancel()
+            self._answers = [future.result() for future in waiting]
+        return [value for _, value in self._answers]
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self.async_wait().__await__()
+
+    def durations(self) -> list[float]:
+        """The seconds that the method took on each rank, in rank order."""
+        self.wait()
+        return [nanoseconds / 1e9 for nanoseconds, _ in self._answers or ()]
+
+    def consume_durations(self, reduction: Reduction = "max", return_per_rank: bool = False) -> Any:
+        """The time the method took, of the slowest rank unless another reduction is wanted."""
+        times = self.durations()
+        found = {self._method: REDUCTIONS[reduction](times)}
+        return (found, dict(zip(self.ranks, times, strict=True))) if return_per_rank else found
+
+    def consume_duration(self, reduction: Reduction = "max") -> float:
+        return REDUCTIONS[reduction](self.durations())
+
+    @property
+    def _addresses(self) -> list[Address]:
+        return [Address(self._group, rank) for rank in self.ranks]
+
+    def _collect(self, timeout: float | None) -> list[tuple[int, Any]]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            try:
+                answers: list[tuple[int, Any]] = ray.get(self._refs, timeout=max(left, 0))
+                return answers
+            except ray.exceptions.GetTimeoutError:
+                if end is not None and time.monotonic() >= end:
+                    raise WaitedTooLong(self._unanswered(timeout or 0)) from None
+                self._failures.raise_if_failed()
+            except ray.exceptions.RayError as error:
+                explained = self._explained(error)
+                raise explained from explained.__cause__
+
+    def _unanswered(self, timeout: float) -> str:
+        ready, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+        late = [rank for ref, rank in zip(self._refs, self.ranks, strict=True) if ref not in ready]
+        return f"{self._group}.{self._method} did not answer within {timeout:g} s on ranks {late}"
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """The error to raise for one that Ray gave: the first cause, with all that is known of it."""
+        told = getattr(error, "cause", None)
+        if isinstance(told, CallFailed):
+            return self._with_cause(self._failures.explain(told.failure))
+        if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.WorkerCrashedError):
+            return self._with_cause(self._failures.explain_death(self._dead(), self._call, str(error)))
+        return error
+
+    def _with_cause(self, error: WorkerFailed) -> WorkerFailed:
+        if error.first.cause is not None:
+            with contextlib.suppress(Exception):  # its class may not be importable here
+                error.__cause__ = cloudpickle.loads(error.first.cause)
+        return error
+
+    def _dead(self) -> list[Address]:
+        """Which of the ranks are gone: those whose own answer is this kind of error."""
+        gone = []
+        for ref, address in zip(self._refs, self._addresses, strict=True):
+            ready, _ = ray.wait([ref], timeout=0)
+            try:
+                if ready:
+                    ray.get(ref)
+            except ray.exceptions.RayActorError:
+                gone.append(address)
+            except ray.exceptions.RayError:
+                pass
+        return gone
+
+
+async def ref_future(ref: Any) -> tuple[int, Any]:
+    answer: tuple[int, Any] = await ref
+    return answer

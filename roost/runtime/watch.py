@@ -1,0 +1,60 @@
+"""Tells when processes of this machine end, at once where the kernel can say so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+LOOK_EVERY = 0.25  # seconds, where the kernel cannot tell
+
+
+class ProcessWatch:
+    """Calls back once for each watched process that has ended."""
+
+    def __init__(self) -> None:
+        self._fds: dict[int, int] = {}
+        self._polling: dict[int, asyncio.Task[None]] = {}
+
+    def watch(self, pid: int, ended: Callable[[int], None]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            loop.call_soon(ended, pid)
+            return
+        except (AttributeError, OSError):  # not Linux, or an old one
+            self._polling[pid] = loop.create_task(self._poll(pid, ended))
+            return
+        self._fds[pid] = fd
+        loop.add_reader(fd, self._end, pid, ended)
+
+    def stop(self, pid: int) -> None:
+        """Do not watch a process any more."""
+        fd = self._fds.pop(pid, None)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
+        task = self._polling.pop(pid, None)
+        if task is not None:
+            task.cancel()
+
+    def _end(self, pid: int, ended: Callable[[int], None]) -> None:
+        self.stop(pid)
+        ended(pid)
+
+    async def _poll(self, pid: int, ended: Callable[[int], None]) -> None:
+        while is_alive(pid):
+            await asyncio.sleep(LOOK_EVERY)
+        self._polling.pop(pid, None)
+        ended(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
