@@ -14,6 +14,7 @@ from roost.cli.check import check_command
 from roost.cli.convert import convert_command
 from roost.cli.diff import diff_command
 from roost.cli.explain import explain_command
+from roost.cli.inventory import inventory_command
 from roost.cli.plan import plan_command
 from roost.cli.schema import schema_command
 
@@ -31,6 +32,7 @@ app.command("check")(check_command)
 app.command("diff")(diff_command)
 app.command("convert")(convert_command)
 app.command("explain")(explain_command)
+app.command("inventory")(inventory_command)
 app.command("schema")(schema_command)
 
 

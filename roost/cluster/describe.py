@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from roost.spec.ranks import spell_ranks
 from roost.spec.section import Section
 
 DEFAULT_ACCELERATORS_PER_NODE = 8
+Devices = tuple[Mapping[str, Any], ...]
 
 
 def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) -> HardwareRegistry:
@@ -193,10 +196,19 @@ def _with_hardware(
                     f"declares {len(items)} {kind} on node {rank}, where the inventory has {present}",
                     fix="describe the devices that are there",
                 )
-        nodes[rank] = replace(
-            nodes[rank], hardware={**nodes[rank].hardware, **{kind: tuple(items) for kind, items in kinds.items()}}
-        )
+        known = nodes[rank].hardware
+        written = {kind: _completed(tuple(items), known.get(kind, ())) for kind, items in kinds.items()}
+        nodes[rank] = replace(nodes[rank], hardware={**known, **written})
     return tuple(nodes)
+
+
+def _completed(
+    written: tuple[Mapping[str, Any], ...], known: tuple[Mapping[str, Any], ...]
+) -> tuple[Mapping[str, Any], ...]:
+    """Devices as the config has them, with what it leaves out as the inventory knows it."""
+    if len(written) != len(known):
+        return written
+    return tuple({**there, **item} for item, there in zip(written, known, strict=True))
 
 
 def _merged_groups(

@@ -27,7 +27,7 @@ from roost.runtime.channel import Channel
 from roost.runtime.directory import GroupEntry
 from roost.runtime.failure import Failure
 from roost.runtime.failures_seen import FailuresSeen
-from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_name
+from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
 from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.logs import LogCollector
 from roost.runtime.process import AgentContact
@@ -197,6 +197,9 @@ class Cluster:
         if unknown:
             hint = did_you_mean(unknown[0], [part.name for part in plan.components])
             raise KeyError(f"the plan has no component {unknown[0]}; {hint}")
+        for name, spec in groups.items():
+            check_name(name, self._groups)
+            check_methods(spec.cls)
         live = self.verify(plan)
         settings = {name: (options or {}).get(name, LaunchOptions()) for name in groups}
         components = [plan[name] for name in groups]
@@ -210,6 +213,8 @@ class Cluster:
         name: str,
         options: LaunchOptions,
     ) -> WorkerGroup:
+        check_name(name, self._groups)
+        check_methods(spec.cls)
         component = where if isinstance(where, ComponentPlan) else self._placed(where, name, options)
         live = tuple(range(max(component.table.inventory.num_nodes, 1)))
         self._reserve([component], live, {component.name: options})
@@ -256,7 +261,6 @@ class Cluster:
     def _start(
         self, spec: GroupSpec, component: ComponentPlan, name: str, options: LaunchOptions, live: tuple[int, ...]
     ) -> WorkerGroup:
-        check_name(name, self._groups)
         placed = [live[int(node)] for node in component.table.nodes]
         reports = [node.report for node in self.nodes]
         port = ray.get(self._handles[placed[0]].lease_port.remote(), timeout=CALL_LIMIT)

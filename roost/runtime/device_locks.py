@@ -32,13 +32,22 @@ class DeviceLocks:
         waiter = _Waiter(who, frozenset(devices), asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._grant()
+        if not waiter.future.done():
+            waiter.future.add_done_callback(self._given_up)
         return waiter.future
 
+    def _given_up(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            self._grant()  # others may have waited behind it for devices that are free
+
     def release(self, who: Address, devices: Iterable[int]) -> None:
-        for device in devices:
-            holder, count = self._holders.get(device, (None, 0))
+        given = frozenset(devices)
+        for device in sorted(given):
+            holder, _ = self._holders.get(device, (None, 0))
             if holder != who:
                 raise ValueError(f"{who} gives back the lock of device {device}, which {holder or 'nobody'} holds")
+        for device in given:
+            count = self._holders[device][1]
             if count > 1:
                 self._holders[device] = (who, count - 1)
             else:

@@ -75,7 +75,9 @@ class Directory:
     async def _wait_for(self, look: Callable[[], T | None], timeout: float, otherwise: str) -> T:
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: look() is not None), timeout)
+                # Not `wait_for`, which in Python 3.11 runs a task: a timeout of 0 would not even look.
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait_for(lambda: look() is not None)
             except TimeoutError:
                 raise LookupError(f"{otherwise} (waited {timeout:g} s)") from None
         found = look()

@@ -46,7 +46,7 @@ class Exchange:
     ) -> None:
         self.node = node
         self._ask_node, self._look_up, self._last_failure = ask_node, look_up, last_failure
-        self.post = PostOffice()
+        self.post = PostOffice(self._give_back)
         self.pool = SegmentPool(shared_memory_limit())
         self.locks = DeviceLocks()
         self.ports = PortLeases()
@@ -60,6 +60,9 @@ class Exchange:
 
     async def serve(self, who: Address, op: str, args: tuple[Any, ...], parcels: Sequence[Parcel]) -> Answer:
         """Serve one request of a worker of this node. What it is given is in its hands until it releases it."""
+        lost = self.post.lost(who)
+        if lost is not None and op != "hello":
+            raise lost  # its last words: what it held is free already, and a lock would never be given back
         task = asyncio.current_task()
         if task is not None:
             self._at_work[who].add(task)
@@ -79,7 +82,7 @@ class Exchange:
 
     def _spare(self, who: Address, size: int) -> SegmentRef | None:
         """A segment for the next message, which will often be as large: so the sender need not ask for one first."""
-        if self.post.lost(who) is not None:
+        if self.post.lost(who) is not None or not self.pool.has_plenty_for(size):
             return None
         try:
             segment = self.pool.allocate(size)
@@ -92,11 +95,14 @@ class Exchange:
         self, who: Address, op: str, args: tuple[Any, ...], freight: Sequence[Freight]
     ) -> tuple[Any, list[Freight]]:
         """Serve a request that another node's agent hands on for one of its workers."""
+        lost = self.post.lost(who)
+        if lost is not None:
+            raise lost
         task = asyncio.current_task()
         if task is not None:
             self._at_work[who].add(task)
         try:
-            value, out = await self._dispatch(who, op, args, [await unload(piece, self.allocate) for piece in freight])
+            value, out = await self._dispatch(who, op, args, await self._unload(freight))
             return value, [load(parcel, self._give_back) for parcel in out]
         finally:
             if task is not None:
@@ -142,46 +148,67 @@ class Exchange:
     async def _send(
         self, who: Address, kind: str, to: Sequence[Sequence[Any]], timeout: float | None, parcel: Parcel
     ) -> None:
-        by_node: defaultdict[int, list[Address]] = defaultdict(list)
-        for receiver in (Address(*parts) for parts in to):
-            by_node[await self._node_of(receiver)].append(receiver)
-        here = by_node.pop(self.node, [])
-        away = [
-            self._forward(node, who, "send", (kind, [tuple(who) for who in receivers], timeout), [parcel], keep=True)
-            for node, receivers in by_node.items()
-        ]
-        if here and len(to) > 1:
-            parcel = parcel._replace(is_shared=True)
-        waits = self._deliver_here(who, kind, here, parcel)
-        if not here or away:
-            await asyncio.gather(*away)
-        if not here:
-            self._give_back(parcel)
-        for receiver, wait in waits:
-            late = f"{receiver} took nothing of {who} for {timeout or 0:g} s"
-            await within(wait, timeout, late.__str__)
+        try:
+            by_node: defaultdict[int, list[Address]] = defaultdict(list)
+            for receiver in (Address(*parts) for parts in to):
+                by_node[await self._node_of(receiver)].append(receiver)
+            here = by_node.pop(self.node, [])
+            shared = parcel._replace(is_shared=len(to) > 1)
+            waits = self._deliver_here(who, kind, here, shared)
+            await asyncio.gather(
+                *(
+                    self._forward(node, who, "send", (kind, [tuple(to) for to in away], timeout), [parcel], keep=True)
+                    for node, away in by_node.items()
+                ),
+                *(
+                    within(wait, timeout, f"{receiver} took nothing of {who} for {timeout or 0:g} s".__str__)
+                    for receiver, wait in waits
+                ),
+            )
+        finally:
+            self._give_back(parcel)  # each receiver of this node has a share of its own
 
     def _deliver_here(
         self, who: Address, kind: str, to: Sequence[Address], parcel: Parcel
     ) -> list[tuple[Address, asyncio.Future[None]]]:
         lost = next((self.post.lost(receiver) for receiver in to if self.post.lost(receiver)), None)
         if lost is not None:
-            self._give_back(parcel)
             raise lost
-        if parcel.segment is not None and len(to) > 1:
-            self.pool.share(parcel.segment.number, len(to) - 1)
-        waits = [(receiver, self.post.deliver(receiver, who, kind, parcel)) for receiver in to]
-        return [(receiver, wait) for receiver, wait in waits if wait is not None]
+        waits = []
+        for receiver in to:
+            wait = self.post.deliver(receiver, who, kind, parcel)
+            if parcel.segment is not None:
+                self.pool.share(parcel.segment.number, 1)
+            if wait is not None:
+                self._give_back_unless_in(parcel, wait)
+                waits.append((receiver, wait))
+        return waits
+
+    def _give_back_unless_in(self, parcel: Parcel, wait: asyncio.Future[None]) -> None:
+        wait.add_done_callback(lambda wait: None if has_result(wait) else self._give_back(parcel))
 
     async def _receive(self, who: Address, kind: str, source: Sequence[Any], timeout: float | None) -> list[Parcel]:
         sender = Address(*source)
         await self._node_of(sender)  # a group that was never launched is an error, not a wait
         future = self.post.collect(who, sender, kind)
         try:
-            return await within(future, timeout, lambda: f"nothing came from {sender} to {who} within {timeout:g} s")
+            return await self._taken(
+                future, timeout, lambda: f"nothing came from {sender} to {who} within {timeout:g} s"
+            )
         except WaitedTooLong as error:
             failed = await self._last_failure(sender)
             raise WaitedTooLong(f"{error}{f'; its last failure: {failed}' if failed else ''}") from None
+
+    async def _taken(
+        self, future: asyncio.Future[list[Parcel]], timeout: float | None, otherwise: Callable[[], str]
+    ) -> list[Parcel]:
+        try:
+            return await within(future, timeout, otherwise)
+        except asyncio.CancelledError:
+            if has_result(future):  # it came at the moment in which the one who waited for it was lost
+                for parcel in future.result():
+                    self._give_back(parcel)
+            raise
 
     async def _node_of(self, who: Address) -> int:
         group = await self._group(who.group)
@@ -214,28 +241,32 @@ class Exchange:
     async def _put(
         self, who: Address, name: str, key: Hashable, weight: float, timeout: float | None, parcels: list[Parcel]
     ) -> Answer:
-        entry = await self._channel(name)
-        if entry.node != self.node:
-            return await self._forward(entry.node, who, "put", (name, key, weight, timeout), parcels)
         try:
-            if timeout == 0 and self.post.is_full(name, key):
-                raise Full(f"channel {name} is full")
-            wait = self.post.put(name, key, who, weight, parcels[0])
-            if wait is not None:
-                await within(wait, timeout, lambda: f"channel {name} stayed full for {timeout:g} s")
-        except Exception:
+            entry = await self._channel(name)
+            is_here = entry.node == self.node
+            wait = self.post.put(name, key, who, weight, parcels[0]) if is_here else None
+        except BaseException:
             self._give_back(parcels[0])
             raise
+        if not is_here:
+            return await self._forward(entry.node, who, "put", (name, key, weight, timeout), parcels)
+        if wait is not None:
+            self._give_back_unless_in(parcels[0], wait)
+            if timeout == 0:
+                wait.cancel()
+                raise Full(f"channel {name} is full")
+            await within(wait, timeout, lambda: f"channel {name} stayed full for {timeout:g} s")
         return None, []
 
     async def _get(self, who: Address, name: str, key: Hashable, target: float | None, timeout: float | None) -> Answer:
         entry = await self._channel(name)
         if entry.node != self.node:
             return await self._forward(entry.node, who, "get", (name, key, target, timeout), [])
-        if timeout == 0 and not self.post.size(name, key):
-            raise Empty(f"channel {name} is empty")
         future = self.post.get(name, key, who, target)
-        return None, await within(future, timeout, lambda: f"channel {name} gave nothing for {timeout:g} s")
+        if timeout == 0 and not future.done():
+            future.cancel()
+            raise Empty(f"channel {name} is empty")
+        return None, await self._taken(future, timeout, lambda: f"channel {name} gave nothing for {timeout:g} s")
 
     async def _channel_request(self, who: Address, what: str, name: str, *args: Any) -> Answer:
         if what == "create":
@@ -276,15 +307,19 @@ class Exchange:
             try:
                 return self.pool.allocate(nbytes)
             except NoRoom:
+                if not self.pool.can_ever_hold(nbytes):
+                    raise
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._wanting_room.append(waiter)
                 await waiter
 
     def release(self, who: Address, numbers: Iterable[int]) -> None:
         """A worker has dropped what it was given in these segments."""
+        held = self._held[who]
         for number in numbers:
-            self._held[who][number] -= 1
-            self.pool.release(number)
+            if held[number] > 0:  # else it was freed with a worker that is gone
+                held[number] -= 1
+                self.pool.release(number)
         self._tell_of_room()
 
     def _hand_over(self, who: Address, parcel: Parcel) -> None:
@@ -308,8 +343,7 @@ class Exchange:
 
     def lose(self, who: Address, why: str, returns: bool) -> None:
         """A worker of the job is gone: end the waits for it, and free what it held on this node."""
-        for parcel in self.post.lose(who, why, returns):
-            self._give_back(parcel)
+        self.post.lose(who, why, returns)
         for task in self._at_work.pop(who, ()):
             task.cancel()
         self.locks.release_all(who)
@@ -325,7 +359,18 @@ class Exchange:
     ) -> Answer:
         freight = [load(parcel, (lambda _: None) if keep else self._give_back) for parcel in parcels]
         value, back = await self._ask_node(node, who, op, args, freight)
-        return value, [await unload(piece, self.allocate) for piece in back]
+        return value, await self._unload(back)
+
+    async def _unload(self, freight: Sequence[Freight]) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        try:
+            for piece in freight:
+                parcels.append(await unload(piece, self.allocate, self._give_back))
+        except BaseException:
+            for parcel in parcels:
+                self._give_back(parcel)
+            raise
+        return parcels
 
 
 async def within(future: asyncio.Future[T], timeout: float | None, otherwise: Callable[[], str]) -> T:
@@ -339,3 +384,7 @@ async def within(future: asyncio.Future[T], timeout: float | None, otherwise: Ca
         future.cancel()
         raise WaitedTooLong(otherwise())
     return future.result()
+
+
+def has_result(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

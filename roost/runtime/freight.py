@@ -36,7 +36,9 @@ def load(parcel: Parcel, give_back: Callable[[Parcel], None]) -> Freight:
     return Freight(parcel.header, copies, parcel.is_shared)
 
 
-async def unload(freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]]) -> Parcel:
+async def unload(
+    freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Parcel], None]
+) -> Parcel:
     """Bring what has come from another machine into this one's memory."""
     buffers = [memoryview(buffer).cast("B") for buffer in freight.buffers if len(buffer)]
     if sum(map(len, buffers)) <= INLINE_LIMIT:
@@ -46,7 +48,12 @@ async def unload(freight: Freight, allocate: Callable[[int], Awaitable[SegmentRe
     if segment.size < BIG:
         places = _write(segment, views)
     else:
-        places = await asyncio.get_running_loop().run_in_executor(None, _write, segment, views)
+        writing = asyncio.get_running_loop().run_in_executor(None, _write, segment, views)
+        try:
+            places = await asyncio.shield(writing)
+        except BaseException:  # nobody waits for it any more, but the thread may still be writing
+            writing.add_done_callback(lambda _: give_back(Parcel(b"", (), segment)))
+            raise
     return Parcel(freight.header, (), segment, places, freight.is_shared)
 
 

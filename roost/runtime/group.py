@@ -94,8 +94,6 @@ class WorkerGroup:
         self._is_closed = False
         self._calls = itertools.count()
         for method in public_methods(cls):
-            if hasattr(WorkerGroup, method):
-                raise ValueError(f"{cls.__name__}.{method} would hide what a group itself calls {method}; rename it")
             setattr(self, method, functools.partial(self._call, method, range(len(self.hosts))))
 
     def __repr__(self) -> str:
@@ -155,6 +153,13 @@ class RankSelection:
         if method.startswith("_") or method not in public_methods(self._group.worker_class):
             raise AttributeError(f"{self._group.worker_class.__name__} has no public method {method}")
         return functools.partial(self._group._call, method, self._ranks)
+
+
+def check_methods(cls: type[Worker]) -> None:
+    """A group has methods of its own, which those of its workers must not hide."""
+    hidden = next((method for method in public_methods(cls) if hasattr(WorkerGroup, method)), None)
+    if hidden is not None:
+        raise ValueError(f"{cls.__name__}.{hidden} would hide what a group itself calls {hidden}; rename it")
 
 
 def check_name(name: str, taken: Collection[str]) -> None:

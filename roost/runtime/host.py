@@ -20,9 +20,11 @@ from roost.runtime.failure import Failure, FailureKind, PeerLost
 from roost.runtime.logs import redirect_output
 from roost.runtime.process import ProcessSetup
 from roost.runtime.process_link import ProcessLink
+from roost.runtime.simulated_torch import show_to_torch
 from roost.runtime.trace.spans import SpanRecorder
 
 CONSTRUCTOR = "__init__"
+SIMULATED = "SIMULATED"
 FLUSH_EVERY = 1.0  # seconds between sendings of spans
 
 
@@ -55,6 +57,8 @@ class Host:
         agent.register.remote(entry)
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
+        if setup.accelerator_type == SIMULATED:
+            show_to_torch(setup.num_visible, setup.memory_gb)
         self._worker: Any = None
         self._broken: CallFailed | None = None
         try:

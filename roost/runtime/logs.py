@@ -84,14 +84,17 @@ class LogCollector:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(5)
-            self.collect()
+            while self.collect():
+                pass
+            self._show_unfinished_lines()
 
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_EVERY):
             self.collect()
 
-    def collect(self) -> None:
-        """One round; what cannot be fetched now is fetched the next time."""
+    def collect(self) -> bool:
+        """One round, and whether there is more; what cannot be fetched now is fetched the next time."""
+        is_more = False
         if self._fetch is not None:
             sizes = {str(path.relative_to(self._folder)): path.stat().st_size for path in self._folder.rglob("*.log")}
             for name, text in self._fetch(sizes).items():
@@ -99,15 +102,26 @@ class LogCollector:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("ab") as log:
                     log.write(text)
+                is_more |= len(text) == MAX_READ
         if self._console is not None:
             for path in sorted(self._folder.rglob("*.log")):
-                self._show(path, self._console)
+                is_more |= self._show(path, self._console)
+        return is_more
 
-    def _show(self, path: Path, console: TextIO) -> None:
-        """Print whole lines with the worker's name before each."""
+    def _show_unfinished_lines(self) -> None:
+        if self._console is not None:
+            for path in sorted(self._folder.rglob("*.log")):
+                self._show(path, self._console, is_last=True)
+
+    def _show(self, path: Path, console: TextIO, is_last: bool = False) -> bool:
+        """Print whole lines with the worker's name before each; a line is cut only where it is longer than a read."""
         new = read_from(path, self._shown.get(path, 0))
-        end = len(new) if len(new) == MAX_READ else new.rfind(b"\n") + 1
+        is_more = len(new) == MAX_READ
+        end = len(new) if is_last else new.rfind(b"\n") + 1
+        if not end and is_more:
+            end = len(new)
         self._shown[path] = self._shown.get(path, 0) + end
         name = f"{path.parent.relative_to(self._folder)}:{path.stem.removeprefix('rank_')}"
         for line in new[:end].decode("utf-8", "replace").splitlines():
             print(f"[{name}] {line}", file=console, flush=True)
+        return is_more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,7 @@ class Pending(Generic[T]):
     def __init__(self, future: Future[Any], finish: Callable[[Any], T]) -> None:
         self._future, self._finish = future, finish
         self._result: list[T] = []
+        self._finishing = threading.Lock()
 
     def done(self) -> bool:
         return self._future.done()
@@ -33,12 +35,14 @@ class Pending(Generic[T]):
         return self._once(answer)
 
     async def async_wait(self) -> T:
-        return self._once(await asyncio.wrap_future(self._future))
+        # Whoever gives up waiting ends the wait, not the operation: it can be waited for again.
+        return self._once(await asyncio.shield(asyncio.wrap_future(self._future)))
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.async_wait().__await__()
 
     def _once(self, answer: Any) -> T:
-        if not self._result:
-            self._result.append(self._finish(answer))
-        return self._result[0]
+        with self._finishing:
+            if not self._result:
+                self._result.append(self._finish(answer))
+            return self._result[0]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from roost.runtime.address import Address
 from roost.runtime.failure import PeerLost
@@ -35,17 +38,22 @@ class _Channel:
 
 
 class PostOffice:
-    """The mailboxes of one node's workers, and the channels that live on the node."""
+    """The mailboxes of one node's workers, and the channels that live on the node.
 
-    def __init__(self) -> None:
+    `drop` is told of every message that nobody will receive any more.
+    """
+
+    def __init__(self, drop: Callable[[Parcel], None]) -> None:
+        self._drop = drop
         self._mailboxes: dict[tuple[Address, Address, str], ItemQueue[Parcel]] = {}
         self._channels: dict[str, _Channel] = {}
         self._lost: dict[Address, PeerLost] = {}
+        self._returning: set[Address] = set()  # of the lost, those whose processes are started again
+        self._getting: defaultdict[Address, set[asyncio.Future[Any]]] = defaultdict(set)  # waits at channels
 
     def deliver(self, to: Address, sender: Address, kind: str, parcel: Parcel) -> asyncio.Future[None] | None:
         """Put a message into a mailbox; where that is full, the future is done once it is in."""
-        if to in self._lost:
-            raise self._lost[to]
+        self._refuse_if_lost({to}, self._lost)
         return self._mailbox(to, sender, kind).put(Item(parcel))
 
     def collect(self, to: Address, sender: Address, kind: str) -> asyncio.Future[list[Parcel]]:
@@ -75,15 +83,20 @@ class PostOffice:
     ) -> asyncio.Future[None] | None:
         queue = self._queue(name, key)
         queue.producers.add(sender)
-        self._refuse_if_lost(queue.consumers if queue.items.is_full else ())
+        if queue.items.is_full:
+            self._refuse_if_lost(queue.consumers, self._lost.keys() - self._returning)
         return queue.items.put(Item(parcel, weight))
 
     def get(self, name: str, key: Hashable, receiver: Address, target: float | None) -> asyncio.Future[list[Parcel]]:
         queue = self._queue(name, key)
         queue.consumers.add(receiver)
         if not len(queue.items):
-            self._refuse_if_lost(queue.producers)
-        return queue.items.get(target)
+            self._refuse_if_lost(queue.producers, self._lost.keys() - self._returning)
+        future = queue.items.get(target)
+        if not future.done():
+            self._getting[receiver].add(future)
+            future.add_done_callback(self._getting[receiver].discard)
+        return future
 
     def size(self, name: str, key: Hashable) -> int:
         return len(self._queue(name, key).items)
@@ -102,12 +115,12 @@ class PostOffice:
                 queue.items.close(channel.closed)
         return channel.queues[key]
 
-    def _refuse_if_lost(self, partners: set[Address] | tuple[()]) -> None:
-        lost = sorted(partner for partner in partners if partner in self._lost)
+    def _refuse_if_lost(self, partners: set[Address], gone: Container[Address]) -> None:
+        lost = sorted(partner for partner in partners if partner in gone)
         if lost:
-            raise self._lost[lost[0]]
+            raise copy.copy(self._lost[lost[0]])
 
-    def lose(self, who: Address, why: str, returns: bool) -> Iterator[Parcel]:
+    def lose(self, who: Address, why: str, returns: bool) -> None:
         """A worker is gone: end what waits for it, and give up what waits for nobody but it.
 
         What it has sent can still be received. Where its process returns, channels go on: others may fill them, and
@@ -117,11 +130,15 @@ class PostOffice:
         for (to, sender, _), mailbox in self._mailboxes.items():
             if to == who:
                 mailbox.fail_waiters(error)
-                yield from mailbox.clear()
+                self._drop_all(mailbox)
             elif sender == who:
                 mailbox.close(error)
+        for future in self._getting.pop(who, set()):
+            future.cancel()  # now, before it is given something
         if returns:
+            self._returning.add(who)
             return
+        self._returning.discard(who)
         for channel in self._channels.values():
             for queue in channel.queues.values():
                 if (who in queue.producers and not len(queue.items)) or (
@@ -132,8 +149,14 @@ class PostOffice:
     def find_again(self, who: Address) -> None:
         """A worker has come back: its mailboxes start empty, so that old messages do not meet new ones."""
         self._lost.pop(who, None)
+        self._returning.discard(who)
         for key in [key for key in self._mailboxes if who in key[:2]]:
-            del self._mailboxes[key]
+            self._drop_all(self._mailboxes.pop(key))
+
+    def _drop_all(self, mailbox: ItemQueue[Parcel]) -> None:
+        for parcel in mailbox.clear():
+            self._drop(parcel)
 
     def lost(self, who: Address) -> PeerLost | None:
-        return self._lost.get(who)
+        error = self._lost.get(who)
+        return copy.copy(error) if error is not None else None

@@ -33,7 +33,9 @@ class ProcessSetup:
     env: Mapping[str, str]
     devices: tuple[int, ...]  # accelerators it holds, as numbered on its node
     physical_ids: tuple[str, ...]  # what the vendor calls them
+    num_visible: int  # accelerators that it may see
     accelerator_type: str
+    memory_gb: float | None  # of each
     hardware_type: str  # "accelerator", "node", or the kind of its declared devices
     hardware: tuple[Mapping[str, Any], ...]  # the configs of those
     agent: AgentContact

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+ROUNDING = 1e-9  # of the target: ten items of weight 0.1 make up 1
 
 
 class Item(NamedTuple, Generic[T]):
@@ -22,10 +24,19 @@ class _Getter(Generic[T]):
     target: float | None  # None: one item
     future: asyncio.Future[list[T]]
     taken: list[Item[T]] = field(default_factory=list)
+    weight: float = 0.0  # of what is taken
 
-    @property
-    def weight(self) -> float:
-        return sum(item.weight for item in self.taken)
+    def take(self, item: Item[T]) -> None:
+        self.taken.append(item)
+        self.weight += item.weight
+
+    def has_enough(self) -> bool:
+        return self.target is None or self.weight >= self.target - ROUNDING * abs(self.target)
+
+    def has_room_for(self, item: Item[T]) -> bool:
+        if self.target is None or not self.taken:
+            return True
+        return self.weight + item.weight <= self.target + ROUNDING * abs(self.target)
 
 
 class ItemQueue(Generic[T]):
@@ -42,6 +53,8 @@ class ItemQueue(Generic[T]):
         self._closed: Exception | None = None
 
     def __len__(self) -> int:
+        if self._getters and self._getters[0].future.done():
+            self._serve()  # it gave up just now, and what it had taken counts again
         return len(self._items)
 
     @property
@@ -54,8 +67,10 @@ class ItemQueue(Generic[T]):
 
     def put(self, item: Item[T]) -> asyncio.Future[None] | None:
         """Add an item; where there is no room, the future is done once it has been added."""
+        if not item.weight >= 0:
+            raise ValueError(f"an item's weight is {item.weight}; it must be 0 or more")
         if self._closed is not None:
-            raise self._closed
+            raise copy.copy(self._closed)  # an error that is raised again and again would keep every frame it passed
         if self.is_full or self._putters:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putters.append((item, future))
@@ -73,7 +88,13 @@ class ItemQueue(Generic[T]):
         future: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
         self._getters.append(_Getter(target, future))
         self._serve()
+        if not future.done():
+            future.add_done_callback(self._given_up)
         return future
+
+    def _given_up(self, future: asyncio.Future[list[T]]) -> None:
+        if future.cancelled():
+            self._serve()  # what it had taken is for those behind it
 
     def peek(self) -> list[T]:
         return [item.value for item in self._items]
@@ -90,7 +111,7 @@ class ItemQueue(Generic[T]):
         """End every wait with an error; items that a waiting batch had taken stay for others."""
         for getter in self._getters:
             self._items.extendleft(reversed(getter.taken))
-            getter.taken.clear()
+            getter.taken = []
             _fail(getter.future, reason)
         for _, future in self._putters:
             _fail(future, reason)
@@ -119,12 +140,11 @@ class ItemQueue(Generic[T]):
     def _fill(self, getter: _Getter[T]) -> bool:
         """Give the first in line what there is; whether it has got all it waits for."""
         while self._items:
-            item = self._items[0]
-            if getter.target is not None and getter.taken and getter.weight + item.weight > getter.target:
+            if not getter.has_room_for(self._items[0]):
                 return self._finish(getter)
-            getter.taken.append(self._items.popleft())
+            getter.take(self._items.popleft())
             self._admit()
-            if getter.target is None or getter.weight >= getter.target:
+            if getter.has_enough():
                 return self._finish(getter)
         if self._closed is not None:
             if getter.taken:
@@ -149,4 +169,4 @@ class ItemQueue(Generic[T]):
 
 def _fail(future: asyncio.Future[Any], reason: Exception) -> None:
     if not future.done():
-        future.set_exception(reason)
+        future.set_exception(copy.copy(reason))

@@ -74,6 +74,13 @@ class SegmentPool:
             del self._held[number]
             self._free.setdefault(held.ref.size, []).append(held.ref)
 
+    def can_ever_hold(self, nbytes: int) -> bool:
+        return rounded(nbytes) <= self._limit
+
+    def has_plenty_for(self, nbytes: int) -> bool:
+        """Whether half of the limit stays for others."""
+        return self.used + rounded(nbytes) <= self._limit // 2
+
     @property
     def used(self) -> int:
         return sum(held.ref.size for held in self._held.values())
@@ -101,7 +108,9 @@ class SegmentPool:
         size = max((size for size, refs in self._free.items() if refs), default=None)
         if size is None:
             return False
-        os.close(self._free[size].pop().fd)
+        fd = self._free[size].pop().fd
+        os.ftruncate(fd, 0)  # workers keep mappings of it, and with them its memory
+        os.close(fd)
         self.total -= size
         return True
 

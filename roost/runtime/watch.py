@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable
 
 LOOK_EVERY = 0.25  # seconds, where the kernel cannot tell
@@ -13,7 +14,7 @@ class ProcessWatch:
     """Calls back once for each watched process that has ended."""
 
     def __init__(self) -> None:
-        self._fds: dict[int, int] = {}
+        self._fds: defaultdict[int, set[int]] = defaultdict(set)
         self._polling: dict[int, asyncio.Task[None]] = {}
 
     def watch(self, pid: int, ended: Callable[[int], None]) -> None:
@@ -26,21 +27,22 @@ class ProcessWatch:
         except (AttributeError, OSError):  # not Linux, or an old one
             self._polling[pid] = loop.create_task(self._poll(pid, ended))
             return
-        self._fds[pid] = fd
-        loop.add_reader(fd, self._end, pid, ended)
+        self._fds[pid].add(fd)
+        loop.add_reader(fd, self._end, pid, fd, ended)
 
     def stop(self, pid: int) -> None:
         """Do not watch a process any more."""
-        fd = self._fds.pop(pid, None)
-        if fd is not None:
-            asyncio.get_running_loop().remove_reader(fd)
-            os.close(fd)
+        for fd in self._fds.pop(pid, ()):
+            _drop(fd)
         task = self._polling.pop(pid, None)
         if task is not None:
             task.cancel()
 
-    def _end(self, pid: int, ended: Callable[[int], None]) -> None:
-        self.stop(pid)
+    def _end(self, pid: int, fd: int, ended: Callable[[int], None]) -> None:
+        self._fds[pid].discard(fd)
+        if not self._fds[pid]:
+            del self._fds[pid]
+        _drop(fd)
         ended(pid)
 
     async def _poll(self, pid: int, ended: Callable[[int], None]) -> None:
@@ -48,6 +50,11 @@ class ProcessWatch:
             await asyncio.sleep(LOOK_EVERY)
         self._polling.pop(pid, None)
         ended(pid)
+
+
+def _drop(fd: int) -> None:
+    asyncio.get_running_loop().remove_reader(fd)
+    os.close(fd)
 
 
 def is_alive(pid: int) -> bool:
