@@ -24,6 +24,7 @@ demo: setup
 
 bench: setup
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/runtime.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info

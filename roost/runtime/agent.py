@@ -236,8 +236,10 @@ class NodeAgent:
         return str(failure) if failure is not None else ""
 
     async def _last_failure(self, who: Address) -> str:
-        group = GroupEntry(*await self._look_up("group", who.group, 0.1))
-        node = group.nodes[who.rank]
+        try:
+            node = GroupEntry(*await self._look_up("group", who.group, 0.0)).nodes[who.rank]
+        except LookupError:
+            return ""  # its group was closed meanwhile
         if node == self._rank:
             return await self.last_failure(who)
         try:

@@ -294,7 +294,7 @@ class Cluster:
 
     def write_trace(self, path: str | Path) -> TraceSummary:
         """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were."""
-        flushed = [host.flush.remote() for group in self._groups.values() for host in group.hosts]
+        flushed = [host._roost_flush.remote() for group in self._groups.values() for host in group.hosts]
         ray.wait(flushed, num_returns=len(flushed), timeout=10) if flushed else None
         workers = []
         for node, agent in enumerate(self._handles):
@@ -315,8 +315,9 @@ class Cluster:
 
         def fetch(sizes: Mapping[str, int]) -> dict[str, bytes]:
             found: dict[str, bytes] = {}
-            for answer in ray.get([agent.read_logs.remote(dict(sizes)) for agent in away], timeout=CALL_LIMIT):
-                found |= answer
+            for answer in [agent.read_logs.remote(dict(sizes)) for agent in away]:
+                with contextlib.suppress(ray.exceptions.RayError):  # of a node that is lost there is nothing to fetch
+                    found |= ray.get(answer, timeout=CALL_LIMIT)
             return found
 
         collector = LogCollector(self.log_dir, fetch if away else None, sys.stdout if show else None)
@@ -355,8 +356,7 @@ class Cluster:
         for reservation in self._reservations:
             with contextlib.suppress(Exception):
                 reservation.release()
-        if self.connection.is_ours:
-            ray.shutdown()
+        self.connection.close()
 
     def _end_processes(self) -> None:
         for group in self._groups.values():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from roost.runtime.failure import Failure
 
-MAX_FAILURES = 1_000
+KEPT_FAILURES = 1_000
 T = TypeVar("T")
 
 
@@ -34,7 +35,8 @@ class Directory:
     def __init__(self) -> None:
         self._groups: dict[str, GroupEntry] = {}
         self._channels: dict[str, ChannelEntry] = {}
-        self.failures: list[Failure] = []
+        self.failures: deque[Failure] = deque(maxlen=KEPT_FAILURES)
+        self._num_failures = 0
         self._changed = asyncio.Condition()
 
     async def add_group(self, entry: GroupEntry) -> None:
@@ -62,15 +64,16 @@ class Directory:
         return await self._wait_for(lambda: self._channels.get(name), timeout, f"no channel is called {name}")
 
     async def add_failure(self, failure: Failure) -> None:
-        if len(self.failures) < MAX_FAILURES:
-            self.failures.append(failure)
+        self.failures.append(failure)
+        self._num_failures += 1
         await self._tell()
 
-    async def failures_after(self, count: int) -> list[Failure]:
-        """Failures beyond the first `count`, once there are any."""
+    async def failures_after(self, count: int) -> tuple[int, list[Failure]]:
+        """How many there have been, once they are more than `count`, and those that came since."""
         async with self._changed:
-            await self._changed.wait_for(lambda: len(self.failures) > count)
-        return self.failures[count:]
+            await self._changed.wait_for(lambda: self._num_failures > count)
+        new = min(self._num_failures - count, len(self.failures))
+        return self._num_failures, list(self.failures)[-new:]
 
     async def _wait_for(self, look: Callable[[], T | None], timeout: float, otherwise: str) -> T:
         async with self._changed:

@@ -23,6 +23,7 @@ from roost.runtime.segments import NoRoom, SegmentPool, SegmentRef, shared_memor
 
 T = TypeVar("T")
 Answer = tuple[Any, list[Parcel]]
+ROOM_LIMIT = 600.0  # seconds that a message waits for others to drop what they received
 LOOK_UP_LIMIT = 60.0  # seconds that a message waits for a group or channel to come into being
 
 
@@ -306,12 +307,13 @@ class Exchange:
         while True:
             try:
                 return self.pool.allocate(nbytes)
-            except NoRoom:
+            except NoRoom as error:
+                late = f"no room in shared memory for {ROOM_LIMIT:g} s: {error}"
                 if not self.pool.can_ever_hold(nbytes):
                     raise
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._wanting_room.append(waiter)
-                await waiter
+                await within(waiter, ROOM_LIMIT, late.__str__)
 
     def release(self, who: Address, numbers: Iterable[int]) -> None:
         """A worker has dropped what it was given in these segments."""

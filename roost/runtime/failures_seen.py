@@ -34,9 +34,11 @@ class FailuresSeen:
         self._thread.start()
 
     def _follow(self) -> None:
+        count = 0
         while not self._is_stopped:
             try:
-                self._add(ray.get(self._lead.directory.remote("failures_after", len(self._failures))))
+                count, new = ray.get(self._lead.directory.remote("failures_after", count))
+                self._add(new)
             except Exception as error:
                 if not self._is_stopped:
                     self._add([_failure(Address("agent", 0), FailureKind.NODE_LOST, str(error))])
@@ -76,22 +78,26 @@ class FailuresSeen:
             if any(now - self._seen_at[failure] > GRACE for failure in self.unsettled):
                 raise self._settle(self.unsettled)
 
-    def explain(self, failure: Failure) -> WorkerFailed:
-        """The error for a worker's own failure; if it followed from another's, with that one before it."""
+    def explain(self, failure: Failure, calls: Sequence[str]) -> WorkerFailed:
+        """The error for a worker's own failure; if it followed from another's, with that one before it.
+
+        Ranks that were called together fail together: what the others of these calls do is known with it.
+        """
         with self._changed:
-            found = {failure, *(known for known in self._failures if failure.call and known.call == failure.call)}
+            self._settled_calls.update(calls)
+            found = {failure, *(known for known in self._failures if known.call in calls)}
             if failure.is_consequence:
                 self._changed.wait_for(lambda: any(not known.is_consequence for known in self.unsettled), GRACE)
                 found.update(self.unsettled)
             return self._settle(found)
 
-    def explain_death(self, gone: Sequence[Address], call: str, ray_says: str) -> WorkerFailed:
+    def explain_death(self, gone: Sequence[Address], calls: Sequence[str], ray_says: str) -> WorkerFailed:
         """The error for workers that are gone; their node's agent has more to tell of them than Ray."""
         with self._changed:
             self._changed.wait_for(lambda: self._told_of(gone), GRACE)
             told = self._told_of(gone)
             found = told or {_failure(address, FailureKind.DIED, ray_says) for address in gone}
-            self._settled_calls.add(call)
+            self._settled_calls.update(calls)
             return self._settle({*found, *self.unsettled} or {_failure(Address("?", 0), FailureKind.DIED, ray_says)})
 
     def _told_of(self, gone: Sequence[Address]) -> set[Failure]:

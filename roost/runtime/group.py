@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -92,7 +91,6 @@ class WorkerGroup:
         self._failures = failures
         self._close = close
         self._is_closed = False
-        self._calls = itertools.count()
         for method in public_methods(cls):
             setattr(self, method, functools.partial(self._call, method, range(len(self.hosts))))
 
@@ -118,8 +116,8 @@ class WorkerGroup:
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup:
         """Wait until every worker has been made; the first constructor that failed is raised."""
-        refs = [host.ready.remote() for host in self.hosts]
-        GroupResult(refs, range(self.world_size), self.name, "__init__", "", self._failures).wait(timeout)
+        refs = [host._roost_ready.remote() for host in self.hosts]
+        GroupResult(refs, range(self.world_size), self.name, "__init__", self._failures).wait(timeout)
         return self
 
     def mark_closed(self) -> None:
@@ -138,9 +136,8 @@ class WorkerGroup:
         if len(ranks) > 1:
             args = tuple(map(shared, args))
             kwargs = {name: shared(value) for name, value in kwargs.items()}
-        call = f"{self.name}#{next(self._calls)}"
-        refs = [self.hosts[rank].call.remote(method, call, *args, **kwargs) for rank in ranks]
-        return GroupResult(refs, ranks, self.name, method, call, self._failures)
+        refs = [getattr(self.hosts[rank], method).remote(*args, **kwargs) for rank in ranks]
+        return GroupResult(refs, ranks, self.name, method, self._failures)
 
 
 class RankSelection:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import ray
@@ -49,12 +48,16 @@ class Host:
         from pathlib import Path
 
         redirect_output(Path(setup.log_path))
+        # The plan's own variables, before the worker's class and all it imports; a user's are there since the start.
+        os.environ.update(setup.env)
         self._setup = setup
         self._recorder = SpanRecorder()
         self._link = ProcessLink(setup.address, setup.agent)
         agent = setup.agent.handle
         entry = (tuple(setup.address), os.getpid(), setup.devices, setup.log_path, setup.max_restarts)
-        agent.register.remote(entry)
+        registered = agent.register.remote(entry)
+        if setup.max_restarts:
+            ray.get(registered)  # one that has come back counts as gone until its agent knows it again
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
         if setup.accelerator_type == SIMULATED:
@@ -62,7 +65,7 @@ class Host:
         self._worker: Any = None
         self._broken: CallFailed | None = None
         try:
-            with self._guarded(CONSTRUCTOR, ""):
+            with self._guarded(CONSTRUCTOR):
                 cls, args, kwargs = cloudpickle.loads(packed)
                 worker = cls.__new__(cls)
                 worker._setup = setup
@@ -71,32 +74,32 @@ class Host:
         except CallFailed as error:
             self._broken = error  # told to whoever calls, for Ray would only say that the actor died
 
-    def ready(self) -> tuple[int, None]:
+    def _roost_ready(self) -> tuple[int, None]:
         """Answer once the worker has been made."""
         if self._broken is not None:
             raise self._broken
         return 0, None
 
-    def call(self, method: str, call: str, /, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         """Run a method; how long it took in nanoseconds, and its result."""
-        self.ready()
-        with self._guarded(method, call):
+        self._roost_ready()
+        with self._guarded(method):
             start = time.perf_counter_ns()
             result = getattr(self._worker, method)(*args, **kwargs)
             return time.perf_counter_ns() - start, result
 
     @contextlib.contextmanager
-    def _guarded(self, method: str, call: str) -> Iterator[None]:
+    def _guarded(self, method: str) -> Iterator[None]:
         try:
             with self._recorder.timer(method, "call"):
                 yield
         # Whatever a worker raises, exits included, must reach the one who called and not end the process.
         except BaseException as error:
-            raise self._failed(method, call, error) from None
+            raise self._failed(method, error) from None
         finally:
             self._send_spans()
 
-    def _failed(self, method: str, call: str, error: BaseException) -> CallFailed:
+    def _failed(self, method: str, error: BaseException) -> CallFailed:
         summary = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else _one_line(error)
         failure = Failure(
             self._setup.address,
@@ -105,7 +108,7 @@ class Host:
             time.time_ns(),
             method="its constructor" if method == CONSTRUCTOR else method,
             traceback=_own_traceback(error),
-            call=call,
+            call="" if method == CONSTRUCTOR else ray.get_runtime_context().get_task_id() or "",
             cause=_packed(error),
             is_consequence=isinstance(error, PeerLost),
         )
@@ -123,9 +126,9 @@ class Host:
         now = time.monotonic()
         if self._link.is_open and now - self._last_flush > FLUSH_EVERY:
             self._last_flush = now
-            self.flush()
+            self._roost_flush()
 
-    def flush(self) -> None:
+    def _roost_flush(self) -> None:
         """Give the agent the spans recorded so far."""
         spans = self._recorder.drain()
         if spans:
@@ -135,18 +138,38 @@ class Host:
 class AsyncHost(Host):
     """For a worker with asynchronous methods: they run side by side in one event loop, the others between them."""
 
-    async def call(self, method: str, call: str, /, *args: Any, **kwargs: Any) -> tuple[int, Any]:  # type: ignore[override]
-        self.ready()
-        with self._guarded(method, call):
+    async def _run_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
+        self._roost_ready()
+        with self._guarded(method):
             start = time.perf_counter_ns()
             result = getattr(self._worker, method)(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result
             return time.perf_counter_ns() - start, result
 
-    async def idle(self) -> None:
-        """Makes Ray run this actor in an event loop."""
-        await asyncio.sleep(0)
+
+def host_class(cls: type, methods: Iterable[str]) -> type[Host]:
+    """The actor for a worker class.
+
+    It has the class's name and methods: so Ray shows what runs, and a call needs no argument to say which is meant.
+    """
+    is_async = is_asynchronous(cls)
+    forwarding = {name: (_forwarding_async if is_async else _forwarding)(name) for name in methods}
+    return type(cls.__name__, (AsyncHost if is_async else Host,), forwarding)
+
+
+def _forwarding(method: str) -> Any:
+    def forward(self: Host, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+        return self._run(method, args, kwargs)
+
+    return forward
+
+
+def _forwarding_async(method: str) -> Any:
+    async def forward(self: AsyncHost, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+        return await self._run_async(method, args, kwargs)
+
+    return forward
 
 
 def is_asynchronous(cls: type) -> bool:

@@ -23,6 +23,7 @@ class NodeReport:
     node_id: str
     address: str  # as Ray knows it
     hostname: str
+    interface: str = ""  # of the network that the address belongs to
     rank_text: str | None = None  # as written, so that a mistake can be quoted
     rank_variable: str | None = None
     accelerator_type: str = NO_ACCELERATOR

@@ -6,7 +6,9 @@ import json
 import os
 import platform
 import socket
+import struct
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from roost.runtime.node_report import NodeReport
 
 RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")
 MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
+SIOCGIFADDR = 0x8915  # "get interface address", as Linux numbers it
 INTERPRETER_LIMIT = 60  # seconds for an interpreter to import Ray
 CHECK = "import json, sys, ray, roost; print(json.dumps([sys.version_info[:2], ray.__version__, roost.__version__]))"
 
@@ -36,9 +39,11 @@ def report(
         problem = str(error)
     vendor, devices = found or (None, None)
     resource = vendor.ray_resource if vendor is not None else "GPU"
+    address = address or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return NodeReport(
         node_id=node_id,
-        address=address or ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+        address=address,
+        interface=interface_of(address),
         hostname=socket.gethostname(),
         rank_text=environ[variable].strip() if variable else None,
         rank_variable=variable,
@@ -60,6 +65,27 @@ def report(
     )
 
 
+def interface_of(address: str) -> str:
+    """The network interface that has an address; empty where that cannot be told.
+
+    >>> interface_of("192.0.2.255")
+    ''
+    """
+    if not sys.platform.startswith("linux"):
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
+
+
 def host_memory_gb() -> float | None:
     """Memory of this machine, or of the container it is."""
     try:
@@ -75,8 +101,6 @@ def check_interpreter(path: str) -> str:
     >>> check_interpreter("/no/such/python")
     '/no/such/python does not exist'
     """
-    import sys
-
     import ray
 
     if not Path(path).exists():

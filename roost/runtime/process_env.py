@@ -24,12 +24,14 @@ def process_env(
     vendor: Accelerator | None,
     visible: Sequence[tuple[int, str]],
     master: tuple[str, int],
+    interface: str = "",
 ) -> dict[str, str]:
     """All variables of one worker.
 
     `visible` are the accelerators it may see, as planned and as the vendor calls them. A worker that sees only its own
     is alone as far as its libraries can tell, so its local rank is 0 of 1; one that sees those of others too finds its
-    first one by its local rank.
+    first one by its local rank. Unless a user says otherwise, gloo uses the interface of the address that Ray uses: by
+    itself it looks up the host's name, which is loopback on many machines.
     """
     placement = process.placement
     seen = [planned for planned, _ in visible]
@@ -54,7 +56,8 @@ def process_env(
     }
     masks = vendor.visibility([name for _, name in visible]) if vendor is not None else {}
     given = {name: value for name, value in process.env.items() if name not in MASKS}
-    return {**given, **{name: str(value) for name, value in place.items()}, **masks}
+    network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    return {**network, **given, **{name: str(value) for name, value in place.items()}, **masks}
 
 
 def visible_devices(

@@ -12,6 +12,7 @@ from typing import Any
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.registry import installed_registry
+from roost.runtime.reaper import reaped
 
 NAMESPACE = "roost"
 LOCAL = "local"
@@ -28,6 +29,16 @@ class Connection:
     address: str
     is_local: bool  # started here, and for this process only
     is_ours: bool  # not there before
+    leash: int | None = None  # a descriptor whose end, or this process's, ends a local Ray
+
+    def close(self) -> None:
+        """Leave Ray, if this is what entered it; a local one is stopped."""
+        import ray
+
+        if self.is_ours:
+            ray.shutdown()
+        if self.leash is not None:
+            os.close(self.leash)
 
 
 def connect(address: str | None) -> Connection:
@@ -60,11 +71,37 @@ def _attach(address: str) -> Connection:
     except ConnectionError:
         if address == AUTO:
             raise
-        raise ConnectionError(
-            f"no Ray cluster answers at {address}; start one with `ray start --head`, "
-            "or leave the address out to run on this machine alone"
-        ) from None
+        if not _offer_token():
+            raise _no_answer(address) from None
+        try:
+            _init(address=address)
+        except ConnectionError:
+            raise _no_answer(address) from None
     return Connection(ray.get_runtime_context().gcs_address, is_local=False, is_ours=True)
+
+
+def _no_answer(address: str) -> ConnectionError:
+    return ConnectionError(
+        f"no Ray cluster answers at {address}; start one with `ray start --head`, or leave the address out to run on "
+        "this machine alone. If one runs there, it may ask for a token: put it into ~/.ray/auth_token and export "
+        "RAY_AUTH_MODE=token"
+    )
+
+
+def _offer_token() -> bool:
+    """Whether this user has a token that was not offered: Ray's command line starts clusters that ask for it."""
+    from ray._private.authentication import authentication_token_setup as setup
+
+    if os.environ.get(setup.AUTH_MODE_ENV_VAR):
+        return False
+    logger = logging.getLogger(setup.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        has_token: bool = setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        return has_token
+    finally:
+        logger.setLevel(level)
 
 
 def _start_local() -> Connection:
@@ -74,9 +111,9 @@ def _start_local() -> Connection:
     found = installed_registry(os.environ).detect(os.environ)
     if found is not None and found[0].type == AcceleratorType.SIMULATED:
         options["num_gpus"] = found[1].count  # Ray cannot find what is not there
-    with _OnLoopback():
+    with _OnLoopback(), reaped() as leash:
         _init(address=LOCAL, include_dashboard=False, **options)
-    return Connection(ray.get_runtime_context().gcs_address, is_local=True, is_ours=True)
+    return Connection(ray.get_runtime_context().gcs_address, is_local=True, is_ours=True, leash=leash)
 
 
 class _OnLoopback:

@@ -35,11 +35,11 @@ class GroupResult:
     """
 
     def __init__(
-        self, refs: Sequence[Any], ranks: Sequence[int], group: str, method: str, call: str, failures: FailuresSeen
+        self, refs: Sequence[Any], ranks: Sequence[int], group: str, method: str, failures: FailuresSeen
     ) -> None:
         self._refs = list(refs)
         self.ranks = tuple(ranks)
-        self._group, self._method, self._call, self._failures = group, method, call, failures
+        self._group, self._method, self._failures = group, method, failures
         self._answers: list[tuple[int, Any]] | None = None
 
     def __repr__(self) -> str:
@@ -102,6 +102,11 @@ class GroupResult:
     def _addresses(self) -> list[Address]:
         return [Address(self._group, rank) for rank in self.ranks]
 
+    @property
+    def _calls(self) -> list[str]:
+        """What Ray calls the calls on the ranks, as their failures name them."""
+        return [ref.task_id().hex() for ref in self._refs]
+
     def _collect(self, timeout: float | None) -> list[tuple[int, Any]]:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -126,9 +131,9 @@ class GroupResult:
         """The error to raise for one that Ray gave: the first cause, with all that is known of it."""
         told = getattr(error, "cause", None)
         if isinstance(told, CallFailed):
-            return self._with_cause(self._failures.explain(told.failure))
+            return self._with_cause(self._failures.explain(told.failure, self._calls))
         if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.WorkerCrashedError):
-            return self._with_cause(self._failures.explain_death(self._dead(), self._call, str(error)))
+            return self._with_cause(self._failures.explain_death(self._dead(), self._calls, str(error)))
         return error
 
     def _with_cause(self, error: WorkerFailed) -> WorkerFailed:

@@ -61,10 +61,19 @@ class SocketServer:
             labels, frames = to_frames(out)
             head = pickle.dumps((number, True, value, labels), 5)
         except Exception as error:
-            head, frames = pickle.dumps((number, False, error, []), 5), []
+            head, frames = pickle.dumps((number, False, _portable(error), []), 5), []
         await self._socket.send_multipart([reply_to, head, *frames])
 
     def close(self) -> None:
         self._reader.cancel()
         self._context.destroy(linger=0)
         self.path.unlink(missing_ok=True)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that another process can read; one that cannot travel must not leave its caller without an answer."""
+    try:
+        pickle.loads(pickle.dumps(error, 5))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

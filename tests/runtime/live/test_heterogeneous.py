@@ -32,13 +32,13 @@ cluster:
         - node_ranks: 0
           python_interpreter_path: {python}
           env_vars:
-            - GLOO_SOCKET_IFNAME: "eth0"
+            - GLOO_SOCKET_IFNAME: "roost0"
     - label: "4090"
       node_ranks: 1
       env_configs:
         - node_ranks: 1
           env_vars:
-            - GLOO_SOCKET_IFNAME: "eth1"
+            - GLOO_SOCKET_IFNAME: "roost1"
     - label: franka
       node_ranks: 2-3
       hardware:
@@ -117,9 +117,9 @@ def test_every_process_sees_its_devices(testimony):
 
 
 def test_environment_of_the_node_group(testimony):
-    assert {each["network"] for each in testimony["actor"]} == {"eth0"}
-    assert {each["network"] for each in testimony["rollout"]} == {"eth1"}
-    assert {each["network"] for each in testimony["env"]} == {None}
+    assert {each["network"] for each in testimony["actor"]} == {"roost0"}
+    assert {each["network"] for each in testimony["rollout"]} == {"roost1"}
+    assert not {each["network"] for each in testimony["env"]} & {"roost0", "roost1"}
 
 
 def test_interpreter_of_the_node_group(testimony, other_python):

@@ -1,0 +1,161 @@
+"""What Roost's runtime costs beside bare Ray, and beside a peer's: launching, calling, and moving data.
+
+The first time, `--setup-peer` makes an environment for the peer; see docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import peer_environment
+import typer
+from rich.console import Console
+from runtime_report import print_missing, print_overheads, print_throughputs, print_verdicts
+from runtime_results import ONES, WAYS, Missing, Overhead, Row, Throughput, overhead, throughputs, verdicts
+
+HERE = Path(__file__).parent
+STATISTICS = Path("/proc/stat")
+QUIET = 0.15  # of the cores' time
+LAST_LINES = 5  # of what a process that failed has said
+PEER_CANNOT = {
+    "accelerators": "it counts the accelerators that their drivers report, and cannot be told of simulated ones",
+}
+
+Result = Overhead | Throughput | Missing
+
+
+def main(
+    launches: Annotated[int, typer.Option(min=1, help="Rounds of launching.")] = 5,
+    calls: Annotated[int, typer.Option(min=1, help="Rounds of calling.")] = 300,
+    streams: Annotated[int, typer.Option(min=1, help="Rounds of streaming.")] = 7,
+    peer_launches: Annotated[int, typer.Option(min=1, help="Rounds of the peer's launching.")] = 3,
+    limit: Annotated[int, typer.Option(min=1, help="Seconds for one measurement of one side.")] = 400,
+    patience: Annotated[int, typer.Option(min=0, help="Seconds to wait for an idle machine before each.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Only this measurement; may be given several times.")] = None,
+    peer_python: Annotated[Path | None, typer.Option(exists=True, help="The interpreter that has the peer.")] = None,
+    setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make benchmarks/.peer first.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
+) -> None:
+    """Measure what Roost's runtime costs, and print it beside the targets."""
+    console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
+    if setup_peer:
+        progress.print("setting up the peer's environment")
+        peer_environment.set_up()
+    rounds = {"launch": launches, "accelerators": launches, "call": calls, "channel": streams, "send": streams}
+    unknown = set(only or ()) - set(rounds)
+    if unknown:
+        raise SystemExit(f"there is no measurement {unknown.pop()}; there are {', '.join(rounds)}")
+    peer = peer_environment.find(peer_python)
+    sides = {"roost": Path(sys.executable)} | ({} if peer is None else {"rlinf": peer})
+    busy: dict[str, float] = {}
+    found: list[Result] = []
+    for what in only or rounds:
+        for side, python in sides.items():
+            if side != "roost" and what in PEER_CANNOT:
+                found.append(Missing(side, what, PEER_CANNOT[what]))
+                continue
+            count = min(rounds[what], peer_launches) if side != "roost" and what == "launch" else rounds[what]
+            progress.print(f"{(ONES | WAYS)[what]}, {side}, {count} rounds")
+            busy[f"{side} {what}"] = wait_for_quiet(patience)
+            found += run(python, side, what, count, limit)
+    overheads = [each for each in found if isinstance(each, Overhead)]
+    flows = [each for each in found if isinstance(each, Throughput)]
+    missing = [each for each in found if isinstance(each, Missing)]
+    judged = verdicts(overheads, flows)
+    if overheads:
+        print_overheads(overheads, console)
+    if flows:
+        print_throughputs(flows, console)
+    print_missing(missing, console)
+    if peer is None:
+        console.print("No comparison: there is no peer. Make one with --setup-peer, or name it with --peer-python.\n")
+    print_verdicts(judged, console)
+    if json_file is not None:
+        results = {
+            "machine": machine(),
+            "busy_before": busy,
+            "overheads": [asdict(row) for row in overheads],
+            "throughputs": [asdict(row) for row in flows],
+            "missing": [asdict(row) for row in missing],
+            "targets": [asdict(verdict) for verdict in judged],
+        }
+        json_file.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def run(python: Path, side: str, what: str, rounds: int, limit: float) -> list[Result]:
+    """One measurement in a process with a Ray of its own; what it had found when it failed is kept."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        file, log = Path(folder) / "rows", Path(folder) / "log"
+        command = [str(python), str(HERE / "runtime_process.py"), side, what, str(rounds), str(file)]
+        # Ray's own folder, or programs that look for the machine's Ray would find this one.
+        trouble = finish(command, log, limit, {"RAY_TMPDIR": folder})
+        rows: list[Row] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    found: list[Result] = [] if trouble is None else [Missing(side, what, f"{trouble} ({len(rows)} results before)")]
+    if rows:
+        found += [overhead(side, what, rows)] if what in ONES else throughputs(side, what, rows)
+    return found
+
+
+def finish(command: list[str], log: Path, limit: float, settings: Mapping[str, str]) -> str | None:
+    """Run to the end or to the limit; what went wrong, if anything. Ray ends with the process that started it."""
+    # The peer's interpreter must not find Roost's packages, and every worker finds this folder.
+    paths = str(HERE) if command[0] != sys.executable else os.pathsep.join([str(HERE), str(HERE.parent)])
+    with log.open("w") as out:
+        environment = {**os.environ, **settings, "PYTHONPATH": paths}
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return f"it did not end within {limit:.0f} s"
+    if code == 0:
+        return None
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"exit code {code}: {' / '.join(said[-LAST_LINES:])}"
+
+
+def wait_for_quiet(patience: float) -> float:
+    """Wait until others leave the cores mostly idle, or patience ends; the share that they used at the end."""
+    end = time.monotonic() + patience
+    while (busy := busy_share(2.0)) > QUIET and time.monotonic() < end:
+        time.sleep(3)
+    return busy
+
+
+def busy_share(seconds: float) -> float:
+    """The part of all cores' time in which they were not idle; 0 where the system does not tell."""
+
+    def idle_and_all() -> tuple[int, int]:
+        ticks = [int(tick) for tick in STATISTICS.read_text().splitlines()[0].split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+    if not STATISTICS.exists():
+        return 0.0
+    idle, total = idle_and_all()
+    time.sleep(seconds)
+    idle_then, total_then = idle_and_all()
+    return round(1 - (idle_then - idle) / max(total_then - total, 1), 3)
+
+
+def machine() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return {"cores": os.cpu_count(), "memory_gb": round(memory), "python": platform.python_version()}
+
+
+if __name__ == "__main__":
+    typer.run(main)

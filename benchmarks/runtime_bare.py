@@ -1,0 +1,140 @@
+"""Bare Ray, which both runtimes are measured against, and the loops that every side runs.
+
+Loaded by every worker of every side, so it imports nothing that the measurement does not need.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ray
+
+IN_FLIGHT = 4  # items that a queue or channel holds at most: the same for every side
+LIMIT = 120.0  # seconds for any one wait
+
+
+class Load(NamedTuple):
+    """What is streamed: so many items of so many bytes, as numpy arrays or torch tensors of bytes."""
+
+    kind: str
+    nbytes: int
+    count: int
+
+
+def start_ray(accelerators: int = 0) -> Any:
+    """A Ray of this process's own, whatever else runs on the machine; close it with `shutdown()`."""
+    from ray.cluster_utils import Cluster as RayCluster
+
+    head = {"num_cpus": os.cpu_count(), "num_gpus": accelerators, "object_store_memory": 2 << 30}
+    started = RayCluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+    os.environ["RAY_ADDRESS"] = started.address
+    return started
+
+
+def make_item(load: Load) -> Any:
+    import numpy as np
+
+    array = np.arange(load.nbytes, dtype=np.uint8)
+    if load.kind == "numpy":
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def check_item(item: Any, load: Load) -> None:
+    """That it has arrived whole, without reading all of it: no side is timed on reading."""
+    last = load.nbytes - 1
+    if len(item) != load.nbytes or int(item[0]) != 0 or int(item[last]) != last % 256:
+        raise RuntimeError(f"sent {load.nbytes:,} bytes and got something else: {item!r:.100}")
+
+
+def produce(put: Callable[[Any], object], load: Load) -> float:
+    """Put all items; when the first was begun. The monotonic clock is the same in all processes of a machine."""
+    item = make_item(load)
+    start = time.monotonic()
+    for _ in range(load.count):
+        put(item)
+    return start
+
+
+def consume(get: Callable[[], Any], load: Load) -> float:
+    """Get all items; when the last was there."""
+    if load.kind == "torch":
+        import torch  # noqa: F401  # before the clock starts
+    for _ in range(load.count):
+        check_item(get(), load)
+    return time.monotonic()
+
+
+def copy_seconds(nbytes: int) -> float:
+    """A copy between two arrays that have been written before: the best of a few."""
+    import numpy as np
+
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    repeats = max(1, min(1000, (64 << 20) // nbytes))
+    runs = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            np.copyto(target, source)
+        runs.append((time.perf_counter() - start) / repeats)
+    return min(runs)
+
+
+class Trivial:
+    """The least that a worker can be."""
+
+    def answer(self) -> int:
+        return os.getpid()
+
+
+class Producer:
+    def produce(self, queue: Any, load: Load) -> float:
+        return produce(queue.put, load)
+
+    def copy_seconds(self, nbytes: int) -> float:
+        return copy_seconds(nbytes)
+
+
+class Consumer:
+    def consume(self, queue: Any, load: Load) -> float:
+        return consume(queue.get, load)
+
+
+class Bare:
+    """Actors and a queue, as Ray has them."""
+
+    def begin(self) -> None: ...
+
+    def launch(self, count: int) -> Sequence[Any]:
+        actor = ray.remote(Trivial).options(num_cpus=0)
+        return [actor.remote() for _ in range(count)]
+
+    def answer(self, group: Sequence[Any]) -> list[int]:
+        return ray.get([actor.answer.remote() for actor in group])
+
+    def end(self, group: Sequence[Any]) -> None:
+        for actor in group:
+            ray.kill(actor)
+
+
+class BarePair:
+    """Two bare actors and a queue between them."""
+
+    def __init__(self) -> None:
+        from ray.util.queue import Queue
+
+        self._producer = ray.remote(Producer).options(num_cpus=0).remote()
+        self._consumer = ray.remote(Consumer).options(num_cpus=0).remote()
+        self._queue = Queue(IN_FLIGHT, actor_options={"num_cpus": 0})
+
+    def seconds(self, load: Load) -> float:
+        """From the begin of the first put to the end of the last get."""
+        end = self._consumer.consume.remote(self._queue, load)
+        start = self._producer.produce.remote(self._queue, load)
+        began, ended = ray.get([start, end], timeout=LIMIT)
+        return ended - began

@@ -1,0 +1,89 @@
+"""Roost's side of the runtime measurements."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import runtime_bare
+from runtime_bare import IN_FLIGHT, LIMIT, Load
+
+from roost import Channel, Worker
+
+
+class Trivial(Worker):
+    def answer(self) -> int:
+        return os.getpid()
+
+
+class Producer(Worker):
+    def through_channel(self, channel: Channel, load: Load) -> float:
+        return runtime_bare.produce(channel.put, load)
+
+    def by_send(self, load: Load) -> float:
+        return runtime_bare.produce(lambda item: self.send(item, "consumer", 0), load)
+
+    def copy_seconds(self, nbytes: int) -> float:
+        return runtime_bare.copy_seconds(nbytes)
+
+
+class Consumer(Worker):
+    def through_channel(self, channel: Channel, load: Load) -> float:
+        return runtime_bare.consume(channel.get, load)
+
+    def by_send(self, load: Load) -> float:
+        return runtime_bare.consume(lambda: self.recv("producer", 0), load)
+
+
+class Side:
+    """Groups of workers, on the node or on simulated accelerators."""
+
+    def __init__(self, on_accelerators: bool = False) -> None:
+        import ray
+
+        ray.init(namespace="roost", log_to_driver=False, logging_level="ERROR")
+        self._on_accelerators = on_accelerators
+        self._cluster: Any = None
+
+    def begin(self) -> None:
+        """A cluster of its own for each launch, so that each one reserves what it needs."""
+        from roost import Cluster
+
+        self._cluster = Cluster(num_nodes=1)
+
+    def launch(self, count: int) -> Any:
+        from roost import NodePlacementStrategy, PackedPlacementStrategy
+
+        where = PackedPlacementStrategy(0, count - 1) if self._on_accelerators else NodePlacementStrategy([0] * count)
+        return Trivial.create_group().launch(self._cluster, where, name="trivial")
+
+    def answer(self, group: Any) -> list[int]:
+        return group.answer().wait()
+
+    def end(self, group: Any) -> None:
+        group.close()
+        self._cluster.shutdown()
+
+
+class Pair:
+    """Two workers and a way between them."""
+
+    def __init__(self, side: Side, way: str) -> None:
+        from roost import NodePlacementStrategy
+
+        side.begin()
+        cluster, where = side._cluster, NodePlacementStrategy([0])
+        self._producer = Producer.create_group().launch(cluster, where, name="producer")
+        self._consumer = Consumer.create_group().launch(cluster, where, name="consumer")
+        self._channel = cluster.create_channel("items", maxsize=IN_FLIGHT) if way == "channel" else None
+
+    def seconds(self, load: Load) -> float:
+        if self._channel is not None:
+            end = self._consumer.through_channel(self._channel, load)
+            start = self._producer.through_channel(self._channel, load)
+        else:
+            end, start = self._consumer.by_send(load), self._producer.by_send(load)
+        return end.wait(LIMIT)[0] - start.wait(LIMIT)[0]
+
+    def copy_seconds(self, nbytes: int) -> float:
+        return self._producer.copy_seconds(nbytes).wait(LIMIT)[0]

@@ -1,0 +1,139 @@
+"""However a driver ends, nothing of its job stays: no process, port, shared memory or reservation."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).parent / "drivers" / "endless.py"
+LIMIT = 60  # seconds for what a killed driver leaves to be gone
+
+
+def processes_with(mark):
+    """Processes that inherited a mark in their environment, by id."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # gone meanwhile
+    return found
+
+
+def shared_memory_of(processes):
+    """Files of shared memory that processes use."""
+    found = set()
+    for pid in processes:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found.update(line.split()[5] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)"))
+    return found
+
+
+def claims():
+    """The ports that jobs of this machine have claimed, with the socket that holds each."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {words[-1]: words[-2] for words in map(str.split, lines) if words[-1].startswith("@roost-port-")}
+
+
+def claims_of(processes):
+    sockets = set()
+    for pid in processes:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                sockets.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+            except OSError:
+                continue
+    return {port for port, socket in claims().items() if socket in sockets}
+
+
+def until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return condition()
+
+
+def start_driver(address, mark, **environ):
+    driver = subprocess.Popen(
+        [sys.executable, str(DRIVER), address],
+        env={**os.environ, "ROOST_TEST_MARK": mark, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # an interrupt meant for it must not reach the tests
+    )
+    lines = []
+    for line in driver.stdout:
+        lines.append(line)
+        if line == "ready\n":
+            return driver
+    raise AssertionError("".join(lines))
+
+
+ENDS = [
+    pytest.param(signal.SIGINT, id="interrupted"),
+    pytest.param(signal.SIGKILL, id="killed"),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_job_on_a_ray_of_its_own(end):
+    mark = uuid.uuid4().hex
+    driver = start_driver("local", mark, ROOST_FAKE_ACCELERATORS="2")
+    processes = processes_with(mark)
+    memory, ports = shared_memory_of(processes), claims_of(processes)
+    assert len(processes) > 5
+    assert len(ports) == 3  # one where the group meets, and one of each worker
+    driver.send_signal(end)
+    driver.wait(LIMIT)
+    assert until(lambda: not processes_with(mark)), processes_with(mark)
+    assert not ports & set(claims())
+    assert not [path for path in memory if Path(path).exists()]
+
+
+@pytest.fixture(scope="module")
+def running_ray(ray_nodes):
+    import ray
+
+    ray_nodes.add(2, cpus=2)
+    ray.init(address=ray_nodes.address, namespace="watch", log_to_driver=False)
+    return ray_nodes
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_job_on_a_ray_that_goes_on(running_ray, end):
+    import ray
+    from ray.util import placement_group_table
+
+    driver = start_driver(running_ray.address, uuid.uuid4().hex)
+    assert ray.available_resources().get("GPU", 0) == 0
+    ports = claims_of(pid for pid, _ in workers_of_jobs())
+    driver.send_signal(end)
+    driver.wait(LIMIT)
+    assert until(lambda: ray.available_resources().get("GPU", 0) == 2)
+    assert until(lambda: {group["state"] for group in placement_group_table().values()} <= {"REMOVED"})
+    assert until(lambda: not workers_of_jobs()), workers_of_jobs()
+    assert not ports & set(claims())
+
+
+def workers_of_jobs():
+    """Processes of Roost's actors, and what a worker of the endless job started."""
+    names = (b"ray::Busy", b"ray::NodeAgent", b"ray::Keeper", b"time.sleep(600)")
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if any(name in command for name in names):
+            found.append((folder.name, command.replace(b"\0", b" ").decode()))
+    return found
