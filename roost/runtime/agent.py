@@ -40,7 +40,7 @@ class WorkerEntry(NamedTuple):
 
 
 class NodeAgent:
-    """An asynchronous Ray actor; everything runs in its one event loop, so nothing here needs a lock."""
+    """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
 
     def __init__(self, driver_dir: str, driver_mark: str) -> None:
         self._rank = -1
@@ -110,7 +110,9 @@ class NodeAgent:
         self, node: int, who: Address, op: str, args: tuple[Any, ...], freight: list[Freight]
     ) -> tuple[Any, list[Freight]]:
         try:
-            value, back = await self._agents[node].serve_node.remote(tuple(who), op, args, [tuple(f) for f in freight])
+            value, back = await self._agents[node].ask.remote(
+                "serve_node", tuple(who), op, args, [tuple(f) for f in freight]
+            )
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except ray.exceptions.RayActorError:
@@ -127,7 +129,7 @@ class NodeAgent:
         if self._directory is not None:
             return await self.directory(method, *args)
         try:
-            return await self._lead.directory.remote(method, *args)
+            return await self._lead.ask.remote("directory", method, *args)
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except ray.exceptions.RayActorError:
@@ -139,7 +141,7 @@ class NodeAgent:
 
     async def _watch_node(self, node: int, agent: Any) -> None:
         try:
-            await agent.lives.remote()
+            await agent.ask.remote("lives")
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
             if self._directory is not None:
                 why = next((line.strip() for line in str(error).splitlines() if line.strip()), "no answer")
@@ -158,7 +160,7 @@ class NodeAgent:
         for who in carried:
             self._hub.lose(who, why, False)
             for agent in others:
-                agent.lose.remote(tuple(who), why, False)
+                agent.ask.remote("lose", tuple(who), why, False)
         summary = f"{why}; it carried {', '.join(map(str, carried)) or 'no worker'}"
         who = carried[0] if carried else Address(f"node {node}", 0)
         await self._directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
@@ -222,7 +224,7 @@ class NodeAgent:
     async def _everywhere(self, method: str, *args: Any) -> None:
         for rank, agent in enumerate(self._agents):
             if rank != self._rank:
-                getattr(agent, method).remote(*args)
+                agent.ask.remote(method, *args)
         await getattr(self, method)(*args)
 
     async def lose(self, who: Sequence[Any], why: str, returns: bool) -> None:
@@ -243,7 +245,7 @@ class NodeAgent:
         if node == self._rank:
             return await self.last_failure(who)
         try:
-            return str(await asyncio.wait_for(self._agents[node].last_failure.remote(tuple(who)), 5))
+            return str(await asyncio.wait_for(self._agents[node].ask.remote("last_failure", tuple(who)), 5))
         except (ray.exceptions.RayActorError, TimeoutError):
             return f"node {node} does not answer"
 

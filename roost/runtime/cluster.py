@@ -107,7 +107,7 @@ class Cluster:
         for warning in findings.warnings:
             self._say(str(warning))
         self._contacts = self._connect_agents()
-        self._log_dirs = ray.get([agent.log_dir.remote() for agent in self._handles], timeout=CALL_LIMIT)
+        self._log_dirs = ray.get([agent.ask.remote("log_dir") for agent in self._handles], timeout=CALL_LIMIT)
         self._failures = FailuresSeen(self._lead)
         driver = next(contact for contact in self._contacts if contact.handle is self._lead)
         self._place = current.Current(None, ProcessLink(DRIVER, driver), SpanRecorder())
@@ -127,7 +127,7 @@ class Cluster:
                 ray.kill(agent)
         lead = members.index(here)
         self._lead = self._handles[lead]
-        joined = [agent.join.remote(rank, self._handles, lead) for rank, agent in enumerate(self._handles)]
+        joined = [agent.ask.remote("join", rank, self._handles, lead) for rank, agent in enumerate(self._handles)]
         contacts = ray.get(joined, timeout=CALL_LIMIT)
         return [replace(contact, handle=agent) for contact, agent in zip(contacts, self._handles, strict=True)]
 
@@ -263,7 +263,7 @@ class Cluster:
     ) -> WorkerGroup:
         placed = [live[int(node)] for node in component.table.nodes]
         reports = [node.report for node in self.nodes]
-        port = ray.get(self._handles[placed[0]].lease_port.remote(), timeout=CALL_LIMIT)
+        port = ray.get(self._handles[placed[0]].ask.remote("lease_port"), timeout=CALL_LIMIT)
         master = (launcher.master_address(placed, reports), port)
         setups = launcher.process_setups(
             name, component, options, live, reports, self._contacts, self._log_dirs, self._devices, master
@@ -277,13 +277,13 @@ class Cluster:
 
     def _end_group(self, group: WorkerGroup) -> None:
         addresses = [(group.name, rank) for rank in range(group.world_size)]
-        ray.get([agent.expect_end.remote(addresses) for agent in self._handles], timeout=CALL_LIMIT)
+        ray.get([agent.ask.remote("expect_end", addresses) for agent in self._handles], timeout=CALL_LIMIT)
         for host in group.hosts:
             ray.kill(host)
         self._ask_directory("remove_group", group.name)
-        ray.get([agent.forget.remote(group.name, addresses) for agent in self._handles], timeout=CALL_LIMIT)
+        ray.get([agent.ask.remote("forget", group.name, addresses) for agent in self._handles], timeout=CALL_LIMIT)
         agent, port = self._ports.pop(group.name)
-        agent.release_port.remote(port)
+        agent.ask.remote("release_port", port)
         self._groups.pop(group.name, None)
 
     def create_channel(self, name: str, maxsize: int = 0, node_rank: int = 0) -> Channel:
@@ -299,7 +299,7 @@ class Cluster:
         workers = []
         for node, agent in enumerate(self._handles):
             offset = self.nodes[node].report.clock_offset_ns if node < len(self.nodes) else 0
-            for who, devices, spans, dropped in ray.get(agent.take_spans.remote(), timeout=CALL_LIMIT):
+            for who, devices, spans, dropped in ray.get(agent.ask.remote("take_spans"), timeout=CALL_LIMIT):
                 shifted = tuple(
                     span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans
                 )
@@ -315,7 +315,7 @@ class Cluster:
 
         def fetch(sizes: Mapping[str, int]) -> dict[str, bytes]:
             found: dict[str, bytes] = {}
-            for answer in [agent.read_logs.remote(dict(sizes)) for agent in away]:
+            for answer in [agent.ask.remote("read_logs", dict(sizes)) for agent in away]:
                 with contextlib.suppress(ray.exceptions.RayError):  # of a node that is lost there is nothing to fetch
                     found |= ray.get(answer, timeout=CALL_LIMIT)
             return found
@@ -326,7 +326,7 @@ class Cluster:
 
     def _ask_directory(self, method: str, *args: Any) -> Any:
         try:
-            return ray.get(self._lead.directory.remote(method, *args), timeout=CALL_LIMIT)
+            return ray.get(self._lead.ask.remote("directory", method, *args), timeout=CALL_LIMIT)
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
 
@@ -363,7 +363,7 @@ class Cluster:
             group.mark_closed()
             for host in group.hosts:
                 ray.kill(host)
-        closing = [agent.close.remote() for agent in self._agents.values()]
+        closing = [agent.ask.remote("close") for agent in self._agents.values()]
         ray.wait(closing, num_returns=len(closing), timeout=5) if closing else None
         for agent in self._agents.values():
             ray.kill(agent)

@@ -37,7 +37,7 @@ class FailuresSeen:
         count = 0
         while not self._is_stopped:
             try:
-                count, new = ray.get(self._lead.directory.remote("failures_after", count))
+                count, new = ray.get(self._lead.ask.remote("directory", "failures_after", count))
                 self._add(new)
             except Exception as error:
                 if not self._is_stopped:

@@ -55,7 +55,7 @@ class Host:
         self._link = ProcessLink(setup.address, setup.agent)
         agent = setup.agent.handle
         entry = (tuple(setup.address), os.getpid(), setup.devices, setup.log_path, setup.max_restarts)
-        registered = agent.register.remote(entry)
+        registered = agent.ask.remote("register", entry)
         if setup.max_restarts:
             ray.get(registered)  # one that has come back counts as gone until its agent knows it again
         current.enter(current.Current(setup, self._link, self._recorder))
@@ -117,7 +117,7 @@ class Host:
         known = failure
         # Told through Ray, as every failure: a worker may fail before it has a link.
         with contextlib.suppress(Exception):
-            known = ray.get(self._setup.agent.handle.failed.remote(failure), timeout=10)
+            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure), timeout=10)
         print(failure.traceback, flush=True)  # after the agent has read the log's last lines, which come before it
         return CallFailed(known)
 

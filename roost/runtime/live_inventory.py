@@ -64,7 +64,9 @@ def _check_interpreters(inventory: Inventory, nodes: Sequence[LiveNode], finding
         for rank in part.node_ranks
     }
     ordered = sorted(paths)
-    answers = ray.get([nodes[rank].agent.check_interpreter.remote(path) for rank, path in ordered], timeout=ASK_LIMIT)
+    answers = ray.get(
+        [nodes[rank].agent.ask.remote("check_interpreter", path) for rank, path in ordered], timeout=ASK_LIMIT
+    )
     for (rank, _), wrong in zip(ordered, answers, strict=True):
         if wrong:
             report_interpreter(rank, nodes[rank].report.name, wrong, findings)
@@ -85,7 +87,7 @@ def _with_devices(inventory: Inventory, nodes: Sequence[LiveNode], job: Job, fin
     asked = [*wanted, *undeclared]
     answers = ray.get(
         [
-            nodes[rank].agent.robots.remote(kind, [dict(config) for config in configs], rank)
+            nodes[rank].agent.ask.remote("robots", kind, [dict(config) for config in configs], rank)
             for rank, kind, configs in asked
         ],
         timeout=ASK_LIMIT,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.runtime.agent import NodeAgent
+from roost.runtime.agent_actor import NodeAgentActor
 from roost.runtime.capacity import Supply
 from roost.runtime.membership import check_device_counts, check_versions, order_nodes
 from roost.runtime.node_report import NodeReport
@@ -48,7 +48,7 @@ def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) 
 
 def start_agents(node_ids: Sequence[str], log_dir: str, mark: str) -> dict[str, Any]:
     """An agent on each node, all at once."""
-    actor = ray.remote(NodeAgent)
+    actor = ray.remote(NodeAgentActor)
     return {
         node: actor.options(
             num_cpus=0,
@@ -62,7 +62,7 @@ def start_agents(node_ids: Sequence[str], log_dir: str, mark: str) -> dict[str, 
 def ask_nodes(agents: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]]) -> list[NodeReport]:
     """What every node says of itself, and how far its clock is from this one."""
     driver = ray.get_runtime_context().get_node_id()
-    asked = [agent.report.remote(driver, dict(counted[node])) for node, agent in agents.items()]
+    asked = [agent.ask.remote("report", driver, dict(counted[node])) for node, agent in agents.items()]
     reports = ray.get(asked, timeout=AGENT_LIMIT)
     return [
         replace(report, clock_offset_ns=_clock_offset(agent))
@@ -75,7 +75,7 @@ def _clock_offset(agent: Any, tries: int = 3) -> int:
     seen = []
     for _ in range(tries):
         before = time.time_ns()
-        there: int = ray.get(agent.clock.remote(), timeout=AGENT_LIMIT)
+        there: int = ray.get(agent.ask.remote("clock"), timeout=AGENT_LIMIT)
         after = time.time_ns()
         seen.append((after - before, there - (before + after) // 2))
     return min(seen)[1]

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from roost.runtime.capacity import Demand, Supply, check_totals, what_is_busy
 from roost.runtime.failure import WaitedTooLong
+from roost.runtime.keeper import Keeper
 from roost.runtime.node_report import NodeReport
 from roost.runtime.ray_connection import free_resources
 from roost.spec.errors import Findings
@@ -25,27 +26,6 @@ KEEPER_LIMIT = 120.0  # seconds for a process to start on a node that has the ro
 PRESENCE = 0.0001  # of a node's own resource: a bundle cannot be empty
 
 Say = Callable[[str], None]
-
-
-class Keeper:
-    """Holds accelerators of one node for as long as it lives."""
-
-    def indices(self, resource: str) -> list[int]:
-        """Which of the node's accelerators Ray has given it, counted as Ray counts them.
-
-        Ray's public names for them are sometimes these numbers and sometimes entries of a mask, depending on the
-        vendor, so the numbers themselves are asked for.
-        """
-        held = ray._private.worker.global_worker.core_worker.resource_ids()  # type: ignore[attr-defined]
-        names = (resource, f"{resource}_group_")
-        return sorted(
-            {
-                int(index)
-                for name, parts in held.items()
-                if name == names[0] or (name.startswith(names[1]) and name.count("_group_") == 1)
-                for index, _ in parts
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

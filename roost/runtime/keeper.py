@@ -1,0 +1,26 @@
+"""The Ray actor that holds a job's accelerators on a node. Its process imports this file, so it is small."""
+
+from __future__ import annotations
+
+import ray
+
+
+class Keeper:
+    """Holds accelerators of one node for as long as it lives."""
+
+    def indices(self, resource: str) -> list[int]:
+        """Which of the node's accelerators Ray has given it, counted as Ray counts them.
+
+        Ray's public names for them are sometimes these numbers and sometimes entries of a mask, depending on the
+        vendor, so the numbers themselves are asked for.
+        """
+        held = ray._private.worker.global_worker.core_worker.resource_ids()  # type: ignore[attr-defined]
+        names = (resource, f"{resource}_group_")
+        return sorted(
+            {
+                int(index)
+                for name, parts in held.items()
+                if name == names[0] or (name.startswith(names[1]) and name.count("_group_") == 1)
+                for index, _ in parts
+            }
+        )
