@@ -269,8 +269,8 @@ class Cluster:
             name, component, options, live, reports, self._contacts, self._log_dirs, self._devices, master
         )
         self._ask_directory("add_group", launcher.group_entry(name, setups))
-        hosts = launcher.start_hosts(spec, setups, reports, options)
-        group = WorkerGroup(name, spec.cls, hosts, self._failures, self._end_group)
+        hosts, kept = launcher.start_hosts(spec, setups, reports, options)
+        group = WorkerGroup(name, spec.cls, hosts, self._failures, self._end_group, kept)
         self._ports[name] = (self._handles[placed[0]], port)
         self._groups[name] = group
         return group

@@ -44,12 +44,13 @@ class DeviceTensors:
         self._copying.clear()
 
     def _staged(self, tensor: torch.Tensor, is_trained: bool | None) -> Any:
+        tensor = _resolved(tensor)
         if tensor.is_cuda and tensor.nbytes >= IN_HEADER:
             host = _pinned_like(tensor)
-            host.copy_(tensor.detach(), non_blocking=True)
+            host.copy_(tensor, non_blocking=True)
             self._copying.add(tensor.device)
         else:
-            host = tensor.detach().cpu()  # small ones are read while the header is written, so they cannot wait
+            host = tensor.cpu()  # small ones are read while the header is written, so they cannot wait
         return staged_tensor, tensor_parts(host, is_trained)
 
 
@@ -95,9 +96,13 @@ def _shared(tensor: torch.Tensor, is_trained: bool | None) -> Any:
             "send it with device_route='stage'"
         )
     reduce: Any = reductions.reduce_tensor
-    # Torch does not say in its arguments that a conjugate or a negative is yet to be worked out.
-    _, arguments = reduce(tensor.detach().resolve_conj().resolve_neg())
+    _, arguments = reduce(_resolved(tensor))
     return opened_tensor, (_uuid(arguments[_DEVICE]), arguments, is_trained)
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its conjugate or negative worked out: neither its memory nor torch's arguments would tell."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _uuid(index: int) -> str:

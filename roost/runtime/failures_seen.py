@@ -94,13 +94,17 @@ class FailuresSeen:
     def explain_death(self, gone: Sequence[Address], calls: Sequence[str], ray_says: str) -> WorkerFailed:
         """The error for workers that are gone; their node's agent has more to tell of them than Ray."""
         with self._changed:
-            self._changed.wait_for(lambda: self._told_of(gone), GRACE)
-            told = self._told_of(gone)
-            found = told or {_failure(address, FailureKind.DIED, ray_says) for address in gone}
+            self._changed.wait_for(lambda: self._is_told_of(gone), GRACE)
+            found = self._last_of(gone) or {_failure(address, FailureKind.DIED, ray_says) for address in gone}
             self._settled_calls.update(calls)
             return self._settle({*found, *self.unsettled} or {_failure(Address("?", 0), FailureKind.DIED, ray_says)})
 
-    def _told_of(self, gone: Sequence[Address]) -> set[Failure]:
+    def _is_told_of(self, gone: Sequence[Address]) -> bool:
+        """Whether the end of one of them is known: a new one, or one after which there is no other."""
+        ends = [failure for failure in self._last_of(gone) if failure.kind is not FailureKind.RAISED]
+        return any(failure not in self._settled or not failure.will_restart for failure in ends)
+
+    def _last_of(self, gone: Sequence[Address]) -> set[Failure]:
         """The last that is known of each."""
         return set({failure.address: failure for failure in self._failures if failure.address in gone}.values())
 

@@ -84,12 +84,14 @@ class WorkerGroup:
         hosts: Sequence[Any],
         failures: FailuresSeen,
         close: Callable[[WorkerGroup], None],
+        kept: Any = None,
     ) -> None:
         self.name = name
         self.worker_class = cls
         self.hosts = list(hosts)
         self._failures = failures
         self._close = close
+        self._kept = kept  # what the workers are made of, in case one is made again
         self._is_closed = False
         for method in public_methods(cls):
             setattr(self, method, functools.partial(self._call, method, range(len(self.hosts))))

@@ -13,7 +13,7 @@ from roost.cluster.resources import ACCELERATOR
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.runtime.address import Address
 from roost.runtime.directory import GroupEntry
-from roost.runtime.group import GroupSpec, LaunchOptions
+from roost.runtime.group import LARGE, GroupSpec, LaunchOptions
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.logs import log_name
 from roost.runtime.node_report import NodeReport
@@ -73,12 +73,17 @@ def start_hosts(
     setups: Sequence[tuple[ProcessSetup, Process]],
     reports: Sequence[NodeReport],
     options: LaunchOptions,
-) -> list[Any]:
-    """Start all processes at once; Ray starts them while this returns."""
-    packed = ray.put(cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs))))  # type: ignore[no-untyped-call]
+) -> tuple[list[Any], Any]:
+    """Start all processes at once; Ray starts them while this returns.
+
+    Beside the actors it gives what must be kept as long as one of them may start again.
+    """
+    packed: Any = cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs)))  # type: ignore[no-untyped-call]
+    if len(packed) > LARGE:
+        packed = ray.put(packed)
     is_async = is_asynchronous(spec.cls)
     actor = ray.remote(host_class(spec.cls, public_methods(spec.cls)))
-    return [
+    hosts = [
         actor.options(
             num_cpus=0,
             max_restarts=options.restarts,
@@ -88,6 +93,7 @@ def start_hosts(
         ).remote(setup, packed)
         for setup, process in setups
     ]
+    return hosts, packed
 
 
 def runtime_env(process: Process, options: LaunchOptions) -> dict[str, Any] | None:
