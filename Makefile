@@ -21,6 +21,7 @@ lint: setup
 
 demo: setup
 	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml --grid
+	$(BIN)/python examples/workers/relay.py
 
 bench: setup
 	$(BIN)/python benchmarks/plan.py

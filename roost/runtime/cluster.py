@@ -247,7 +247,8 @@ class Cluster:
             held = [int(device) for device in used.get(demand.node, ())]
             new = tuple(device for device in held if (node, device) not in self._devices)
             if new or demand.cpus or demand.host_memory_gb:
-                needs.append(NodeNeed(node, new, demand.cpus, demand.host_memory_gb))
+                ours = frozenset(there for (on, _), there in self._devices.items() if on == node)
+                needs.append(NodeNeed(node, new, demand.cpus, demand.host_memory_gb, ours))
                 wanted.append(replace(demand, node=node, accelerators=len(new)))
         if not needs:
             return

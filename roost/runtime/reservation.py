@@ -36,6 +36,7 @@ class NodeNeed:
     accelerators: tuple[int, ...] = ()
     cpus: float = 0.0
     host_memory_gb: float = 0.0
+    held: frozenset[int] = frozenset()  # accelerators that the job holds there already
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ def reserve(
     findings = Findings()
     check_totals(demands, totals(), findings)
     findings.raise_errors()
-    holders = [holder for need in needs for holder in _hold_back(need, nodes[need.node])]
+    holders = {need.node: list(_hold_back(need, nodes[need.node])) for need in needs}
     try:
         group = _placement_group(needs, nodes)
         try:
@@ -79,8 +80,7 @@ def reserve(
             remove_placement_group(group)
             raise
     finally:
-        for holder in holders:
-            ray.kill(holder)
+        _let_go(needs, nodes, holders)
 
 
 def _placement_group(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport]) -> PlacementGroup:
@@ -174,11 +174,12 @@ def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
     Ray gives out the lowest free ones. So that a plan for accelerators 4 to 7 of an idle node gets these, others hold 0
     to 3 meanwhile. Where some are busy already this cannot work, and whichever are free have to do.
     """
-    runs = list(_runs(need.accelerators))
+    others = [device for device in range(len(node.physical_ids)) if device not in need.held]
+    runs = list(_runs(need.accelerators, others))
     if all(is_wanted for is_wanted, _ in runs):
         return
     free = free_resources().get(node.node_id, {}).get(node.ray_resource, 0)
-    if free < len(node.physical_ids):
+    if free < len(others):
         return
     strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     wanted: list[Any] = []
@@ -192,17 +193,29 @@ def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
             break  # somebody else was faster
     for holder in wanted:
         ray.kill(holder)
-    _wait_until_free(node, len(node.physical_ids) - sum(len(run) for is_wanted, run in runs if not is_wanted))
+    _wait_until_free(node, len(others) - sum(len(run) for is_wanted, run in runs if not is_wanted))
 
 
-def _runs(accelerators: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Accelerators from 0 to the last wanted one in runs of wanted and unwanted ones.
+def _let_go(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], holders: Mapping[int, Sequence[Any]]) -> None:
+    """End what held others back, and wait until Ray knows: the next reservation looks at what is free."""
+    for holder in (holder for each in holders.values() for holder in each):
+        ray.kill(holder)
+    for need in needs:
+        if holders[need.node]:
+            _wait_until_free(
+                nodes[need.node], len(nodes[need.node].physical_ids) - len(need.held) - len(need.accelerators)
+            )
 
-    >>> list(_runs([1, 2, 5]))
+
+def _runs(accelerators: Sequence[int], others: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """The accelerators that may be given out, up to the last wanted one, in runs of wanted and unwanted ones.
+
+    >>> list(_runs([1, 2, 5], range(8)))
     [(False, [0]), (True, [1, 2]), (False, [3, 4]), (True, [5])]
     """
-    wanted = set(accelerators)
-    for is_wanted, run in groupby(range(max(wanted, default=-1) + 1), key=wanted.__contains__):
+    wanted = set(accelerators).intersection(others)
+    there = [device for device in others if device <= max(wanted, default=-1)]
+    for is_wanted, run in groupby(there, key=wanted.__contains__):
         yield is_wanted, list(run)
 
 

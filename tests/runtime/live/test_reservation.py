@@ -74,6 +74,15 @@ def test_each_process_gets_the_devices_it_was_planned_on(ragged, ranks, expected
         assert held(cluster, FlexiblePlacementStrategy(ranks)).node().wait() == expected
 
 
+def test_later_groups_get_the_planned_devices_too(ragged):
+    said = []
+    with open_cluster(said) as cluster:
+        first = held(cluster, FlexiblePlacementStrategy([[17]]), "first")
+        second = held(cluster, FlexiblePlacementStrategy([[19], [22]]), "second")
+        assert [*first.sees().wait(), *second.sees().wait()] == ["1", "3", "6"]
+    assert said == []
+
+
 def test_groups_of_one_job_may_overlap(ragged):
     with open_cluster() as cluster:
         first = held(cluster, PackedPlacementStrategy(16, 19), "first")
