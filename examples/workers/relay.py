@@ -33,7 +33,7 @@ class Consumer(Worker):
 
 
 if __name__ == "__main__":
-    with Cluster(num_nodes=1, address="local") as cluster:
+    with Cluster(num_nodes=1, address="local", log_dir="runs/relay") as cluster:
         channel = cluster.create_channel("batches", maxsize=4)
         producer = Producer.create_group().launch(
             cluster, name="producer", placement_strategy=PackedPlacementStrategy(0, 0)
@@ -45,7 +45,7 @@ if __name__ == "__main__":
         for line in consumers.consume(channel).wait():
             print(line)
         producing.wait()
-        summary = cluster.write_trace("trace.json")
+        summary = cluster.write_trace("runs/relay/trace.json")
         for use in summary.devices:
             print(f"node {use.node}, accelerator {use.device}: busy {use.busy_share:.0%} of {use.wall_ns / 1e9:.1f} s")
         print(f"what every worker did, for https://ui.perfetto.dev: {summary.path}")
