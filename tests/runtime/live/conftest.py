@@ -112,3 +112,11 @@ def doomed_nodes(module_patch):
     lost = nodes.add(0, rank=1)
     yield nodes, lost
     nodes.stop()
+
+
+@pytest.fixture
+def ray_nodes_for_a_test(module_patch):
+    """A test cluster for one test."""
+    nodes = RayNodes()
+    yield nodes
+    nodes.stop()

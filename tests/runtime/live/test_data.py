@@ -83,6 +83,9 @@ class Peer(Worker):
         with self.device_lock(), self.device_lock():
             return True
 
+    def fail(self, text):
+        raise ValueError(text)
+
     def ports(self, count):
         return [self.acquire_free_port() for _ in range(count)]
 
@@ -180,6 +183,17 @@ def test_a_wait_for_a_message_is_bounded(pair):
     left, _ = pair
     with pytest.raises(WorkerFailed, match=r"nothing came from right:1 to left:0 within 0.3 s"):
         left.execute_on(0).take("right", 1, timeout=0.3).wait()
+
+
+def test_a_wait_that_ends_tells_what_happened_to_the_peer(pair):
+    left, right = pair
+    with pytest.raises(WorkerFailed, match="the shard is corrupt"):
+        right.execute_on(1).fail("the shard is corrupt").wait()
+    with pytest.raises(WorkerFailed) as caught:
+        left.execute_on(0).take("right", 1, timeout=0.5).wait()
+    told = caught.value.first.summary
+    assert "nothing came from right:1 to left:0 within 0.5 s; its last failure: right:1 raised in fail" in told
+    assert "ValueError: the shard is corrupt" in told
 
 
 def test_channel_between_workers_and_driver(pair, channel):
