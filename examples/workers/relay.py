@@ -4,6 +4,7 @@ ROOST_FAKE_ACCELERATORS=4 python examples/workers/relay.py
 """
 
 import os
+import time
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Consumer(Worker):
             except ChannelClosed:
                 return f"{self.worker_address} on accelerator {', '.join(self.accelerators)} counted {total:,.0f}"
             total += float(item["batch"].sum())
+            time.sleep(0.02)  # somebody else's turn
 
 
 if __name__ == "__main__":
@@ -41,6 +43,7 @@ if __name__ == "__main__":
         consumers = Consumer.create_group().launch(
             cluster, name="consumer", placement_strategy=PackedPlacementStrategy(2, 3)
         )
+        consumers.wait_ready()
         producing = producer.produce(channel, 20)
         for line in consumers.consume(channel).wait():
             print(line)

@@ -121,7 +121,8 @@ def has_devices(
     table: ResourceTable,
     findings: Findings,
     where: Where,
-    fix: str = "name another node group, or place processes on nodes (node_group: node, NodePlacementStrategy)",
+    fix: str = "name another node group, place processes on nodes (node_group: node, NodePlacementStrategy), "
+    "or simulate accelerators (export ROOST_FAKE_ACCELERATORS=8)",
 ) -> bool:
     if not table.counts_nodes and table.total > 0:
         return True

@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Address(NamedTuple):
     """A worker by group and rank.
 
-    >>> str(Address("rollout", 3)), Address.parse("rollout:3") == Address("rollout", 3)
-    ('rollout:3', True)
+    >>> str(Address("rollout", 3))
+    'rollout:3'
     """
 
     group: str
@@ -17,11 +17,6 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.group}:{self.rank}"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        group, _, rank = text.rpartition(":")
-        return cls(group, int(rank))
 
 
 DRIVER = Address("driver", 0)

@@ -8,6 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,17 @@ from roost.runtime.address import Address
 from roost.runtime.directory import Directory, GroupEntry
 from roost.runtime.exchange import Exchange
 from roost.runtime.failure import LOG_LINES, Failure, FailureKind, PeerLost
-from roost.runtime.freight import Freight
+from roost.runtime.freight import BIG, Consignment, Freight
 from roost.runtime.logs import last_lines, read_from
 from roost.runtime.node_report import NodeReport
+from roost.runtime.parcel import INLINE_LIMIT
 from roost.runtime.process import AgentContact
 from roost.runtime.socket_server import SocketServer
 from roost.runtime.trace.spans import Span
-from roost.runtime.watch import ProcessWatch
+from roost.runtime.watch import ProcessWatch, is_alive
+
+FOLDER = "roost-agent-"
+KEPT_SPANS = 200_000  # of each worker
 
 
 class WorkerEntry(NamedTuple):
@@ -53,10 +58,12 @@ class NodeAgent:
         self._deaths: dict[Address, int] = {}
         self._expected: set[Address] = set()  # workers that are being stopped: their end is no failure
         self._failures: dict[Address, Failure] = {}
-        self._spans: dict[Address, list[Span]] = {}
+        self._is_ending = False
+        self._spans: dict[Address, tuple[tuple[int, ...], deque[Span]]] = {}  # with the devices of the worker
         self._dropped: dict[Address, int] = {}
         self._watch = ProcessWatch()
-        self._folder = Path(tempfile.mkdtemp(prefix="roost-"))
+        sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
         # Where this machine sees the driver's folder, by itself or on a shared disk, workers write their logs there.
         self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)
         self._log_dir = Path(driver_dir) if self._sees_driver_dir else self._folder / "logs"
@@ -89,7 +96,7 @@ class NodeAgent:
             for node, agent in enumerate(agents):
                 if node != lead:
                     asyncio.get_running_loop().create_task(self._watch_node(node, agent))
-        self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure)
+        self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(agents))
         self._server = SocketServer(self._folder / "agent", self._exchange.serve, self._hear)
         return AgentContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
 
@@ -107,12 +114,11 @@ class NodeAgent:
         return await self._hub.serve_node(Address(*who), op, args, [Freight(*piece) for piece in freight])
 
     async def _ask_node(
-        self, node: int, who: Address, op: str, args: tuple[Any, ...], freight: list[Freight]
+        self, node: int, who: Address, op: str, args: tuple[Any, ...], load: Consignment
     ) -> tuple[Any, list[Freight]]:
+        pieces = await load.packed(_in_object_store)
         try:
-            value, back = await self._agents[node].ask.remote(
-                "serve_node", tuple(who), op, args, [tuple(f) for f in freight]
-            )
+            value, back = await self._agents[node].ask.remote("serve_node", tuple(who), op, args, pieces)
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except ray.exceptions.RayActorError:
@@ -142,8 +148,11 @@ class NodeAgent:
     async def _watch_node(self, node: int, agent: Any) -> None:
         try:
             await agent.ask.remote("lives")
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
+            await self._watch_node(node, agent)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-            if self._directory is not None:
+            if self._directory is not None and not self._is_ending:
                 why = next((line.strip() for line in str(error).splitlines() if line.strip()), "no answer")
                 await self._lose_node(node, f"node {node} is lost: {why}")
 
@@ -179,6 +188,9 @@ class NodeAgent:
     async def register(self, worker: Sequence[Any]) -> None:
         """A worker has started, or started again."""
         entry = WorkerEntry(Address(*worker[0]), *worker[1:])
+        before = self._workers.get(entry.address)
+        if before is not None:
+            self._ended(before)  # the new process was faster than the news of the old one's end
         if entry.address in self._deaths:
             await self._everywhere("find_again", tuple(entry.address))
         self._workers[entry.address] = entry
@@ -190,16 +202,18 @@ class NodeAgent:
 
     async def forget(self, group: str, addresses: Sequence[Sequence[Any]]) -> None:
         """A group is closed: nothing of it remains here."""
-        self._hub.forget_group(group)
-        for who in (Address(*parts) for parts in addresses):
-            self._hub.lose(who, "its group was closed", False)
-            self._hub.post.find_again(who)
+        workers = [Address(*parts) for parts in addresses]
+        self._hub.forget(workers)
+        for who in workers:
             self._expected.discard(who)
             self._workers.pop(who, None)
+            self._deaths.pop(who, None)
+            self._failures.pop(who, None)
 
     def _ended(self, entry: WorkerEntry) -> None:
-        if entry.address in self._expected or self._workers.get(entry.address) != entry:
+        if self._is_ending or entry.address in self._expected or self._workers.get(entry.address) != entry:
             return
+        del self._workers[entry.address]
         deaths = self._deaths[entry.address] = self._deaths.get(entry.address, 0) + 1
         failure = Failure(
             entry.address,
@@ -255,18 +269,20 @@ class NodeAgent:
             case "release":
                 self._hub.release(who, *args)
             case "spans":
-                self._spans.setdefault(who, []).extend(Span(*span) for span in args[0])
-                self._dropped[who] = args[1]  # counted since the start of the process
+                entry = self._workers.get(who)
+                kept = self._spans.setdefault(who, (entry.devices if entry else (), deque(maxlen=KEPT_SPANS)))[1]
+                self._dropped[who] = args[1] + max(0, len(kept) + len(args[0]) - KEPT_SPANS)
+                kept.extend(Span(*span) for span in args[0])
 
-    async def failed(self, failure: Failure) -> Failure:
-        """A worker's own account of its failure, completed with what is known here."""
+    async def failed(self, failure: Failure, log_begin: int) -> Failure:
+        """A worker's own account of its failure, completed with what is known here; its log from the call's begin."""
         entry = self._workers.get(failure.address)
         known = replace(
             failure,
             node=self._rank,
             host=socket.gethostname(),
             devices=entry.devices if entry else (),
-            log=last_lines(Path(entry.log_path), LOG_LINES) if entry else "",
+            log=last_lines(Path(entry.log_path), LOG_LINES, log_begin) if entry else "",
             log_path=entry.log_path if entry else "",
         )
         self._failures[failure.address] = known
@@ -285,13 +301,13 @@ class NodeAgent:
             if (text := read_from(path, offsets.get(str(path.relative_to(self._log_dir)), 0)))
         }
 
-    async def take_spans(self) -> list[tuple[Address, tuple[int, ...], list[Span], int]]:
-        found = []
-        for who, spans in self._spans.items():
-            entry = self._workers.get(who)
-            found.append((who, entry.devices if entry else (), spans, self._dropped.get(who, 0)))
-        self._spans = {}
-        return found
+    async def spans(self) -> list[tuple[Address, tuple[int, ...], list[Span], int]]:
+        """What the workers of this node have recorded since the job began, as far back as is kept."""
+        return [(who, held, list(kept), self._dropped.get(who, 0)) for who, (held, kept) in self._spans.items()]
+
+    async def stop_watching(self) -> None:
+        """The job is about to be ended: what ends now is no failure."""
+        self._is_ending = True
 
     async def close(self) -> None:
         """Leave nothing behind."""
@@ -301,6 +317,23 @@ class NodeAgent:
             self._exchange.ports.close()
             self._exchange.pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove the folders of agents that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        pid = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if pid.isdigit() and not is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _in_object_store(freight: list[Freight], num_nodes: int) -> Any:
+    """Freight as an argument of a call. What is large, or for several nodes, is put into Ray's object store once."""
+    pieces = [tuple(piece) for piece in freight]
+    nbytes = sum(piece.nbytes for piece in freight)
+    if nbytes >= BIG:
+        return await asyncio.get_running_loop().run_in_executor(None, ray.put, pieces)
+    return ray.put(pieces) if num_nodes > 1 and nbytes > INLINE_LIMIT else pieces
 
 
 def _holds(path: Path, text: str) -> bool:

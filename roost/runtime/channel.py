@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any, Literal, overload
 
 from roost.runtime import current
 from roost.runtime.current import Current
+from roost.runtime.keys import portable, restored
 from roost.runtime.parcel import Parcel
 from roost.runtime.pending import Pending
 
@@ -17,7 +19,8 @@ class Channel:
     """A first-in, first-out queue with a name; with keys it is many, made when they are first used.
 
     It lives on one node. It can be passed to workers as an argument, or found by its name. A channel of limited size
-    makes those who put wait until others have taken.
+    makes those who put wait until others have taken. Keys may be anything hashable; those that are not of builtin types
+    are the same if they pickle to the same bytes.
     """
 
     def __init__(self, name: str, place: Current | None = None) -> None:
@@ -26,7 +29,10 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, place: Current | None = None) -> Channel:
-        """The channel of this name: a new one, or the one that is there already. 0 is no limit."""
+        """The channel of this name: a new one, or the one that is there already. 0 is no limit.
+
+        One that is there stays as it is. Once it is closed and empty, a new one takes its place.
+        """
         where = place or current.get()
         where.link.ask("channel", "create", name, node_rank, maxsize)
         return cls(name, place)
@@ -67,10 +73,9 @@ class Channel:
         timeout: float | None = None,
     ) -> Pending[None] | None:
         """Add an item; waits while the channel is full. `weight` is what it counts in `get_batch`."""
-        there = self._there
-        parcel = there.link.pack(item)
-        future = there.link.send("put", self.name, key, weight, timeout, parcel=parcel)
-        pending = Pending(future, lambda _: None)
+        link, sent_key = self._there.link, portable(key)
+        future = link.send("put", self.name, sent_key, weight, timeout, parcel=link.pack(item))
+        pending = Pending(future, lambda _: None, self._check(future))
         return pending if async_op else self._waited(pending, "put")
 
     def put_nowait(self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY) -> None:
@@ -99,34 +104,49 @@ class Channel:
         return self._get(key, target_weight, async_op, timeout, list)
 
     def _get(self, key: Hashable, target: float | None, async_op: bool, timeout: float | None, shape: Any) -> Any:
-        there = self._there
-        link = there.link
-        future = link.request("get", self.name, key, target, timeout)
+        link = self._there.link
+        future = link.request("get", self.name, portable(key), target, timeout)
 
         def finish(answer: tuple[Any, list[Parcel]]) -> Any:
             return shape([link.unpack(parcel) for parcel in answer[1]])
 
-        pending = Pending(future, finish)
+        pending = Pending(future, finish, self._check(future))
         return pending if async_op else self._waited(pending, "get")
+
+    def _check(self, future: Future[Any]) -> Callable[[], None] | None:
+        """What the driver does while it waits: if the job has failed, nothing may ever come."""
+        there = self._there
+        link, check = there.link, there.check
+        if there.setup is not None or check is None:
+            return None
+
+        def give_up_if_failed() -> None:
+            try:
+                check()
+            except BaseException:
+                link.cancel(future)
+                raise
+
+        return give_up_if_failed
 
     def _waited(self, pending: Pending[Any], what: str) -> Any:
         with self._there.recorder.span(f"{what} {self.name}", "wait"):
             return pending.wait()
 
     def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
-        size: int = self._there.link.ask("channel", "size", self.name, key)
+        size: int = self._there.link.ask("channel", "size", self.name, portable(key))
         return size
 
     def sizes(self) -> dict[Hashable, int]:
         """How many items there are under each key."""
         sizes: dict[Hashable, int] = self._there.link.ask("channel", "sizes", self.name)
-        return sizes
+        return {restored(key): size for key, size in sizes.items()}
 
     def empty(self, key: Hashable = DEFAULT_KEY) -> bool:
         return self.qsize(key) == 0
 
     def full(self, key: Hashable = DEFAULT_KEY) -> bool:
-        is_full: bool = self._there.link.ask("channel", "full", self.name, key)
+        is_full: bool = self._there.link.ask("channel", "full", self.name, portable(key))
         return is_full
 
     def close(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import shutil
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,31 +19,35 @@ import ray
 
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.mode import PlacementMode
 from roost.placement.plan import Plan
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from roost.placement.strategy import PlacementStrategy
 from roost.runtime import current, launcher, nodes, probe
-from roost.runtime.address import DRIVER
-from roost.runtime.capacity import accelerators_used, demands_of
+from roost.runtime.address import DRIVER, Address
+from roost.runtime.agents import CLOSING_LIMIT, Agents, dismiss
 from roost.runtime.channel import Channel
 from roost.runtime.directory import GroupEntry
-from roost.runtime.failure import Failure
+from roost.runtime.failure import Failure, FailureKind
 from roost.runtime.failures_seen import FailuresSeen
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
+from roost.runtime.holdings import Holdings
 from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.logs import LogCollector
-from roost.runtime.process import AgentContact
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.ray_connection import connect
-from roost.runtime.reservation import NodeNeed, Reservation, reserve
+from roost.runtime.start_watch import StartWatch
 from roost.runtime.trace.chrome import TraceSummary, write_trace
 from roost.runtime.trace.spans import SpanRecorder, WorkerSpans
 from roost.runtime.verify import check_plan
+from roost.runtime.worker import Worker
 from roost.spec.errors import Findings, did_you_mean
+from roost.spec.job import Notation
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
 RESERVATION_LIMIT = 600.0  # seconds to wait for what others hold
-CALL_LIMIT = 60.0  # seconds for an agent to answer
+FLUSH_LIMIT = 3.0  # seconds for workers to hand in what they recorded
+BRIEFLY = 0.5  # the same, for those that are about to be ended
 
 
 def _say(text: str) -> None:
@@ -76,18 +82,19 @@ class Cluster:
         findings.raise_errors()
         wanted = num_nodes if num_nodes is not None else (job.num_nodes if job is not None else None)
         self._say, self._reservation_limit = say, reservation_timeout
-        self._is_ended = False
-        self._place: current.Current | None = None
         self._groups: dict[str, WorkerGroup] = {}
-        self._reservations: list[Reservation] = []
-        self._devices: dict[tuple[int, int], int] = {}  # of each accelerator held, the one that stands for it
         self._agents: dict[str, Any] = {}
-        self._ports: dict[str, tuple[Any, int]] = {}  # of each group the one its ranks meet at
+        self._holdings: Any = None
+        self._ports: dict[str, tuple[int, int]] = {}  # of each group the node and port its ranks meet at
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
-        self.connection = connect(address)
+        self._has_own_logs = log_dir is None
+        self._ends = contextlib.ExitStack()  # everything to be ended, last begun first, whatever one of them raises
         try:
+            self.connection = connect(address)
+            self._ends.callback(self.connection.close)
+            self._ends.callback(self._end_processes)
             self._join(wanted, job, node_timeout, findings)
-            self._collector = self._collect_logs(show_logs)
+            self._collect_logs(show_logs)
         except BaseException:
             self.shutdown()
             raise
@@ -99,37 +106,27 @@ class Cluster:
         (self.log_dir / probe.MARK).write_text(mark, encoding="utf-8")
         counted = nodes.wait_for_nodes(wanted, node_timeout, self._say)
         self._agents = nodes.start_agents(list(counted), str(self.log_dir), mark)
-        reports = nodes.ask_nodes(self._agents, counted)
+        reports = nodes.ask_nodes(self._agents, counted, self._say)
         self.nodes = nodes.ordered(reports, self._agents, wanted, findings)
         findings.raise_errors()
         self._inventory, self._registry = live_inventory(self.nodes, job, findings)
         findings.raise_errors()
         for warning in findings.warnings:
             self._say(str(warning))
-        self._contacts = self._connect_agents()
-        self._log_dirs = ray.get([agent.ask.remote("log_dir") for agent in self._handles], timeout=CALL_LIMIT)
-        self._failures = FailuresSeen(self._lead)
-        driver = next(contact for contact in self._contacts if contact.handle is self._lead)
-        self._place = current.Current(None, ProcessLink(DRIVER, driver), SpanRecorder())
+        self._links = Agents(self.nodes, self._agents)
+        self._holdings = Holdings(self.nodes, self._reservation_limit, self._say)
+        self._failures = FailuresSeen(self._links.lead)
+        self._ends.callback(self._failures.stop)
+        self._ends.callback(self._tell_of_failures)
+        self._starts = StartWatch(self._never_started)
+        self._ends.callback(self._starts.stop)
+        self._place = current.Current(
+            None, ProcessLink(DRIVER, self._links.driver), SpanRecorder(), self._failures.raise_if_failed
+        )
+        self._ends.callback(self._place.connection.close)
         current.enter(self._place)
-        self._ask_directory("add_group", GroupEntry(DRIVER.group, (driver.node,)))
-
-    def _connect_agents(self) -> list[AgentContact]:
-        """Let the agents know each other. The driver's node takes part even if no worker is to run there."""
-        here = ray.get_runtime_context().get_node_id()
-        self._handles = [node.agent for node in self.nodes]
-        members = [node.report.node_id for node in self.nodes]
-        for node_id, agent in self._agents.items():
-            if node_id == here and node_id not in members:
-                self._handles.append(agent)
-                members.append(node_id)
-            elif node_id not in members:
-                ray.kill(agent)
-        lead = members.index(here)
-        self._lead = self._handles[lead]
-        joined = [agent.ask.remote("join", rank, self._handles, lead) for rank, agent in enumerate(self._handles)]
-        contacts = ray.get(joined, timeout=CALL_LIMIT)
-        return [replace(contact, handle=agent) for contact, agent in zip(contacts, self._handles, strict=True)]
+        self._ends.callback(current.leave, self._place)
+        self._links.directory("add_group", GroupEntry(DRIVER.group, (self._links.driver.node,)))
 
     # What there is ------------------------------------------------------------------------------------------------
 
@@ -184,27 +181,45 @@ class Cluster:
     def launch(
         self,
         plan: Plan | str | Path,
-        groups: Mapping[str, GroupSpec],
+        groups: Mapping[str, GroupSpec | type[Worker]],
         options: Mapping[str, LaunchOptions] | None = None,
     ) -> dict[str, WorkerGroup]:
         """Verify a plan or a saved plan file, reserve all it needs at once, and launch its components.
 
         `groups` says of which class each component's workers are: `{"actor": Actor.create_group(config), ...}`.
         """
+        specs = {name: each.create_group() if isinstance(each, type) else each for name, each in groups.items()}
         if not isinstance(plan, Plan):
             plan = Plan.from_json(Path(plan).read_text(encoding="utf-8"))
-        unknown = [name for name in groups if name not in {part.name for part in plan.components}]
+        unknown = [name for name in specs if name not in {part.name for part in plan.components}]
         if unknown:
             hint = did_you_mean(unknown[0], [part.name for part in plan.components])
             raise KeyError(f"the plan has no component {unknown[0]}; {hint}")
-        for name, spec in groups.items():
+        strangers = [name for name in options or {} if name not in groups]
+        if strangers:
+            raise KeyError(
+                f"there are options for {strangers[0]}, which is not launched; {did_you_mean(strangers[0], groups)}"
+            )
+        for name, spec in specs.items():
             check_name(name, self._groups)
             check_methods(spec.cls)
+        left = [part.name for part in plan.components if part.name not in groups]
+        if left:
+            self._say(f"launching {', '.join(groups)}; the plan also has {', '.join(left)}")
         live = self.verify(plan)
         settings = {name: (options or {}).get(name, LaunchOptions()) for name in groups}
-        components = [plan[name] for name in groups]
-        self._reserve(components, live, settings)
-        return {name: self._start(spec, plan[name], name, settings[name], live) for name, spec in groups.items()}
+        self._holdings.take([plan[name] for name in groups], live, settings, groups)
+        started: dict[str, WorkerGroup] = {}
+        try:
+            for name, spec in specs.items():
+                started[name] = self._start(spec, plan[name], name, settings[name], live)
+        except BaseException:
+            for group in started.values():
+                group.close()
+            for name in groups:
+                self._holdings.give_back(name)
+            raise
+        return started
 
     def _launch(
         self,
@@ -216,14 +231,30 @@ class Cluster:
         check_name(name, self._groups)
         check_methods(spec.cls)
         component = where if isinstance(where, ComponentPlan) else self._placed(where, name, options)
-        live = tuple(range(max(component.table.inventory.num_nodes, 1)))
-        self._reserve([component], live, {component.name: options})
-        return self._start(spec, component, name, options, live)
+        live = self._live_nodes(component)
+        self._holdings.take([component], live, {component.name: options}, [name])
+        try:
+            return self._start(spec, component, name, options, live)
+        except BaseException:
+            self._holdings.give_back(name)
+            raise
+
+    def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
+        """The live node of each node of a component's plan: themselves, if it was planned on this cluster."""
+        inventory = component.table.inventory
+        if inventory is self._inventory:
+            return tuple(range(inventory.num_nodes))
+        return self.verify(Plan(Notation.RLINF, None, PlacementMode.HYBRID, inventory, (component,)))
 
     def _placed(self, strategy: PlacementStrategy | None, name: str, options: LaunchOptions) -> ComponentPlan:
         if strategy is None:
             count = self.num_accelerators
             strategy = PackedPlacementStrategy(0, count - 1) if count else NodePlacementStrategy([0])
+        if not isinstance(strategy, PlacementStrategy):
+            raise TypeError(
+                f"placement_strategy is {strategy!r}; give a strategy such as PackedPlacementStrategy(0, 3), or a "
+                "component of a plan"
+            )
         findings = Findings()
         table = strategy.place(self._inventory, findings, isolate=options.isolate_accelerator)
         findings.raise_errors()
@@ -231,60 +262,57 @@ class Cluster:
             raise RuntimeError("a placement without findings must have been made; please report it")
         return ComponentPlan(name, name, type(strategy).__name__, np.zeros(0, np.int64), table, registry=self._registry)
 
-    def _reserve(
-        self, components: list[ComponentPlan], live: tuple[int, ...], options: Mapping[str, LaunchOptions]
-    ) -> None:
-        """Reserve what the components need and this job does not hold yet."""
-        demands = demands_of(
-            components,
-            {name: each.cpus_per_process for name, each in options.items()},
-            {name: each.host_memory_gb_per_process for name, each in options.items()},
-        )
-        used = accelerators_used(components)
-        needs, wanted = [], []
-        for demand in demands:
-            node = live[demand.node]
-            held = [int(device) for device in used.get(demand.node, ())]
-            new = tuple(device for device in held if (node, device) not in self._devices)
-            if new or demand.cpus or demand.host_memory_gb:
-                ours = frozenset(there for (on, _), there in self._devices.items() if on == node)
-                needs.append(NodeNeed(node, new, demand.cpus, demand.host_memory_gb, ours))
-                wanted.append(replace(demand, node=node, accelerators=len(new)))
-        if not needs:
-            return
-        reports = [node.report for node in self.nodes]
-        reservation = reserve(
-            needs, wanted, reports, lambda: nodes.supplies(self.nodes), self._reservation_limit, self._say
-        )
-        self._reservations.append(reservation)
-        self._devices |= reservation.devices
-
     def _start(
         self, spec: GroupSpec, component: ComponentPlan, name: str, options: LaunchOptions, live: tuple[int, ...]
     ) -> WorkerGroup:
+        packed = launcher.packed(spec)  # first: what cannot be sent must not leave anything behind
         placed = [live[int(node)] for node in component.table.nodes]
         reports = [node.report for node in self.nodes]
-        port = ray.get(self._handles[placed[0]].ask.remote("lease_port"), timeout=CALL_LIMIT)
-        master = (launcher.master_address(placed, reports), port)
-        setups = launcher.process_setups(
-            name, component, options, live, reports, self._contacts, self._log_dirs, self._devices, master
-        )
-        self._ask_directory("add_group", launcher.group_entry(name, setups))
-        hosts, kept = launcher.start_hosts(spec, setups, reports, options)
-        group = WorkerGroup(name, spec.cls, hosts, self._failures, self._end_group, kept)
-        self._ports[name] = (self._handles[placed[0]], port)
+        with contextlib.ExitStack() as undo:
+            port = self._links.ask(placed[0], "lease_port")
+            undo.callback(self._links.ask, placed[0], "release_port", port)
+            setups = launcher.process_setups(
+                name,
+                replace(component, registry=self._registry),
+                options,
+                live,
+                launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory),
+                self._holdings.devices,
+                (launcher.master_address(placed, reports), port),
+            )
+            self._links.directory("add_group", launcher.group_entry(name, setups))
+            undo.callback(self._links.directory, "remove_group", name)
+            hosts = launcher.start_hosts(spec, packed, setups, reports, options)
+            undo.pop_all()
+        group = WorkerGroup(name, spec.cls, hosts, self._failures, self._end_group, packed)
+        self._ports[name] = (placed[0], port)
         self._groups[name] = group
+        self._starts.add([setup.address for setup, _ in setups], [host._roost_ready.remote() for host in hosts])
         return group
+
+    def _never_started(self, who: Address, why: str) -> None:
+        """A worker's process did not come to life: tell the whole job, as its agent would of one that died."""
+        if any(failure.address == who for failure in self._failures.all):
+            return  # its agent knew it
+        group = self._links.directory("group", who.group, 0.0)
+        failure = Failure(who, FailureKind.DIED, why, time.time_ns(), group.nodes[who.rank])
+        self._links.tell_all("lose", tuple(who), why, False)
+        self._links.directory("add_failure", failure)
 
     def _end_group(self, group: WorkerGroup) -> None:
         addresses = [(group.name, rank) for rank in range(group.world_size)]
-        ray.get([agent.ask.remote("expect_end", addresses) for agent in self._handles], timeout=CALL_LIMIT)
+        self._starts.forget(group.name)
+        self._flush([group], BRIEFLY)
+        self._links.tell_all("expect_end", addresses)
         for host in group.hosts:
             ray.kill(host)
-        self._ask_directory("remove_group", group.name)
-        ray.get([agent.ask.remote("forget", group.name, addresses) for agent in self._handles], timeout=CALL_LIMIT)
-        agent, port = self._ports.pop(group.name)
-        agent.ask.remote("release_port", port)
+        self._links.directory("remove_group", group.name)
+        self._links.tell_all("forget", group.name, addresses)
+        node, port = self._ports.pop(group.name)
+        for _ in self._links.ask_all("release_port", port, nodes=[node]):
+            pass
+        self._holdings.give_back(group.name)
+        self._failures.settle_group(group.name)
         self._groups.pop(group.name, None)
 
     def create_channel(self, name: str, maxsize: int = 0, node_rank: int = 0) -> Channel:
@@ -295,12 +323,11 @@ class Cluster:
 
     def write_trace(self, path: str | Path) -> TraceSummary:
         """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were."""
-        flushed = [host._roost_flush.remote() for group in self._groups.values() for host in group.hosts]
-        ray.wait(flushed, num_returns=len(flushed), timeout=10) if flushed else None
+        self._flush(list(self._groups.values()), FLUSH_LIMIT)
         workers = []
-        for node, agent in enumerate(self._handles):
+        for node, found in self._links.ask_all("spans"):
             offset = self.nodes[node].report.clock_offset_ns if node < len(self.nodes) else 0
-            for who, devices, spans, dropped in ray.get(agent.ask.remote("take_spans"), timeout=CALL_LIMIT):
+            for who, devices, spans, dropped in found:
                 shifted = tuple(
                     span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans
                 )
@@ -309,27 +336,26 @@ class Cluster:
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
         return write_trace(Path(path), workers, names)
 
-    def _collect_logs(self, show: bool) -> LogCollector:
-        away = [
-            agent for agent, folder in zip(self._handles, self._log_dirs, strict=True) if folder != str(self.log_dir)
-        ]
+    def _flush(self, groups: Sequence[WorkerGroup], limit: float) -> None:
+        """Let workers hand in what they have recorded; one that is in a long call is not waited for."""
+        flushed = [host._roost_flush.remote() for group in groups for host in group.hosts]
+        if flushed:
+            ray.wait(flushed, num_returns=len(flushed), timeout=limit)
+
+    def _collect_logs(self, show: bool) -> None:
+        here = str(self.log_dir)
+        away = [node for node, folder in enumerate(self._links.log_dirs) if folder != here]
 
         def fetch(sizes: Mapping[str, int]) -> dict[str, bytes]:
-            found: dict[str, bytes] = {}
-            for answer in [agent.ask.remote("read_logs", dict(sizes)) for agent in away]:
-                with contextlib.suppress(ray.exceptions.RayError):  # of a node that is lost there is nothing to fetch
-                    found |= ray.get(answer, timeout=CALL_LIMIT)
-            return found
+            return {
+                name: text
+                for _, found in self._links.ask_all("read_logs", dict(sizes), nodes=away)
+                for name, text in found.items()
+            }
 
         collector = LogCollector(self.log_dir, fetch if away else None, sys.stdout if show else None)
         collector.start()
-        return collector
-
-    def _ask_directory(self, method: str, *args: Any) -> Any:
-        try:
-            return ray.get(self._lead.ask.remote("directory", method, *args), timeout=CALL_LIMIT)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+        self._ends.callback(collector.stop)
 
     # Ending -------------------------------------------------------------------------------------------------------
 
@@ -342,29 +368,26 @@ class Cluster:
     def shutdown(self) -> None:
         """End all workers, give everything back, and leave Ray; a local Ray is stopped."""
         atexit.unregister(self.shutdown)
-        if self._is_ended or not ray.is_initialized():
-            return
-        self._is_ended = True
-        if self._place is not None:
-            self._collector.stop()
-            self._failures.stop()
-            for failure in self._failures.unsettled:
-                self._say(f"this was not waited for: {failure}")
-            current.leave(self._place)
-            self._place.connection.close()
-        with contextlib.suppress(Exception):  # a node may be gone; what is left of the job must still be ended
-            self._end_processes()
-        for reservation in self._reservations:
-            with contextlib.suppress(Exception):
-                reservation.release()
-        self.connection.close()
+        self._ends.close()
+        if self._has_own_logs and not any(path.stat().st_size for path in self.log_dir.rglob("*.log")):
+            shutil.rmtree(self.log_dir, ignore_errors=True)  # nobody will look for what is not there
+
+    def _tell_of_failures(self) -> None:
+        """What nobody has waited for is said at the end, or it would be lost."""
+        for failure in self._failures.unsettled:
+            self._say(f"this was not waited for: {failure}")
 
     def _end_processes(self) -> None:
+        if not ray.is_initialized():
+            return
         for group in self._groups.values():
             group.mark_closed()
-            for host in group.hosts:
+        # A node may be gone; what is left of the job must still be ended.
+        with contextlib.suppress(ray.exceptions.RayError):
+            closing = [agent.ask.remote("stop_watching") for agent in self._agents.values()]
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT) if closing else None
+            for host in (host for group in self._groups.values() for host in group.hosts):
                 ray.kill(host)
-        closing = [agent.ask.remote("close") for agent in self._agents.values()]
-        ray.wait(closing, num_returns=len(closing), timeout=5) if closing else None
-        for agent in self._agents.values():
-            ray.kill(agent)
+            dismiss(list(self._agents.values()))
+        if self._holdings is not None:
+            self._holdings.give_all_back()

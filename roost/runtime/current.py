@@ -5,6 +5,7 @@ A process has one place in a job, as it has one process id; everything that must
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ class Current:
     setup: ProcessSetup | None
     connection: ProcessLink
     recorder: SpanRecorder
+    check: Callable[[], None] | None = None  # in the driver: raises if the job has failed and nobody knows
 
     @property
     def link(self) -> AgentLink:

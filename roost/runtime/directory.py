@@ -27,6 +27,7 @@ class ChannelEntry(NamedTuple):
     name: str
     node: int
     maxsize: int
+    serial: int = 0  # of those that had this name, one after the other
 
 
 class Directory:
@@ -56,6 +57,13 @@ class Directory:
         known = self._channels.setdefault(entry.name, entry)
         await self._tell()
         return known
+
+    async def replace_channel(self, spent: ChannelEntry, entry: ChannelEntry) -> ChannelEntry:
+        """The channel that follows one which is closed and empty: this one, unless another was faster."""
+        if self._channels.get(entry.name) == spent:
+            self._channels[entry.name] = entry._replace(serial=spent.serial + 1)
+            await self._tell()
+        return self._channels[entry.name]
 
     async def group(self, name: str, timeout: float) -> GroupEntry:
         return await self._wait_for(lambda: self._groups.get(name), timeout, f"no group is called {name}")

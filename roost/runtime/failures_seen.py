@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from roost.runtime.address import Address
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed, in_order_of_cause
 
+KEPT = 1_000  # failures that are remembered
 GRACE = 3.0  # seconds: for the cause to be told after a consequence was seen, and for a wait to end by itself
 
 
@@ -27,7 +31,11 @@ class FailuresSeen:
         self._failures: list[Failure] = []
         self._seen_at: dict[Failure, float] = {}
         self._settled: set[Failure] = set()
-        self._settled_calls: set[str] = set()
+        self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
+        self._told_until: dict[
+            Address, float
+        ] = {}  # ends of these workers up to then belong to an error that was raised
+        self._closed: dict[str, int] = {}  # when a group was closed: what is told of it after that is old
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._follow, name="roost-failures", daemon=True)
@@ -46,8 +54,13 @@ class FailuresSeen:
 
     def _add(self, failures: Sequence[Failure]) -> None:
         with self._changed:
-            self._failures += failures
-            self._seen_at |= dict.fromkeys(failures, time.monotonic())
+            new = [failure for failure in failures if failure.time_ns > self._closed.get(failure.address.group, 0)]
+            self._failures = [*self._failures, *new][-KEPT:]
+            self._seen_at |= dict.fromkeys(new, time.monotonic())
+            if len(self._seen_at) > 2 * KEPT:  # a job may run for weeks
+                kept = set(self._failures)
+                self._seen_at = {failure: seen for failure, seen in self._seen_at.items() if failure in kept}
+                self._settled &= kept
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -63,20 +76,28 @@ class FailuresSeen:
         return in_order_of_cause(
             failure
             for failure in self._failures
-            if failure not in self._settled and failure.call not in self._settled_calls and not failure.will_restart
+            if failure not in self._settled
+            and failure.call not in self._settled_calls
+            and not failure.will_restart
+            and self._seen_at[failure] > self._told_until.get(failure.address, 0.0)
         )
 
     def settle_group(self, group: str) -> None:
         """A group is closed: its failures are of no interest any more."""
         with self._changed:
-            self._settled.update(failure for failure in self._failures if failure.address.group == group)
+            self._closed[group] = time.time_ns()
+            self._failures = [failure for failure in self._failures if failure.address.group != group]
 
-    def raise_if_failed(self) -> None:
+    def raise_if_failed(self, waiting_for: str = "") -> None:
         """End a wait that failures elsewhere may have made endless; it has had the time to end by itself."""
         now = time.monotonic()
         with self._changed:
-            if any(now - self._seen_at[failure] > GRACE for failure in self.unsettled):
-                raise self._settle(self.unsettled)
+            if not any(now - self._seen_at[failure] > GRACE for failure in self.unsettled):
+                return
+            error = self._settle(self.unsettled)
+        if waiting_for:
+            error.add_note(f"This ended the wait for {waiting_for}.")
+        raise error
 
     def explain(self, failure: Failure, calls: Sequence[str]) -> WorkerFailed:
         """The error for a worker's own failure; if it followed from another's, with that one before it.
@@ -84,19 +105,25 @@ class FailuresSeen:
         Ranks that were called together fail together: what the others of these calls do is known with it.
         """
         with self._changed:
-            self._settled_calls.update(calls)
+            self._settled_calls.extend(calls)
             found = {failure, *(known for known in self._failures if known.call in calls)}
             if failure.is_consequence:
                 self._changed.wait_for(lambda: any(not known.is_consequence for known in self.unsettled), GRACE)
                 found.update(self.unsettled)
             return self._settle(found)
 
-    def explain_death(self, gone: Sequence[Address], calls: Sequence[str], ray_says: str) -> WorkerFailed:
-        """The error for workers that are gone; their node's agent has more to tell of them than Ray."""
+    def explain_death(
+        self, called: Sequence[Address], gone: Sequence[Address], calls: Sequence[str], ray_says: str
+    ) -> WorkerFailed:
+        """The error for workers that are gone; their node's agent has more to tell of them than Ray.
+
+        Others that were called with them and end now have ended in the same call.
+        """
         with self._changed:
+            self._told_until |= dict.fromkeys(called, time.monotonic() + GRACE)
             self._changed.wait_for(lambda: self._is_told_of(gone), GRACE)
             found = self._last_of(gone) or {_failure(address, FailureKind.DIED, ray_says) for address in gone}
-            self._settled_calls.update(calls)
+            self._settled_calls.extend(calls)
             return self._settle({*found, *self.unsettled} or {_failure(Address("?", 0), FailureKind.DIED, ray_says)})
 
     def _is_told_of(self, gone: Sequence[Address]) -> bool:
@@ -110,8 +137,11 @@ class FailuresSeen:
 
     def _settle(self, failures: Any) -> WorkerFailed:
         error = WorkerFailed(failures)
+        if error.first.cause is not None:
+            with contextlib.suppress(Exception):  # its class may not be importable here
+                error.__cause__ = cloudpickle.loads(error.first.cause)
         self._settled.update(error.failures)
-        self._settled_calls.update(failure.call for failure in error.failures if failure.call)
+        self._settled_calls.extend(failure.call for failure in error.failures if failure.call)
         return error
 
 

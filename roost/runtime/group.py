@@ -13,6 +13,7 @@ from roost.runtime.address import DRIVER
 from roost.runtime.failures_seen import FailuresSeen
 from roost.runtime.result import GroupResult
 from roost.runtime.worker import Worker, public_methods
+from roost.spec.errors import did_you_mean
 
 if TYPE_CHECKING:
     from roost.placement.component_plan import ComponentPlan
@@ -99,9 +100,10 @@ class WorkerGroup:
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.hosts)} {self.worker_class.__name__}>"
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, method: str) -> Callable[..., GroupResult]: ...
+    def __getattr__(self, method: str) -> Callable[..., GroupResult]:
+        known = public_methods(self.__dict__.get("worker_class", Worker))
+        hint = did_you_mean(method, known) or f"it has {', '.join(known)}"
+        raise AttributeError(f"{self.__dict__.get('name', 'the group')} has no method {method}; {hint}")
 
     @property
     def world_size(self) -> int:
@@ -156,7 +158,8 @@ class RankSelection:
 
 def check_methods(cls: type[Worker]) -> None:
     """A group has methods of its own, which those of its workers must not hide."""
-    hidden = next((method for method in public_methods(cls) if hasattr(WorkerGroup, method)), None)
+    own = {*dir(WorkerGroup), "name", "hosts", "worker_class"}
+    hidden = next((method for method in public_methods(cls) if method in own), None)
     if hidden is not None:
         raise ValueError(f"{cls.__name__}.{hidden} would hide what a group itself calls {hidden}; rename it")
 

@@ -44,8 +44,11 @@ class Host:
     The class comes packed, so that one that cannot be imported here is reported like any other failure of a worker.
     """
 
-    def __init__(self, setup: ProcessSetup, packed: bytes) -> None:
+    def __init__(self, packed_setup: bytes, packed: bytes) -> None:
         from pathlib import Path
+
+        # Packed too, because Ray takes the agent's handle in it for an object that might get lost.
+        setup: ProcessSetup = cloudpickle.loads(packed_setup)
 
         redirect_output(Path(setup.log_path))
         # The plan's own variables, before the worker's class and all it imports; a user's are there since the start.
@@ -90,16 +93,17 @@ class Host:
 
     @contextlib.contextmanager
     def _guarded(self, method: str) -> Iterator[None]:
+        begin = os.fstat(1).st_size
         try:
             with self._recorder.timer(method, "call"):
                 yield
         # Whatever a worker raises, exits included, must reach the one who called and not end the process.
         except BaseException as error:
-            raise self._failed(method, error) from None
+            raise self._failed(method, error, begin) from None
         finally:
             self._send_spans()
 
-    def _failed(self, method: str, error: BaseException) -> CallFailed:
+    def _failed(self, method: str, error: BaseException, log_begin: int) -> CallFailed:
         summary = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else _one_line(error)
         failure = Failure(
             self._setup.address,
@@ -108,7 +112,7 @@ class Host:
             time.time_ns(),
             method="its constructor" if method == CONSTRUCTOR else method,
             traceback=_own_traceback(error),
-            call="" if method == CONSTRUCTOR else ray.get_runtime_context().get_task_id() or "",
+            call=self._call(method),
             cause=_packed(error),
             is_consequence=isinstance(error, PeerLost),
         )
@@ -117,9 +121,15 @@ class Host:
         known = failure
         # Told through Ray, as every failure: a worker may fail before it has a link.
         with contextlib.suppress(Exception):
-            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure), timeout=10)
+            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure, log_begin), timeout=10)
         print(failure.traceback, flush=True)  # after the agent has read the log's last lines, which come before it
         return CallFailed(known)
+
+    def _call(self, method: str) -> str:
+        """What ranks that fail together have in common: the call, or the launch."""
+        if method == CONSTRUCTOR:
+            return f"launch at {self._setup.env['MASTER_ADDR']}:{self._setup.env['MASTER_PORT']}"
+        return ray.get_runtime_context().get_task_id() or ""
 
     def _send_spans(self) -> None:
         """Now and then, once there is a link: a worker that never used it is asked for its spans at the end."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import ACCELERATOR
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.runtime.address import Address
@@ -25,22 +27,38 @@ LOOPBACK = "127.0.0.1"
 MANY = 100_000  # calls that an asynchronous worker may have under way
 
 
+class Site(NamedTuple):
+    """The live nodes, in the order of their ranks."""
+
+    reports: Sequence[NodeReport]
+    agents: Sequence[AgentContact]
+    log_dirs: Sequence[str]
+    inventory: Inventory
+
+
 def process_setups(
     name: str,
     component: ComponentPlan,
     options: LaunchOptions,
     live_nodes: Sequence[int],
-    reports: Sequence[NodeReport],
-    agents: Sequence[AgentContact],
-    log_dirs: Sequence[str],
+    site: Site,
     held: Mapping[tuple[int, int], int],
     master: tuple[str, int],
 ) -> list[tuple[ProcessSetup, Process]]:
-    """What each process is told, in rank order. `live_nodes` has the live node of each node of the plan."""
+    """What each process is told, in rank order. `live_nodes` has the live node of each node of the plan.
+
+    A plan may number the nodes otherwise than the cluster does, as after a restart; workers are told the live numbers.
+    """
+    reports, agents, log_dirs, inventory = site
     setups = []
     for process in component.processes():
-        placement = process.placement
-        node = live_nodes[placement.cluster_node_rank]
+        node = live_nodes[process.placement.cluster_node_rank]
+        placement = process.placement._replace(
+            cluster_node_rank=node,
+            accelerator_type=reports[node].accelerator_type,
+            devices=tuple((live_nodes[on], device) for on, device in process.placement.devices),
+        )
+        process = replace(process, placement=placement)
         address = Address(name, placement.rank)
         physical = reports[node].physical_ids
         visible = visible_devices(process, node, held, physical)
@@ -59,7 +77,7 @@ def process_setups(
             reports[node].accelerator_type,
             reports[node].memory_gb,
             kind,
-            process.hardware,
+            declared_devices(process, kind, inventory.nodes[node]),
             agents[node],
             f"{log_dirs[node]}/{log_name(*address)}",
             options.restarts,
@@ -68,32 +86,41 @@ def process_setups(
     return setups
 
 
+def declared_devices(process: Process, kind: str, node: Node) -> tuple[Mapping[str, Any], ...]:
+    """The configs of a process's declared devices, as the live node completed them where it knows them."""
+    known = node.hardware.get(kind, ())
+    ranks = process.placement.local_hardware_ranks
+    if not process.hardware or len(known) <= max(ranks):
+        return process.hardware
+    return tuple({**known[rank], **written} for rank, written in zip(ranks, process.hardware, strict=True))
+
+
+def packed(spec: GroupSpec) -> Any:
+    """A group's class and arguments, ready to be sent; in the object store where they are large."""
+    made: bytes = cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs)))  # type: ignore[no-untyped-call]
+    return ray.put(made) if len(made) > LARGE else made
+
+
 def start_hosts(
     spec: GroupSpec,
+    packed: Any,
     setups: Sequence[tuple[ProcessSetup, Process]],
     reports: Sequence[NodeReport],
     options: LaunchOptions,
-) -> tuple[list[Any], Any]:
-    """Start all processes at once; Ray starts them while this returns.
-
-    Beside the actors it gives what must be kept as long as one of them may start again.
-    """
-    packed: Any = cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs)))  # type: ignore[no-untyped-call]
-    if len(packed) > LARGE:
-        packed = ray.put(packed)
+) -> list[Any]:
+    """Start all processes at once; Ray starts them while this returns."""
     is_async = is_asynchronous(spec.cls)
     actor = ray.remote(host_class(spec.cls, public_methods(spec.cls)))
-    hosts = [
+    return [
         actor.options(
             num_cpus=0,
             max_restarts=options.restarts,
             max_concurrency=options.max_concurrency or (MANY if is_async else 1),
             scheduling_strategy=NodeAffinitySchedulingStrategy(reports[setup.agent.node].node_id, soft=False),
             runtime_env=runtime_env(process, options),
-        ).remote(setup, packed)
+        ).remote(cloudpickle.dumps(setup), packed)  # type: ignore[no-untyped-call]
         for setup, process in setups
     ]
-    return hosts, packed
 
 
 def runtime_env(process: Process, options: LaunchOptions) -> dict[str, Any] | None:

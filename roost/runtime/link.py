@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import pickle
 import threading
 import uuid
@@ -14,12 +16,13 @@ import zmq
 
 from roost.runtime import message
 from roost.runtime.address import Address
-from roost.runtime.failure import PeerLost
+from roost.runtime.failure import PeerLost, WaitedTooLong
 from roost.runtime.parcel import INLINE_LIMIT, Parcel, from_frames, to_frames
 from roost.runtime.process import AgentContact
 from roost.runtime.segments import SegmentMaps, SegmentRef, Spares, needed
 from roost.runtime.watch import is_alive
 
+logger = logging.getLogger(__name__)
 HEARTBEAT = 500  # milliseconds between looks at whether the agent lives and what may be given back to it
 
 
@@ -41,7 +44,7 @@ class AgentLink:
         # The agent can answer only after it has heard from the socket that receives.
         hello: Future[tuple[Any, list[Parcel]]] = Future()
         self._waiting[-1] = hello
-        self._answers.send_multipart([self._identity, pickle.dumps((-1, self.who, "hello", (), []), 5)])
+        self._answers.send_multipart([self._identity, *self._frames(-1, "hello", ())])
         self._reader = threading.Thread(target=self._read, name="roost-link", daemon=True)
         self._reader.start()
         hello.result(60)
@@ -60,9 +63,27 @@ class AgentLink:
         number = next(self._numbers)
         future: Future[tuple[Any, list[Parcel]]] = Future()
         self._waiting[number] = future
-        labels, frames = to_frames(parcels)
-        self._send([pickle.dumps((number, self.who, op, args, labels), 5), *frames])
+        try:
+            self._send(self._frames(number, op, args, parcels))
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
         return future
+
+    def cancel(self, future: Future[tuple[Any, list[Parcel]]]) -> None:
+        """Give up a request: what it waits for at the agent of this node is left to others."""
+        number = next((number for number, waiting in list(self._waiting.items()) if waiting is future), None)
+        if number is not None and self._waiting.pop(number, None) is not None:
+            future.set_exception(WaitedTooLong("it was given up"))
+            with contextlib.suppress(PeerLost):
+                self.tell("cancel", number)
+
+    def _frames(
+        self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Parcel] = ()
+    ) -> list[bytes | memoryview]:
+        """A message: first what the agent can always read, then what it may not, then the parcels."""
+        labels, frames = to_frames(parcels)
+        return [pickle.dumps((number, tuple(self.who), op, labels), 5), pickle.dumps(args, 5), *frames]
 
     def ask(self, op: str, *args: Any) -> Any:
         """A request without parcels, waited for."""
@@ -70,7 +91,7 @@ class AgentLink:
 
     def tell(self, op: str, *args: Any) -> None:
         """Say something that needs no answer."""
-        self._send([pickle.dumps((None, self.who, op, args, []), 5)])
+        self._send(self._frames(None, op, args))
 
     def pack(self, value: object, device_route: message.DeviceRoute = "stage") -> Parcel:
         """A value ready to be sent: large buffers are written to shared memory."""
@@ -119,8 +140,7 @@ class AgentLink:
         """Tell the agent which segments nothing here uses any more."""
         released = self._maps.take_released()
         if released:
-            head = pickle.dumps((None, self.who, "release", (released,), []), 5)
-            self._requests.send_multipart([self._identity, head])
+            self._requests.send_multipart([self._identity, *self._frames(None, "release", (released,))])
 
     def _read(self) -> None:
         poller = zmq.Poller()
@@ -129,16 +149,29 @@ class AgentLink:
             if not poller.poll(HEARTBEAT):
                 self._heartbeat()
                 continue
-            head, *frames = self._answers.recv_multipart()
-            number, is_good, value, labels = pickle.loads(head)
-            future = self._waiting.pop(number, None)
-            if future is None:
-                continue
-            if is_good:
-                future.set_result((value, from_frames(labels, frames)))
-            else:
-                future.set_exception(value)
+            frames = self._answers.recv_multipart()
+            try:
+                self._take(frames)
+            except Exception:  # the answers to the others must still be read
+                logger.exception("an answer of %d frames was dropped", len(frames))
         self._give_up(PeerLost("this process has left its job"))
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        head, body, *rest = frames
+        number, is_good, labels = pickle.loads(head)
+        parcels = from_frames(labels, rest)
+        future = self._waiting.pop(number, None)
+        try:
+            value = pickle.loads(body)
+        except Exception as error:
+            is_good, value = False, ValueError(f"the agent's answer cannot be read: {type(error).__name__}: {error}")
+        if future is not None and is_good:
+            future.set_result((value, parcels))
+            return
+        segments = [parcel.segment for parcel in parcels] + [value if isinstance(value, SegmentRef) else None]
+        self._maps.released.extend(segment.number for segment in segments if segment is not None)  # nobody wants it
+        if future is not None:
+            future.set_exception(value)
 
     def _heartbeat(self) -> None:
         if self._waiting and not is_alive(self.agent.pid):

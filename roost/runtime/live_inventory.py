@@ -29,10 +29,13 @@ def read_cluster_config(config: ClusterConfig, findings: Findings) -> Job | None
     """A job from a whole config, or from its `cluster` section alone."""
     if config is None:
         return None
-    if (not isinstance(config, str | Path) and "cluster" not in config and "node_groups" in config) or (
-        not isinstance(config, str | Path) and "cluster" not in config and "num_nodes" in config
-    ):
-        config = {"cluster": config}
+    if not isinstance(config, Mapping | str | Path) and not hasattr(config, "keys"):
+        raise TypeError(f"cluster_cfg is {config!r}; give a config's path, or its cluster section as a mapping")
+    if not isinstance(config, str | Path):
+        section = dict(config.get("cluster", config))
+        # Who runs where is for plans to say; a section that says nothing of it describes machines all the same.
+        section.setdefault("component_placement", {"agent": {"node_group": "node", "placement": "0"}})
+        config = {**(config if "cluster" in config else {}), "cluster": section}
     source = load(config, (), findings)
     if source is None:
         return None

@@ -36,11 +36,11 @@ def redirect_output(path: Path) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def last_lines(path: Path, count: int) -> str:
-    """The end of a log, or nothing where there is none."""
+def last_lines(path: Path, count: int, begin: int = 0) -> str:
+    """The end of a log, of what comes after its first `begin` bytes; nothing where there is none."""
     try:
         with path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
+            log.seek(max(begin, log.seek(0, os.SEEK_END) - 64 * 1024))
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -59,15 +60,30 @@ def start_agents(node_ids: Sequence[str], log_dir: str, mark: str) -> dict[str, 
     }
 
 
-def ask_nodes(agents: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]]) -> list[NodeReport]:
-    """What every node says of itself, and how far its clock is from this one."""
+def ask_nodes(
+    agents: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
+) -> list[NodeReport]:
+    """What every node says of itself, and how far its clock is from this one; one that cannot is left out."""
     driver = ray.get_runtime_context().get_node_id()
-    asked = [agent.ask.remote("report", driver, dict(counted[node])) for node, agent in agents.items()]
-    reports = ray.get(asked, timeout=AGENT_LIMIT)
-    return [
-        replace(report, clock_offset_ns=_clock_offset(agent))
-        for report, agent in zip(reports, agents.values(), strict=True)
-    ]
+    asked = {node: agent.ask.remote("report", driver, dict(counted[node])) for node, agent in agents.items()}
+    end = time.monotonic() + AGENT_LIMIT
+    reports = []
+    for node, answer in asked.items():
+        try:
+            report = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
+        except ray.exceptions.RayError as error:
+            addresses = {each["NodeID"]: each["NodeManagerAddress"] for each in alive_nodes()}
+            say(f"node {addresses.get(node, node)} is left out, its agent did not start: {_first_line(error)}")
+            continue
+        reports.append(replace(report, clock_offset_ns=_clock_offset(agents[node])))
+    return reports
+
+
+def _first_line(error: Exception) -> str:
+    """What Ray says first, or the last line of a traceback, which says what was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
+    return (raised or lines or [type(error).__name__])[-1 if raised else 0]
 
 
 def _clock_offset(agent: Any, tries: int = 3) -> int:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
 
 from roost.runtime.failure import WaitedTooLong
 
 T = TypeVar("T")
+SLICE = 0.5  # seconds between looks at whether it is still worth waiting
 
 
 class Pending(Generic[T]):
-    """An operation under way; `wait()` it in a thread, `await` it in an event loop."""
+    """An operation under way; `wait()` it in a thread, `await` it in an event loop.
 
-    def __init__(self, future: Future[Any], finish: Callable[[Any], T]) -> None:
-        self._future, self._finish = future, finish
+    `while_waiting` is called now and then in a thread that waits; what it raises ends the wait.
+    """
+
+    def __init__(
+        self, future: Future[Any], finish: Callable[[Any], T], while_waiting: Callable[[], None] | None = None
+    ) -> None:
+        self._future, self._finish, self._while_waiting = future, finish, while_waiting
         self._result: list[T] = []
         self._finishing = threading.Lock()
 
@@ -26,8 +34,15 @@ class Pending(Generic[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         """Its result; a `WaitedTooLong` if there is none in time, after which it can be waited for again."""
+        started = time.monotonic()
+        while self._while_waiting is not None and not self._future.done():
+            left = math.inf if timeout is None else timeout - (time.monotonic() - started)
+            if left <= SLICE:
+                break
+            if not wait([self._future], SLICE).done:
+                self._while_waiting()
         try:
-            answer = self._future.result(timeout)
+            answer = self._future.result(None if timeout is None else max(0.0, started + timeout - time.monotonic()))
         except TimeoutError as error:
             if self._future.done():
                 raise

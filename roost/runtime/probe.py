@@ -17,6 +17,7 @@ import roost
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import NO_ACCELERATOR
 from roost.runtime.node_report import NodeReport
+from roost.runtime.segments import memory_limit
 
 RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")
 MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
@@ -43,7 +44,7 @@ def report(
     return NodeReport(
         node_id=node_id,
         address=address,
-        interface=interface_of(address),
+        interface=environ.get("GLOO_SOCKET_IFNAME") or interface_of(address),
         hostname=socket.gethostname(),
         rank_text=environ[variable].strip() if variable else None,
         rank_variable=variable,
@@ -88,11 +89,8 @@ def interface_of(address: str) -> str:
 
 def host_memory_gb() -> float | None:
     """Memory of this machine, or of the container it is."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-    return round(total / 2**30, 1)
+    total = memory_limit()
+    return None if total is None else round(total / 2**30, 1)
 
 
 def check_interpreter(path: str) -> str:

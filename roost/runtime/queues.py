@@ -62,8 +62,10 @@ class ItemQueue(Generic[T]):
         return 0 < self.maxsize <= len(self._items)
 
     @property
-    def has_waiters(self) -> bool:
-        return bool(self._getters or self._putters)
+    def is_idle(self) -> bool:
+        """Whether there is nothing in it and nobody waits at it."""
+        waits = [getter.future for getter in self._getters] + [future for _, future in self._putters]
+        return not len(self) and all(wait.done() for wait in waits)
 
     def put(self, item: Item[T]) -> asyncio.Future[None] | None:
         """Add an item; where there is no room, the future is done once it has been added."""
@@ -75,6 +77,8 @@ class ItemQueue(Generic[T]):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putters.append((item, future))
             self._serve()
+            if not future.done():
+                future.add_done_callback(self._taken_back)
             return future
         self._items.append(item)
         self._serve()
@@ -95,27 +99,30 @@ class ItemQueue(Generic[T]):
     def _given_up(self, future: asyncio.Future[list[T]]) -> None:
         if future.cancelled():
             self._serve()  # what it had taken is for those behind it
+            self._getters = deque(getter for getter in self._getters if not getter.future.done())
 
-    def peek(self) -> list[T]:
-        return [item.value for item in self._items]
+    def _taken_back(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            self._putters = deque(putter for putter in self._putters if putter[1] is not future)
 
     def close(self, reason: Exception) -> None:
         """Refuse further items; who waits for more than is left gets what there is, or else the reason."""
         self._closed = reason
-        for _, future in self._putters:
-            _fail(future, reason)
-        self._putters.clear()
+        self.fail_putters(reason)
         self._serve()
 
-    def fail_waiters(self, reason: Exception) -> None:
-        """End every wait with an error; items that a waiting batch had taken stay for others."""
+    def fail_getters(self, reason: Exception) -> None:
+        """End every wait for an item with an error; items that a waiting batch had taken stay for others."""
         for getter in self._getters:
             self._items.extendleft(reversed(getter.taken))
             getter.taken = []
             _fail(getter.future, reason)
+        self._getters.clear()
+
+    def fail_putters(self, reason: Exception) -> None:
+        """End every wait for room with an error."""
         for _, future in self._putters:
             _fail(future, reason)
-        self._getters.clear()
         self._putters.clear()
 
     def clear(self) -> list[T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,23 +23,33 @@ UNWANTED = r"A worker died or was killed|cannot be scheduled right now|No availa
 CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Connection:
-    """How this process is connected, and whether it is the one to end it."""
+    """How this process is connected. Several clusters of one process share it; the last one to close it leaves Ray."""
 
     address: str
-    is_local: bool  # started here, and for this process only
-    is_ours: bool  # not there before
+    is_local: bool = False  # started here, and for this process only
+    is_ours: bool = True  # not there before
     leash: int | None = None  # a descriptor whose end, or this process's, ends a local Ray
+    users: int = 1
 
     def close(self) -> None:
-        """Leave Ray, if this is what entered it; a local one is stopped."""
+        """Leave Ray, if this is what entered it and nobody else uses it; a local one is stopped."""
         import ray
 
-        if self.is_ours:
+        self.users -= 1
+        if self.users > 0:
+            return
+        if self in _open:
+            _open.remove(self)
+        if self.is_ours and ray.is_initialized():
             ray.shutdown()
         if self.leash is not None:
             os.close(self.leash)
+
+
+# A process has one connection to Ray, as Ray will have it.
+_open: list[Connection] = []
 
 
 def connect(address: str | None) -> Connection:
@@ -51,16 +62,47 @@ def connect(address: str | None) -> Connection:
 
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a failure that nobody waits for is Roost's to tell
     if ray.is_initialized():
-        return Connection(ray.get_runtime_context().gcs_address, is_local=False, is_ours=False)
+        return _join_open(address)
     address = address or os.environ.get("RAY_ADDRESS") or None
-    if address not in (None, LOCAL):
-        return _attach(address)
     if address is None:
-        try:
-            return _attach(AUTO)
-        except ConnectionError:
-            pass  # none runs here
-    return _start_local()
+        address = running_here()
+    connection = _start_local() if address in (None, LOCAL) else _attach(str(address))
+    _open.append(connection)
+    return connection
+
+
+def _join_open(address: str | None) -> Connection:
+    import ray
+
+    there = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, AUTO, there):
+        raise ValueError(
+            f"this process is connected to Ray at {there} already, and cannot be to {address} as well; leave the "
+            "address out to use that one, or shut it down first"
+        )
+    shared = next((connection for connection in _open if connection.address == there), None)
+    if shared is None:
+        return Connection(there, is_ours=False)
+    shared.users += 1
+    return shared
+
+
+def running_here() -> str | None:
+    """The cluster that was started on this machine with `ray start`, if it still answers.
+
+    Ray's own way of looking would also find the private Ray of somebody's script.
+    """
+    from ray._private.utils import read_ray_address
+
+    address: str | None = read_ray_address()
+    host, _, port = (address or "").rpartition(":")
+    if not host:
+        return None
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except (OSError, ValueError):
+        return None
+    return address
 
 
 def _attach(address: str) -> Connection:
@@ -69,15 +111,13 @@ def _attach(address: str) -> Connection:
     try:
         _init(address=address)
     except ConnectionError:
-        if address == AUTO:
-            raise
         if not _offer_token():
             raise _no_answer(address) from None
         try:
             _init(address=address)
         except ConnectionError:
             raise _no_answer(address) from None
-    return Connection(ray.get_runtime_context().gcs_address, is_local=False, is_ours=True)
+    return Connection(ray.get_runtime_context().gcs_address)
 
 
 def _no_answer(address: str) -> ConnectionError:
@@ -113,7 +153,7 @@ def _start_local() -> Connection:
         options["num_gpus"] = found[1].count  # Ray cannot find what is not there
     with _OnLoopback(), reaped() as leash:
         _init(address=LOCAL, include_dashboard=False, **options)
-    return Connection(ray.get_runtime_context().gcs_address, is_local=True, is_ours=True, leash=leash)
+    return Connection(ray.get_runtime_context().gcs_address, is_local=True, leash=leash)
 
 
 class _OnLoopback:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import ray
-from ray import cloudpickle
 
 from roost.runtime.address import Address
-from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.failure import WaitedTooLong
 from roost.runtime.host import CallFailed
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ class GroupResult:
                         raise explained from explained.__cause__
                     if len(done) == len(waiting):
                         break
-                    self._failures.raise_if_failed()
+                    self._failures.raise_if_failed(self._what)
             finally:
                 for future in waiting:
                     future.cancel()
@@ -103,6 +101,10 @@ class GroupResult:
         return [Address(self._group, rank) for rank in self.ranks]
 
     @property
+    def _what(self) -> str:
+        return f"{self._group}.{self._method}"
+
+    @property
     def _calls(self) -> list[str]:
         """What Ray calls the calls on the ranks, as their failures name them."""
         return [ref.task_id().hex() for ref in self._refs]
@@ -115,12 +117,13 @@ class GroupResult:
                 answers: list[tuple[int, Any]] = ray.get(self._refs, timeout=max(left, 0))
                 return answers
             except ray.exceptions.GetTimeoutError:
-                if end is not None and time.monotonic() >= end:
-                    raise WaitedTooLong(self._unanswered(timeout or 0)) from None
-                self._failures.raise_if_failed()
+                pass
             except ray.exceptions.RayError as error:
                 explained = self._explained(error)
                 raise explained from explained.__cause__
+            if end is not None and time.monotonic() >= end:
+                raise WaitedTooLong(self._unanswered(timeout or 0))
+            self._failures.raise_if_failed(self._what)
 
     def _unanswered(self, timeout: float) -> str:
         ready, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
@@ -131,15 +134,9 @@ class GroupResult:
         """The error to raise for one that Ray gave: the first cause, with all that is known of it."""
         told = getattr(error, "cause", None)
         if isinstance(told, CallFailed):
-            return self._with_cause(self._failures.explain(told.failure, self._calls))
+            return self._failures.explain(told.failure, self._calls)
         if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.WorkerCrashedError):
-            return self._with_cause(self._failures.explain_death(self._dead(), self._calls, str(error)))
-        return error
-
-    def _with_cause(self, error: WorkerFailed) -> WorkerFailed:
-        if error.first.cause is not None:
-            with contextlib.suppress(Exception):  # its class may not be importable here
-                error.__cause__ = cloudpickle.loads(error.first.cause)
+            return self._failures.explain_death(self._addresses, self._dead(), self._calls, str(error))
         return error
 
     def _dead(self) -> list[Address]:

@@ -7,17 +7,17 @@ because memory whose pages are there already is written several times faster tha
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
-import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-IS_AVAILABLE = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 SMALLEST = 1 << 20
 ALIGNMENT = 64  # of each buffer in a segment, as SIMD code and torch like it
 MAX_SPARES = 4
@@ -205,10 +205,19 @@ def needed(lengths: Sequence[int]) -> int:
 
 def shared_memory_limit() -> int:
     """Half of the machine's memory: what does not fit waits, and the machine does not start to swap."""
+    return (memory_limit() or 8 << 30) // 2
+
+
+def memory_limit() -> int | None:
+    """Bytes of memory of this machine, or of the container it is; None where that cannot be told."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
-        return 4 << 30
+        return None
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return min(total, int(Path(path).read_text()))
+    return total
 
 
 def _copy(target: memoryview, start: int, source: memoryview) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,6 +16,7 @@ import zmq.asyncio
 from roost.runtime.address import Address
 from roost.runtime.parcel import Parcel, from_frames, to_frames
 
+logger = logging.getLogger(__name__)
 Serve = Callable[[Address, str, tuple[Any, ...], Sequence[Parcel]], Awaitable[tuple[Any, list[Parcel]]]]
 
 
@@ -36,33 +38,52 @@ class SocketServer:
             self._socket.bind(f"ipc://{path}")
         finally:
             os.umask(mask)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
         while True:
-            _, reply_to, head, *frames = await self._socket.recv_multipart()
-            number, who, op, args, labels = pickle.loads(head)
-            sender = Address(*who)
-            if number is None:
-                self._tell(sender, op, args)
-                continue
-            task = asyncio.get_running_loop().create_task(
-                self._answer(reply_to, number, sender, op, args, from_frames(labels, frames))
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            frames = await self._socket.recv_multipart()
+            try:
+                self._take(frames)
+            except Exception:  # one who cannot be understood must not silence the node
+                logger.exception("a message of %d frames was dropped", len(frames))
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        _, reply_to, head, body, *rest = frames
+        number, who, op, labels = pickle.loads(head)  # of builtin types and our own; what users may send is the body
+        sender, parcels = Address(*who), from_frames(labels, rest)
+        if number is None and op == "cancel":
+            task = self._tasks.get((reply_to, pickle.loads(body)[0]))
+            if task is not None:
+                task.cancel()
+        elif number is None:
+            self._tell(sender, op, pickle.loads(body))
+        else:
+            task = asyncio.get_running_loop().create_task(self._answer(reply_to, number, sender, op, body, parcels))
+            self._tasks[reply_to, number] = task
+            task.add_done_callback(lambda _: self._tasks.pop((reply_to, number), None))
 
     async def _answer(
-        self, reply_to: bytes, number: int, who: Address, op: str, args: tuple[Any, ...], parcels: list[Parcel]
+        self, reply_to: bytes, number: int, who: Address, op: str, body: bytes, parcels: list[Parcel]
     ) -> None:
         try:
-            value, out = await self._serve(who, op, args, parcels)
+            value, out = await self._serve(who, op, self._opened(who, op, body, parcels), parcels)
             labels, frames = to_frames(out)
-            head = pickle.dumps((number, True, value, labels), 5)
+            head, answer = pickle.dumps((number, True, labels), 5), pickle.dumps(value, 5)
         except Exception as error:
-            head, frames = pickle.dumps((number, False, _portable(error), []), 5), []
-        await self._socket.send_multipart([reply_to, head, *frames])
+            head, answer, frames = pickle.dumps((number, False, []), 5), pickle.dumps(_portable(error), 5), []
+        await self._socket.send_multipart([reply_to, head, answer, *frames])
+
+    def _opened(self, who: Address, op: str, body: bytes, parcels: list[Parcel]) -> tuple[Any, ...]:
+        try:
+            args: tuple[Any, ...] = pickle.loads(body)
+        except Exception as error:
+            # What came with it is in nobody's hands now.
+            self._tell(who, "release", ([parcel.segment.number for parcel in parcels if parcel.segment is not None],))
+            why = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the agent cannot read the request {op} of {who}: {why}") from None
+        return args
 
     def close(self) -> None:
         self._reader.cancel()

@@ -108,3 +108,15 @@ def test_failures_are_told_once_each_to_whoever_counts_them():
         assert await directory.failures_after(0) == (2, [failure(0), failure(1)])
 
     asyncio.run(case())
+
+
+def test_a_spent_channel_is_replaced_once():
+    async def case():
+        directory = Directory()
+        spent = await directory.add_channel(ChannelEntry("c", 0, 4))
+        new = await directory.replace_channel(spent, ChannelEntry("c", 1, 8))
+        assert new == ChannelEntry("c", 1, 8, serial=1)
+        assert await directory.replace_channel(spent, ChannelEntry("c", 2, 9)) == new
+        assert await directory.channel("c", 0) == new
+
+    asyncio.run(case())

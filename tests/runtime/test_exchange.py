@@ -1,163 +1,16 @@
-"""What agents do for their workers: two exchanges wired to each other stand for two nodes.
-
-Every test ends with all shared memory given back on both nodes.
-"""
+"""What agents do for their workers: messages, memory, locks and ports, on one node and between nodes."""
 
 import asyncio
-import pickle
 
 import pytest
 
-from roost.runtime.address import Address
-from roost.runtime.directory import ChannelEntry, Directory, GroupEntry
-from roost.runtime.exchange import Empty, Exchange, Full
+from roost.runtime.directory import ChannelEntry
 from roost.runtime.failure import PeerLost, WaitedTooLong
-from roost.runtime.freight import BIG, Freight
+from roost.runtime.freight import BIG
 from roost.runtime.parcel import INLINE_LIMIT, Parcel
-from roost.runtime.post_office import MAILBOX_SIZE, ChannelClosed
-from roost.runtime.segments import NoRoom, SegmentMaps, SegmentPool, SegmentRef, needed
-
-SIZES = {"inline": 100, "shared memory": INLINE_LIMIT + 1, "written by a thread": BIG + 1}
-SIZE = INLINE_LIMIT + 1
-MIB = 1 << 20
-HANGS = 60  # seconds after which a test that hangs is ended
-
-
-class Nodes:
-    """Two nodes of a job: group `a` has a worker on node 0, `b` one on node 1, `all` one on each and one more on 0."""
-
-    def __init__(self):
-        self.directory = Directory()
-        self.failures = {}
-        self.exchanges = [Exchange(node, self.ask_node, self.look_up, self.last_failure) for node in range(2)]
-        self.workers = {}
-
-    async def ask_node(self, node, who, op, args, freight):
-        there = pickle.loads(pickle.dumps([tuple(piece) for piece in freight]))
-        value, back = await self.exchanges[node].serve_node(who, op, args, [Freight(*piece) for piece in there])
-        return value, [Freight(*piece) for piece in pickle.loads(pickle.dumps([tuple(piece) for piece in back]))]
-
-    async def look_up(self, method, *args):
-        if method in ("group", "channel"):
-            args = (args[0], 0)  # what is not there now will not come in a test
-        return await getattr(self.directory, method)(*args)
-
-    async def last_failure(self, who):
-        return self.failures.get(who, "")
-
-    async def open(self):
-        for entry in (GroupEntry("a", (0,)), GroupEntry("b", (1,)), GroupEntry("all", (0, 1, 0, 1))):
-            await self.directory.add_group(entry)
-            for rank, node in enumerate(entry.nodes):
-                self.workers[entry.name, rank] = Worker(Address(entry.name, rank), self.exchanges[node])
-
-    def lose(self, worker, returns=False):
-        for exchange in self.exchanges:
-            exchange.lose(worker.who, "killed by signal 9", returns)
-        worker.is_dead = True
-
-    def find_again(self, worker):
-        for exchange in self.exchanges:
-            exchange.post.find_again(worker.who)
-        worker.is_dead = False
-
-    @property
-    def used(self):
-        return [exchange.pool.used for exchange in self.exchanges]
-
-    def close(self):
-        for exchange in self.exchanges:
-            exchange.pool.close()
-            exchange.ports.close()
-
-
-class Worker:
-    """What a worker's process does, without the socket between it and the exchange."""
-
-    def __init__(self, who, exchange):
-        self.who, self.exchange = who, exchange
-        self.maps = SegmentMaps()
-        self.is_dead = False
-
-    async def ask(self, op, *args, parcels=()):
-        return await self.exchange.serve(self.who, op, args, list(parcels))
-
-    async def pack(self, data):
-        if len(data) <= INLINE_LIMIT:
-            return Parcel(b"h", (data,))
-        segment, _ = await self.ask("allocate", needed([len(data)]))
-        return Parcel(b"h", (), segment, self.maps.write(segment, [memoryview(data)]))
-
-    async def give(self, op, *args, data):
-        """Send or put, and give the spare memory of the answer back."""
-        spare, _ = await self.ask(op, *args, parcels=[await self.pack(data)])
-        if spare is not None:
-            self.exchange.release(self.who, [spare.number])
-
-    def opened(self, parcels):
-        data = []
-        for parcel in parcels:
-            if parcel.segment is None:
-                data.append(bytes(parcel.inline[0]))
-            else:
-                data.append(bytes(self.maps.read(parcel.segment, parcel.places)[0]))
-        self.exchange.release(self.who, self.maps.take_released())
-        return data
-
-    async def send(self, data, *to, timeout=None, kind="message"):
-        await self.give("send", kind, [tuple(worker.who) for worker in to], timeout, data=data)
-
-    async def receive(self, source, timeout=None, kind="message"):
-        _, parcels = await self.ask("receive", kind, tuple(source.who), timeout)
-        (data,) = self.opened(parcels)
-        return data
-
-    async def put(self, data, name="c", key="k", weight=1, timeout=None):
-        await self.give("put", name, key, weight, timeout, data=data)
-
-    async def get(self, name="c", key="k", target=None, timeout=None):
-        _, parcels = await self.ask("get", name, key, target, timeout)
-        return self.opened(parcels)
-
-    async def channel(self, what, *args):
-        return (await self.ask("channel", what, *args))[0]
-
-
-async def tick(times=20):
-    for _ in range(times):
-        await asyncio.sleep(0)
-
-
-def start(coroutine):
-    return asyncio.ensure_future(coroutine)
-
-
-def two_nodes(case):
-    """Run a test among two nodes; at its end all memory is free."""
-
-    async def run(args):
-        nodes = Nodes()
-        await nodes.open()
-        try:
-            await asyncio.wait_for(case(nodes, **args), HANGS)
-            await tick()
-            assert nodes.used == [0, 0], "shared memory is still in use"
-        finally:
-            nodes.close()
-
-    def test(**args):
-        asyncio.run(run(args))
-
-    return test
-
-
-def data_of(size, mark=1):
-    return bytes([mark]) * size
-
-
-def payload(mark):
-    return data_of(SIZE, mark)
-
+from roost.runtime.post_office import MAILBOX_SIZE
+from roost.runtime.segments import NoRoom, SegmentPool, SegmentRef
+from tests.runtime.wired_nodes import MIB, SIZES, data_of, payload, start, tick, two_nodes
 
 PAIRS = {
     "one node": (("all", 0), ("all", 2)),
@@ -402,7 +255,7 @@ def test_a_worker_that_starts_again_meets_no_old_messages(sender, receiver):
         await two.send(payload(2), one)
         nodes.lose(two, returns=True)
         nodes.find_again(two)
-        assert nodes.used == [0, 0]
+        assert nodes.used == [0, 0, 0]
         await one.send(payload(3), two)
         assert await two.receive(one) == payload(3)
         await two.send(payload(4), one)
@@ -491,7 +344,7 @@ async def test_ports_of_a_dead_worker_are_free(nodes):
 @two_nodes
 async def test_who_wants_memory_waits_until_another_gives_back(nodes):
     one, two, three = (nodes.workers["all", 0], nodes.workers["all", 2], nodes.workers["a", 0])
-    nodes.exchanges[0].pool = SegmentPool(4 * MIB)
+    nodes.exchanges[0].memory.pool = SegmentPool(4 * MIB)
     held, _ = await one.ask("allocate", 4 * MIB)
     dying, waiting = start(three.ask("allocate", MIB)), start(two.ask("allocate", 2 * MIB))
     await tick()
@@ -506,7 +359,7 @@ async def test_who_wants_memory_waits_until_another_gives_back(nodes):
 
 @two_nodes
 async def test_what_can_never_fit_is_an_error_and_not_a_wait(nodes):
-    nodes.exchanges[0].pool = SegmentPool(4 * MIB)
+    nodes.exchanges[0].memory.pool = SegmentPool(4 * MIB)
     with pytest.raises(NoRoom, match="bytes asked for"):
         await nodes.workers["a", 0].ask("allocate", 5 * MIB)
 
@@ -514,7 +367,7 @@ async def test_what_can_never_fit_is_an_error_and_not_a_wait(nodes):
 @two_nodes
 async def test_spare_memory_leaves_room_for_others(nodes):
     one, two = nodes.workers["all", 0], nodes.workers["all", 2]
-    nodes.exchanges[0].pool = SegmentPool(4 * MIB)
+    nodes.exchanges[0].memory.pool = SegmentPool(4 * MIB)
     spare, _ = await one.ask("send", "m", [tuple(two.who)], None, parcels=[await one.pack(data_of(2 * MIB))])
     assert spare is None
     await two.receive(one, kind="m")
@@ -522,241 +375,6 @@ async def test_spare_memory_leaves_room_for_others(nodes):
     assert spare is not None
     await two.receive(one, kind="m")
     nodes.lose(one)
-
-
-# Channels -------------------------------------------------------------------------------------------------------------
-
-CHANNEL_PAIRS = {
-    "both here": (("all", 0), ("all", 2)),
-    "put from away": (("b", 0), ("a", 0)),
-    "got from away": (("a", 0), ("b", 0)),
-    "both away": (("all", 1), ("all", 3)),
-}
-everywhere = pytest.mark.parametrize("producer, consumer", CHANNEL_PAIRS.values(), ids=CHANNEL_PAIRS)
-
-
-def with_channel(maxsize=0):
-    """A test with a producer and a consumer of a channel on node 0."""
-
-    def decorate(case):
-        def test(producer, consumer, **args):
-            @two_nodes
-            async def run(nodes, **args):
-                one, two = nodes.workers[producer], nodes.workers[consumer]
-                await one.channel("create", "c", 0, maxsize)
-                await case(nodes, one, two, **args)
-
-            run(**args)
-
-        return test
-
-    return decorate
-
-
-@everywhere
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_items_come_out_in_order(producer, consumer, size):
-    @with_channel()
-    async def case(nodes, one, two):
-        waiting = start(two.get())
-        await tick()
-        for mark in range(3):
-            await one.put(data_of(size, mark))
-        assert await waiting == [data_of(size, 0)]
-        assert await two.get() == [data_of(size, 1)]
-        assert await two.get() == [data_of(size, 2)]
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_a_full_channel_holds_up_who_puts(producer, consumer):
-    @with_channel(maxsize=1)
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        assert await one.channel("full", "c", "k")
-        waiting = start(one.put(payload(2)))
-        await tick()
-        assert not waiting.done()
-        with pytest.raises(Full, match="channel c is full"):
-            await one.put(payload(3), timeout=0)
-        with pytest.raises(WaitedTooLong, match=r"channel c stayed full for 0\.01 s"):
-            await one.put(payload(4), timeout=0.01)
-        assert [await two.get(), await two.get()] == [[payload(1)], [payload(2)]]
-        await waiting
-        with pytest.raises(Empty, match="channel c is empty"):
-            await two.get(timeout=0)
-        with pytest.raises(WaitedTooLong, match=r"channel c gave nothing for 0\.01 s"):
-            await two.get(timeout=0.01)
-        assert await one.channel("sizes", "c") == {"k": 0}
-        await one.put(payload(5), timeout=0)
-        assert await two.get(timeout=0) == [payload(5)]
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_batches_and_keys(producer, consumer):
-    @with_channel()
-    async def case(nodes, one, two):
-        for mark, weight in enumerate([1, 2, 0, 4]):
-            await one.put(payload(mark), weight=weight)
-        await one.put(payload(9), key=("other", 1))
-        assert await one.channel("size", "c", "k") == 4
-        assert await two.get(target=3) == [payload(0), payload(1)]
-        assert await two.get(target=0) == [payload(2)]
-        assert await two.get(target=-1) == [payload(3)]
-        assert await two.get(key=("other", 1)) == [payload(9)]
-        with pytest.raises(ValueError, match="weight is -1"):
-            await one.put(payload(1), weight=-1)
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_a_batch_that_comes_too_late_leaves_its_items_to_who_asks_next(producer, consumer):
-    @with_channel()
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        late = start(two.get(target=5, timeout=0.02))
-        await tick()
-        behind = start(nodes.workers["all", 3].get())
-        with pytest.raises(WaitedTooLong):
-            await late
-        assert await behind == [payload(1)]
-        await one.put(payload(2))
-        with pytest.raises(WaitedTooLong):
-            await two.get(target=5, timeout=0.01)
-        assert await one.channel("size", "c", "k") == 1
-        assert await two.get(timeout=0) == [payload(2)]
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_a_closed_channel_gives_what_is_left(producer, consumer):
-    @with_channel(maxsize=2)
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        await one.put(payload(2))
-        putting = start(one.put(payload(3)))
-        await tick()
-        await two.channel("close", "c")
-        for timeout in (None, 0):
-            with pytest.raises(ChannelClosed, match="channel c is closed"):
-                await one.put(payload(4), timeout=timeout)
-        with pytest.raises(ChannelClosed):
-            await putting
-        assert await two.get(target=9) == [payload(1), payload(2)]
-        for timeout in (None, 0):
-            with pytest.raises(ChannelClosed, match="channel c is closed"):
-                await two.get(timeout=timeout)
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_who_waits_for_a_lost_producer_knows(producer, consumer):
-    @with_channel()
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        batch = start(two.get(target=3))
-        await tick()
-        nodes.lose(one)
-        with pytest.raises(PeerLost, match=f"{one.who} is gone: killed by signal 9"):
-            await batch
-        assert await two.get() == [payload(1)], "what the batch had is not lost"
-        with pytest.raises(PeerLost, match=f"{one.who} is gone: killed by signal 9"):
-            await two.get()
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_who_waits_at_a_full_channel_for_a_lost_consumer_knows(producer, consumer):
-    @with_channel(maxsize=1)
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        assert await two.get() == [payload(1)]
-        await one.put(payload(2))
-        waiting = start(one.put(payload(3)))
-        await tick()
-        nodes.lose(two)
-        with pytest.raises(PeerLost, match=f"{two.who} is gone: killed by signal 9"):
-            await waiting
-        with pytest.raises(PeerLost, match=f"{two.who} is gone: killed by signal 9"):
-            await one.put(payload(4))
-        assert await one.get() == [payload(2)]
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_a_producer_that_dies_at_a_full_channel_leaves_nothing(producer, consumer):
-    @with_channel(maxsize=1)
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        waiting = start(one.put(payload(2)))
-        await tick()
-        nodes.lose(one)
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await two.get() == [payload(1)]
-        with pytest.raises(PeerLost):
-            await two.get()
-
-    case(producer, consumer)
-
-
-@everywhere
-@pytest.mark.parametrize("returns", [True, False], ids=["comes back", "is gone"])
-def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_next(producer, consumer, returns):
-    @with_channel()
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        dying = start(two.get(target=2))
-        await tick()
-        nodes.lose(two, returns)
-        await one.put(payload(2))  # would have made the batch whole
-        with pytest.raises(asyncio.CancelledError):
-            await dying
-        if returns:
-            nodes.find_again(two)
-            assert await two.get(target=2) == [payload(1), payload(2)]
-        else:
-            assert await one.get(target=2) == [payload(1), payload(2)]
-
-    case(producer, consumer)
-
-
-@everywhere
-def test_a_channel_goes_on_while_its_producer_starts_again(producer, consumer):
-    @with_channel()
-    async def case(nodes, one, two):
-        await one.put(payload(1))
-        await two.get()
-        before = start(two.get())
-        await tick()
-        nodes.lose(one, returns=True)
-        after = start(two.get())
-        await tick()
-        nodes.find_again(one)
-        await one.put(payload(2))
-        await one.put(payload(3))
-        assert [await before, await after] == [[payload(2)], [payload(3)]]
-
-    case(producer, consumer)
-
-
-@two_nodes
-async def test_a_channel_that_nobody_made_is_an_error_and_leaves_nothing(nodes):
-    one = nodes.workers["a", 0]
-    with pytest.raises(LookupError, match="no channel is called c"):
-        await one.put(payload(1))
-    with pytest.raises(LookupError, match="no channel is called c"):
-        await one.get()
-    assert await one.channel("create", "c", 1, 3) == ChannelEntry("c", 1, 3)
-    assert await nodes.workers["b", 0].channel("connect", "c") == ChannelEntry("c", 1, 3)
 
 
 # Locks ----------------------------------------------------------------------------------------------------------------
@@ -807,3 +425,134 @@ async def test_who_gives_up_a_lock_makes_way(nodes):
 async def test_an_unknown_request_is_an_error(nodes):
     with pytest.raises(ValueError, match="unknown request dance"):
         await nodes.workers["a", 0].ask("dance")
+
+
+# Order, names, and who is forgotten -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[BIG + 1, 1, 1], [1, BIG + 1, 1]], ids=["big first", "big between"])
+def test_a_small_message_does_not_overtake_a_big_one_between_nodes(sizes):
+    @two_nodes
+    async def case(nodes):
+        one, two, other = nodes.workers["a", 0], nodes.workers["b", 0], nodes.workers["all", 1]
+        held_up = asyncio.Event()
+
+        async def on_the_way(node, op, freight):
+            if len(freight[0][1][0]) > BIG:
+                await held_up.wait()
+
+        nodes.on_the_way = on_the_way
+        sending = [start(one.send(data_of(size, mark), two)) for mark, size in enumerate(sizes)]
+        await one.send(b"of another pair", other)
+        assert await other.receive(one) == b"of another pair"
+        held_up.set()
+        got = [await two.receive(one) for _ in sizes]
+        assert got == [data_of(size, mark) for mark, size in enumerate(sizes)]
+        await asyncio.gather(*sending)
+
+    case()
+
+
+@two_nodes
+async def test_who_waits_for_its_turn_gives_up_in_time_and_lets_nobody_pass(nodes):
+    one, two = nodes.workers["a", 0], nodes.workers["b", 0]
+    held_up = asyncio.Event()
+    nodes.on_the_way = lambda *_: held_up.wait()
+    first = start(one.send(payload(1), two))
+    await tick()
+    with pytest.raises(WaitedTooLong, match=r"b:0 took nothing of a:0 for 0\.01 s"):
+        await one.send(payload(2), two, timeout=0.01)
+    third = start(one.send(payload(3), two))
+    await tick()
+    assert nodes.handed_on == [(1, "send")]
+    held_up.set()
+    assert [await two.receive(one), await two.receive(one)] == [payload(1), payload(3)]
+    await asyncio.gather(first, third)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_broadcast_is_packed_once_for_all_nodes(size):
+    @two_nodes
+    async def case(nodes):
+        one, others = nodes.workers["a", 0], [nodes.workers[who] for who in (("b", 0), ("c", 0), ("all", 0))]
+        await one.send(data_of(size), *others)
+        assert (nodes.packed, sorted(nodes.handed_on)) == (1, [(1, "send"), (2, "send")])
+        assert [await other.receive(one) for other in others] == [data_of(size)] * 3
+
+    case()
+
+
+@two_nodes
+async def test_a_broadcast_that_fails_at_one_node_reaches_the_others(nodes):
+    one, dead, other = nodes.workers["a", 0], nodes.workers["b", 0], nodes.workers["c", 0]
+    nodes.exchanges[1].lose(dead.who, "killed by signal 9", False)
+    with pytest.raises(PeerLost, match="b:0 is gone"):
+        await one.send(data_of(BIG + 1), dead, other)
+    assert await other.receive(one) == data_of(BIG + 1)
+
+
+LIMITS = {"not at all": (0, 0), "less than for a name": (2, 2), "longer": (1800, 60), "for ever": (None, 60)}
+
+
+@pytest.mark.parametrize("timeout, limit", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("request_", ["send", "receive", "put", "get"])
+def test_a_name_is_waited_for_no_longer_than_the_caller_waits(request_, timeout, limit):
+    @two_nodes
+    async def case(nodes):
+        one = nodes.workers["a", 0]
+        with pytest.raises(LookupError, match="nobody"):
+            match request_:
+                case "send":
+                    await one.give("send", "message", [("nobody", 0)], timeout, data=payload(1))
+                case "receive":
+                    await one.ask("receive", "message", ("nobody", 0), timeout)
+                case "put":
+                    await one.put(payload(1), name="nobody", timeout=timeout)
+                case "get":
+                    await one.get(name="nobody", timeout=timeout)
+        (asked,) = nodes.limits
+        assert asked == pytest.approx(limit, abs=0.5)
+
+    case()
+
+
+@two_nodes
+async def test_mailboxes_do_not_pile_up(nodes):
+    one, two = nodes.workers["all", 0], nodes.workers["all", 2]
+    for tag in range(50):
+        await one.send(payload(1), two, kind=f"batch {tag}")
+        await two.receive(one, kind=f"batch {tag}")
+        with pytest.raises(WaitedTooLong):
+            await two.receive(one, kind=f"late {tag}", timeout=0)
+    await tick()
+    assert not one.exchange.post._mailboxes
+
+
+@two_nodes
+async def test_a_worker_that_is_forgotten_leaves_nothing_and_can_come_anew(nodes):
+    one, two, three = nodes.workers["all", 0], nodes.workers["all", 2], nodes.workers["a", 0]
+    await one.send(payload(1), two)
+    await two.send(payload(2), one)
+    await one.pack(payload(3))
+    await one.ask("lock", (0,), None)
+    port, _ = await one.ask("port")
+    waiting, locking = start(three.receive(one)), start(three.ask("lock", (0,), None))
+    await tick()
+    for exchange in nodes.exchanges:
+        exchange.forget([one.who])
+    assert nodes.used == [0, 0, 0]
+    assert not one.exchange.ports._locks, f"{port} is still leased"
+    await locking
+    with pytest.raises(PeerLost, match="all:0 is gone: its group was closed"):
+        await waiting
+    await one.send(payload(4), two)
+    assert await two.receive(one) == payload(4)
+
+
+@two_nodes
+async def test_memory_that_a_worker_does_not_hold_cannot_be_sent(nodes):
+    one, two, thief = nodes.workers["all", 0], nodes.workers["all", 2], nodes.workers["a", 0]
+    parcel = await one.pack(payload(1))
+    with pytest.raises(ValueError, match="a:0 sends what lies in shared memory that it does not hold"):
+        await thief.ask("send", "message", [tuple(two.who)], None, parcels=[parcel])
+    nodes.lose(one)

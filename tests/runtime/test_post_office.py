@@ -145,7 +145,7 @@ def test_keys_are_queues_of_their_own_and_each_has_the_limit():
         assert office.into(A, 3, key="x") is not None
         assert office.is_full("c", "x")
         assert not office.is_full("c", "z")
-        assert office.sizes("c") == {"x": 1, ("y", 2): 1, "z": 0}
+        assert office.sizes("c") == {"x": 1, ("y", 2): 1}, "asking makes no queue"
         assert numbers(office.out(B, key=("y", 2))) == [2]
 
     asyncio.run(case())
@@ -271,3 +271,82 @@ def test_parcels_survive_the_socket():
     ]
     assert from_frames(*to_frames(parcels)) == parcels
     assert from_frames(*to_frames([])) == []
+
+
+PARTNERS = {
+    "the only one is lost": ([A], [A], True),
+    "all are lost": ([A, B], [A, B], True),
+    "one of two is lost": ([A, B], [A], False),
+    "nobody came yet": ([], [A], False),
+}
+
+
+@pytest.mark.parametrize("partners, lost, ends", PARTNERS.values(), ids=PARTNERS)
+@pytest.mark.parametrize("when", ["waits already", "comes later"])
+def test_a_wait_at_a_channel_ends_when_nobody_is_left_to_end_it(partners, lost, ends, when):
+    async def case():
+        gets, puts = Office(), Office(maxsize=1)
+        for partner in partners:
+            gets.into(partner, 1)
+            gets.out(C)
+            puts.into(C, 1)
+            puts.out(partner)
+        puts.into(C, 2)
+        waits = [lambda: gets.out(C), lambda: puts.into(C, 3)]
+        if when == "waits already":
+            begun = [wait() for wait in waits]
+            waits = [begun[0].result, begun[1].result]
+        for who in lost:
+            gets.lose(who, "killed", False)
+            puts.lose(who, "killed", False)
+        for wait in waits:
+            if ends:
+                with pytest.raises(PeerLost, match="is gone: killed"):
+                    wait()
+            elif when == "waits already":
+                with pytest.raises(asyncio.InvalidStateError):
+                    wait()
+            else:
+                assert not wait().done()
+
+    asyncio.run(case())
+
+
+def test_a_forgotten_worker_is_no_reason_to_wait_or_to_stop():
+    async def case():
+        office = Office()
+        office.into(A, 1)
+        office.into(B, 2)
+        assert numbers(office.out(C, 2)) == [1, 2]
+        waiting = office.out(C)
+        office.lose(A, "killed", False)
+        office.forget(B)
+        assert not waiting.done()
+        office.forget(A)
+        assert office.lost(A) is None
+        later = office.out(C)
+        office.into(A, 3)
+        office.into(A, 4)
+        assert (numbers(waiting), numbers(later)) == ([3], [4])
+
+    asyncio.run(case())
+
+
+def test_mailboxes_are_dropped_when_empty():
+    async def case():
+        office = Office()
+        office.mail(A, B, 1)
+        assert numbers(office.fetch(A, B)) == [1]
+        assert not office._mailboxes
+        waiting = office.fetch(A, B)
+        office.mail(A, B, 2)
+        assert numbers(waiting) == [2]
+        office.fetch(A, C).cancel()
+        await tick()
+        assert not office._mailboxes
+        office.lose(B, "killed", False)
+        with pytest.raises(PeerLost):
+            office.fetch(A, B).result()
+        assert not office._mailboxes
+
+    asyncio.run(case())

@@ -18,6 +18,10 @@ async def tick():
         await asyncio.sleep(0)
 
 
+def inside(queue):
+    return [item.value for item in queue._items]
+
+
 def queue_of(*weights, maxsize=0):
     queue = ItemQueue(maxsize)
     for number, weight in enumerate(weights):
@@ -101,7 +105,7 @@ def test_what_a_batch_had_taken_is_there_again_when_it_gives_up():
         queue = queue_of(1, 1)
         queue.get(5).cancel()
         await tick()
-        assert queue.peek() == [0, 1]
+        assert inside(queue) == [0, 1]
         assert len(queue) == 2
 
     asyncio.run(case())
@@ -120,7 +124,7 @@ def test_waiters_cancelled_in_the_middle_are_passed_over():
         one.cancel()
         assert full.get().result() == [0]
         assert two.done()
-        assert full.peek() == [2]
+        assert inside(full) == [2]
 
     asyncio.run(case())
 
@@ -161,11 +165,11 @@ def test_ending_every_wait_keeps_the_items():
     async def case():
         queue = queue_of(1, 1)
         batch, one = queue.get(9), queue.get()
-        queue.fail_waiters(CLOSED)
+        queue.fail_getters(CLOSED)
         for wait in (batch, one):
             with pytest.raises(ChannelClosed):
                 wait.result()
-        assert queue.peek() == [0, 1]
+        assert inside(queue) == [0, 1]
         assert queue.get(2).result() == [0, 1]
 
     asyncio.run(case())
@@ -221,14 +225,15 @@ def test_every_accepted_item_comes_out_once_and_in_order_of_its_wait(steps, maxs
                 case _:
                     await tick()
         if fails:
-            queue.fail_waiters(CLOSED)
+            queue.fail_getters(CLOSED)
+            queue.fail_putters(CLOSED)
         await tick()
         accepted |= {number for number, wait in putting.items() if has_result(wait)}
         received = [number for future in asked if has_result(future) for number in future.result()]
         held = [] if fails else [item.value for getter in queue._getters for item in getter.taken]
-        everything = [*received, *held, *queue.peek()]
+        everything = [*received, *held, *inside(queue)]
         assert sorted(everything) == sorted(accepted)
-        assert queue.peek() == sorted(queue.peek())
+        assert inside(queue) == sorted(inside(queue))
         if not fails and any(not future.done() for future in asked):
             assert len(queue) == 0, "an item waits although somebody waits for it"
         if maxsize and any(not wait.done() for wait in putting.values()):
@@ -239,3 +244,23 @@ def test_every_accepted_item_comes_out_once_and_in_order_of_its_wait(steps, maxs
 
 def has_result(future):
     return future.done() and not future.cancelled() and future.exception() is None
+
+
+def test_who_gives_up_leaves_the_queue():
+    async def case():
+        queue = queue_of(1, maxsize=1)
+        for number in range(100):
+            queue.put(Item(number)).cancel()
+        await tick()
+        assert not queue._putters
+        empty = ItemQueue()
+        first = empty.get()
+        for _ in range(100):
+            empty.get().cancel()
+        await tick()
+        assert len(empty._getters) == 1
+        assert not empty.is_idle
+        first.cancel()
+        assert empty.is_idle
+
+    asyncio.run(case())

@@ -106,7 +106,8 @@ def test_a_busy_cluster_is_waited_for_and_says_what_is_busy(ragged):
         held(one, PackedPlacementStrategy(24, 26)).wait_ready()
         with pytest.raises(WaitedTooLong, match=r"no room within 2 s: node 2, .*: 2 accelerators needed, 1 of 4 free"):
             held(two, PackedPlacementStrategy(24, 25))
-        assert any("waiting up to 2 s for the cluster: node 2" in text for text in said)
+        (waiting,) = [text for text in said if "waiting up to 2 s for the cluster: node 2" in text]
+        assert "another Cluster of this process holds accelerators" in waiting
         one.shutdown()
         assert len(held(two, PackedPlacementStrategy(24, 25), "after").sees().wait()) == 2
 
