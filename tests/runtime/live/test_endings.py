@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from roost import Cluster, PackedPlacementStrategy, WaitedTooLong, Worker
+
 DRIVER = Path(__file__).parent / "drivers" / "endless.py"
 LIMIT = 60  # seconds for what a killed driver leaves to be gone
 
@@ -105,8 +107,20 @@ def running_ray(ray_nodes):
     import ray
 
     ray_nodes.add(2, cpus=2)
-    ray.init(address=ray_nodes.address, namespace="watch", log_to_driver=False)
+    ray.init(address=ray_nodes.address, namespace="roost", log_to_driver=False)
     return ray_nodes
+
+
+class Wanting(Worker):
+    def sees(self):
+        return os.environ["ROOST_VISIBLE_DEVICES"]
+
+
+def wanted(limit):
+    """What a job of this process gets of the accelerators, while another driver has a job there."""
+    with Cluster(num_nodes=1, reservation_timeout=limit, say=lambda text: None) as cluster:
+        group = Wanting.create_group().launch(cluster, name="wanting", placement_strategy=PackedPlacementStrategy(0, 0))
+        return group.sees().wait()
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -116,6 +130,8 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
 
     driver = start_driver(running_ray.address, uuid.uuid4().hex)
     assert ray.available_resources().get("GPU", 0) == 0
+    with pytest.raises(WaitedTooLong, match="1 accelerator needed, 0 of 2 free"):
+        wanted(limit=0.5)
     ports = claims_of(pid for pid, _ in workers_of_jobs())
     driver.send_signal(end)
     driver.wait(LIMIT)
@@ -123,6 +139,7 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
     assert until(lambda: {group["state"] for group in placement_group_table().values()} <= {"REMOVED"})
     assert until(lambda: not workers_of_jobs()), workers_of_jobs()
     assert not ports & set(claims())
+    assert wanted(limit=20) == ["0"]
 
 
 def workers_of_jobs():
