@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from roost.runtime.parcel import INLINE_LIMIT, Parcel
+from roost.runtime.parcel import Parcel, is_inline
 from roost.runtime.segments import SegmentMaps, SegmentRef, needed
 
 BIG = 8 << 20  # copied by a thread, so that the agent goes on serving others meanwhile
@@ -72,7 +72,7 @@ async def unload(
     freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Parcel], None]
 ) -> Parcel:
     """Bring what has come from another machine into this one's memory."""
-    if freight.nbytes <= INLINE_LIMIT:
+    if is_inline(freight.nbytes):
         return Parcel(freight.header, tuple(bytes(buffer) for buffer in freight.buffers), is_shared=freight.is_shared)
     segment = await allocate(needed([len(buffer) for buffer in freight.buffers]))
     views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in freight.buffers]

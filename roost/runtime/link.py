@@ -17,7 +17,7 @@ import zmq
 from roost.runtime import message
 from roost.runtime.address import Address
 from roost.runtime.failure import PeerLost, WaitedTooLong
-from roost.runtime.parcel import INLINE_LIMIT, Parcel, from_frames, to_frames
+from roost.runtime.parcel import Parcel, from_frames, is_inline, to_frames
 from roost.runtime.process import AgentContact
 from roost.runtime.segments import SegmentMaps, SegmentRef, Spares, needed
 from roost.runtime.watch import is_alive
@@ -96,7 +96,7 @@ class AgentLink:
     def pack(self, value: object, device_route: message.DeviceRoute = "stage") -> Parcel:
         """A value ready to be sent: large buffers are written to shared memory."""
         packed = message.pack(value, device_route)
-        if packed.nbytes <= INLINE_LIMIT:
+        if is_inline(packed.nbytes):
             return Parcel(packed.header, tuple(bytes(buffer) for buffer in packed.buffers))
         size = needed([len(buffer) for buffer in packed.buffers])
         segment = self._spares.take(size) or SegmentRef(*self.ask("allocate", size))

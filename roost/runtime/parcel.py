@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from roost.runtime.segments import SegmentRef
 
 INLINE_LIMIT = 64 * 1024  # below this a copy through the socket is cheaper than a segment
+HAS_SEGMENTS = hasattr(os, "memfd_create")  # not so on macOS, where everything goes through the socket
+
+
+def is_inline(nbytes: int) -> bool:
+    """Whether so many bytes go through the socket."""
+    return nbytes <= INLINE_LIMIT or not HAS_SEGMENTS
 
 
 class Parcel(NamedTuple):
