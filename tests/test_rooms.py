@@ -12,7 +12,8 @@ MAY_IMPORT = {
     "placement": {"spec", "cluster"},
     "view": {"spec", "cluster", "placement"},
     "runtime": {"spec", "cluster", "placement"},
-    "cli": {"spec", "cluster", "placement", "view", "runtime"},
+    "engines": {"spec", "cluster", "placement", "runtime"},
+    "cli": {"spec", "cluster", "placement", "view", "runtime", "engines"},
 }
 EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "requests", "httpx", "socket", "time", "asyncio"}
 PURE_ROOMS = ("spec", "cluster", "placement", "view")

@@ -1,0 +1,23 @@
+"""What can go wrong with an engine, apart by what the caller can do about it."""
+
+from __future__ import annotations
+
+
+class EngineError(RuntimeError):
+    """An engine could not do what was asked."""
+
+
+class EngineRefused(EngineError):
+    """The request itself is wrong (a token out of the vocabulary, a prompt too long): the same one fails everywhere."""
+
+
+class EngineLost(EngineError):
+    """The engine is dead, hung or unreachable: another one, or the same one after a restart, can do it."""
+
+
+class NotOffered(EngineError):
+    """This engine has no such ability: the message says which, and what to do instead."""
+
+
+class UpdateFailed(EngineError):
+    """New weights did not take; the message says which version the engine is on now."""

@@ -1,0 +1,63 @@
+"""What travels to an engine: a manifest of all tensors, then parcels of some of them, each with the way it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's name in the Hugging Face checkpoint, its type as torch writes it without `torch.`, and its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything an update brings, so that an engine can refuse before the first byte is written."""
+
+    version: int
+    tensors: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """The tensors lie in a safetensors file that both sides map; on Linux it is in memory, not on disk."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHandles:
+    """The tensors lie on a device that both sides use: per tensor, by device UUID, what torch's reductions give."""
+
+    handles: tuple[Mapping[str, tuple[object, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The tensors follow by broadcast from rank 0 of the group that was joined, in the order named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Some of the tensors, and the way they go."""
+
+    tensors: tuple[TensorInfo, ...]
+    by: SharedMemory | DeviceHandles | Broadcast
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInvitation:
+    """A process group of the sender (rank 0) and the engines' processes."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int  # the rank of this engine's first process
+    world_size: int
+    backend: str  # nccl, or gloo where there is no accelerator
+    name: str = "roost_weights"
