@@ -38,6 +38,14 @@ class DeviceHandles:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedHandle:
+    """The tensors lie one after the other in one buffer of bytes on a device that both sides use."""
+
+    handle: Mapping[str, tuple[object, ...]]
+    sizes: tuple[int, ...]  # bytes of each tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Broadcast:
     """The tensors follow by broadcast from rank 0 of the group that was joined, in the order named."""
 
@@ -47,7 +55,7 @@ class Parcel:
     """Some of the tensors, and the way they go."""
 
     tensors: tuple[TensorInfo, ...]
-    by: SharedMemory | DeviceHandles | Broadcast
+    by: SharedMemory | DeviceHandles | PackedHandle | Broadcast
     is_last: bool = False
 
 

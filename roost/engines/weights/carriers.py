@@ -1,0 +1,181 @@
+"""The ways a bucket of tensors goes to engines: shared memory, a shared device, or a broadcast."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from roost.engines.weights.buckets import size_of
+from roost.engines.weights.parcel import (
+    Broadcast,
+    DeviceHandles,
+    PackedHandle,
+    Parcel,
+    SharedMemory,
+    TensorInfo,
+)
+
+MEMORY_FOLDER = Path("/dev/shm")
+Handle = Mapping[str, tuple[object, ...]]
+Merge = Callable[[list[Handle]], list[Handle]]
+
+
+class Carrier(Protocol):
+    """Packs buckets. A parcel's memory may be used again once every engine has taken it."""
+
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+        """Take the next tensors of the stream and pack them."""
+        ...
+
+    def accompany(self, parcel: Parcel) -> None:
+        """What the sender does while engines take the parcel."""
+        ...
+
+    def release(self, parcel: Parcel) -> None:
+        """Every engine has taken it, or will never."""
+        ...
+
+    def close(self) -> None:
+        """The update is over."""
+        ...
+
+
+class SharedMemoryCarrier:
+    """Tensors in safetensors files in memory, one per bucket; engines on the same machine map them."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="roost-weights-", dir=folder or _memory_folder())
+        self._count = 0
+
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+        from safetensors.torch import save_file
+
+        path = Path(self._folder.name) / f"{self._count}.safetensors"
+        self._count += 1
+        save_file({info.name: next(tensors).cpu() for info in infos}, path)
+        return Parcel(tuple(infos), SharedMemory(str(path)), is_last)
+
+    def accompany(self, parcel: Parcel) -> None:
+        pass
+
+    def release(self, parcel: Parcel) -> None:
+        if isinstance(parcel.by, SharedMemory):
+            Path(parcel.by.path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+class LiveDeviceCarrier:
+    """Handles of tensors that stay where they are on the device until the update is over: nothing is copied to send."""
+
+    def __init__(self, merge: Merge | None = None) -> None:
+        self._merge = merge
+        self._kept: list[torch.Tensor] = []
+
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+        sent = [next(tensors) for _ in infos]
+        self._kept += sent
+        handles = [device_handle(tensor) for tensor in sent]
+        return Parcel(tuple(infos), DeviceHandles(tuple(self._merge(handles) if self._merge else handles)), is_last)
+
+    def accompany(self, parcel: Parcel) -> None:
+        pass
+
+    def release(self, parcel: Parcel) -> None:
+        pass  # some engines look at the tensors again when the update is finished
+
+    def close(self) -> None:
+        self._kept.clear()
+        torch.cuda.ipc_collect()
+
+
+class PackedDeviceCarrier:
+    """Tensors copied into one of two buffers on the device, so that gathered weights never lie there twice in full."""
+
+    def __init__(self, merge: Merge | None = None) -> None:
+        self._merge = merge
+        self._free: list[torch.Tensor] = []
+        self._used: list[torch.Tensor] = []
+
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+        sizes = tuple(size_of(info) for info in infos)
+        buffer: torch.Tensor | None = None
+        filled = 0
+        for size in sizes:
+            tensor = next(tensors)
+            if buffer is None:
+                buffer = self._buffer(sum(sizes), tensor.device)
+            buffer[filled : filled + size].copy_(tensor.reshape(-1).view(torch.uint8))
+            filled += size
+            del tensor
+        if buffer is None:
+            raise ValueError("a parcel of no tensors cannot be packed")
+        torch.cuda.synchronize(buffer.device)
+        self._used.append(buffer)
+        handles = [device_handle(buffer)]
+        return Parcel(tuple(infos), PackedHandle((self._merge(handles) if self._merge else handles)[0], sizes), is_last)
+
+    def accompany(self, parcel: Parcel) -> None:
+        pass
+
+    def release(self, parcel: Parcel) -> None:
+        self._free.append(self._used.pop(0))
+
+    def close(self) -> None:
+        self._free.clear()
+        self._used.clear()
+        torch.cuda.ipc_collect()
+
+    def _buffer(self, size: int, device: torch.device) -> torch.Tensor:
+        for index, free in enumerate(self._free):
+            if free.numel() >= size:
+                return self._free.pop(index)
+        self._free.clear()
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+class BroadcastCarrier:
+    """Tensors broadcast to a group that the engines have joined, one by one in the order of the parcel."""
+
+    def __init__(self, broadcast: Callable[[torch.Tensor], None]) -> None:
+        self._broadcast = broadcast
+        self._packed: dict[int, list[torch.Tensor]] = {}
+
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+        parcel = Parcel(tuple(infos), Broadcast(), is_last)
+        self._packed[id(parcel)] = [next(tensors) for _ in infos]
+        return parcel
+
+    def accompany(self, parcel: Parcel) -> None:
+        for tensor in self._packed[id(parcel)]:
+            self._broadcast(tensor)
+
+    def release(self, parcel: Parcel) -> None:
+        self._packed.pop(id(parcel), None)
+
+    def close(self) -> None:
+        self._packed.clear()
+
+
+def device_handle(tensor: torch.Tensor) -> Handle:
+    """What another process needs to see a tensor on the same device, by the device's UUID."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
+    arguments: tuple[Any, ...] = reduce_tensor(tensor)[1]
+    return {uuid: arguments}
+
+
+def _memory_folder() -> str | None:
+    """A folder in memory where there is one; otherwise a temporary one, which the system keeps in its page cache."""
+    with contextlib.suppress(OSError):
+        if os.access(MEMORY_FOLDER, os.W_OK):
+            return str(MEMORY_FOLDER)
+    return None

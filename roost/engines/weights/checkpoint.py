@@ -1,0 +1,98 @@
+"""Weights on disk: a folder that every engine can be started on, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from roost.engines.errors import UpdateFailed
+from roost.engines.weights.buckets import cut, size_of
+from roost.engines.weights.parcel import TensorInfo
+from roost.engines.weights.source import WeightSource
+
+FILE_BYTES = 4 * 2**30
+INDEX = "model.safetensors.index.json"
+
+
+def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str, file_bytes: int = FILE_BYTES) -> Path:
+    """Write the weights, with the config and tokenizer of the model they belong to; returns the folder.
+
+    Everything goes to a folder beside it first, which then takes its name: a reader never sees half a checkpoint, and
+    when the disk is full what was there before is still there.
+    """
+    model, folder = Path(model), Path(folder)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
+    size = sum(map(size_of, source.tensors))
+    try:
+        draft.mkdir(parents=True)
+        _check_room(draft, size)
+        _copy_companions(model, draft)
+        _write_weights(source, draft, file_bytes)
+        _replace(draft, folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UpdateFailed(
+                f"the disk of {folder} is full: a checkpoint needs {size / 2**30:.2f} GiB; nothing was replaced. "
+                "Free some room, or choose another folder"
+            ) from error
+        raise UpdateFailed(f"a checkpoint could not be written to {folder}: {error}; nothing was replaced") from error
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return folder
+
+
+def _check_room(folder: Path, size: int) -> None:
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _copy_companions(model: Path, folder: Path) -> None:
+    """Everything of the model's folder that is not weights: config, generation settings, tokenizer."""
+    for file in model.iterdir():
+        if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf") and file.name != INDEX:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _write_weights(source: WeightSource, folder: Path, file_bytes: int) -> None:
+    files = list(cut(source.tensors, file_bytes))
+    names = ["model.safetensors"] if len(files) == 1 else [_part_name(index, len(files)) for index in range(len(files))]
+    stream = source.stream()
+    for name, infos in zip(names, files, strict=True):
+        _write_file(folder / name, infos, stream)
+    if len(files) > 1:
+        homes = {info.name: name for name, infos in zip(names, files, strict=True) for info in infos}
+        total = sum(map(size_of, source.tensors))
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": homes}, indent=1))
+
+
+def _write_file(path: Path, infos: Sequence[TensorInfo], stream: Iterator[torch.Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file({info.name: next(stream).cpu() for info in infos}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # the library does not pass the system's error number on
+        number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+        raise OSError(number, str(error)) from error
+
+
+def _part_name(index: int, count: int) -> str:
+    return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _replace(draft: Path, folder: Path) -> None:
+    if folder.exists():
+        old = draft.with_suffix(".old")
+        folder.rename(old)
+        draft.rename(folder)
+        shutil.rmtree(old)
+    else:
+        draft.rename(folder)

@@ -1,0 +1,61 @@
+"""The process group in which weights are broadcast: the sender is rank 0, the engines' processes follow."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from roost.engines.weights.parcel import GroupInvitation
+
+LIMIT_S = 300.0
+
+
+class WeightGroup:
+    """A group of its own, apart from the default one of the learner, in which rank 0 broadcasts."""
+
+    def __init__(self, invitation: GroupInvitation, rank: int, device: torch.device, limit_s: float = LIMIT_S) -> None:
+        limit = timedelta(seconds=limit_s)
+        # The sender may not have opened its store yet when an engine comes: the store's own limit covers that.
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            invitation.master_address,
+            invitation.master_port,
+            invitation.world_size,
+            is_master=rank == 0,
+            timeout=limit,
+            wait_for_workers=False,
+        )
+        store = _prefixed(self._store, invitation.name, device.type)
+        self._device = device
+        self._group = _process_group(invitation, store, rank, limit)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send the tensor (rank 0) or fill it (others); returns when this side is done."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        placed = tensor if tensor.device == self._device else tensor.to(self._device)
+        self._group.broadcast([placed.contiguous()], options).wait()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self._group.abort()
+
+
+def _process_group(invitation: GroupInvitation, store: Store, rank: int, limit: timedelta) -> Any:
+    if invitation.backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, invitation.world_size, limit)
+    if invitation.backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, invitation.world_size, options)
+    raise ValueError(f"{invitation.backend} is not a backend for weights; use nccl, or gloo where there is no GPU")
+
+
+def _prefixed(store: Store, name: str, device: str) -> Store:
+    """The keys that torch itself uses for a named group, so that engines that make theirs through torch meet us."""
+    return PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))

@@ -1,0 +1,130 @@
+"""Sending weights: bucket by bucket, the next one gathered while the engines take the last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from roost.engines.errors import EngineError, UpdateFailed
+from roost.engines.protocol import Engine
+from roost.engines.weights.buckets import BUCKET_BYTES, cut, size_of
+from roost.engines.weights.carriers import Carrier
+from roost.engines.weights.fingerprint import fingerprint
+from roost.engines.weights.parcel import Manifest, Parcel, TensorInfo
+from roost.engines.weights.source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was sent: its size, a fingerprint of every tensor as it left, and the engines that did not take it."""
+
+    size: int
+    buckets: int
+    fingerprints: Mapping[str, str]
+    failed: Mapping[str, EngineError]  # by the engine's url
+
+
+async def send(
+    engines: Sequence[Engine],
+    source: WeightSource,
+    version: int,
+    carrier: Carrier,
+    bucket_bytes: int = BUCKET_BYTES,
+    with_fingerprints: bool = False,
+) -> Sent:
+    """Bring engines to a version. They are paused, or asleep with their weights awake, before this is called.
+
+    An engine that fails is left out from there on, and goes back to what it had if it can; the others go on. If the
+    source fails, all of them go back. At most two buckets exist at a time beside the weights themselves.
+    """
+    manifest = Manifest(version, source.tensors)
+    noted: dict[str, str] = {}
+    stream = _noted(source, noted) if with_fingerprints else source.stream()
+    buckets = list(cut(manifest.tensors, bucket_bytes))
+    taking = _Taking(engines)
+    try:
+        await taking.each(lambda engine: engine.start_update(manifest))
+        await _send_buckets(taking, buckets, stream, carrier)
+        await taking.each(lambda engine: engine.finish_update(version))
+    except BaseException as error:
+        await taking.abandon(taking.left)
+        if isinstance(error, Exception) and not isinstance(error, EngineError):
+            raise UpdateFailed(f"version {version} was not sent: {error}") from error
+        raise
+    finally:
+        carrier.close()
+    return Sent(sum(map(size_of, manifest.tensors)), len(buckets), noted, taking.failed)
+
+
+async def _send_buckets(
+    taking: _Taking, buckets: Sequence[tuple[TensorInfo, ...]], stream: Iterator[torch.Tensor], carrier: Carrier
+) -> None:
+    loop = asyncio.get_running_loop()
+    # One thread, so that the collectives which gather shards stay in order.
+    with _sending_thread() as thread:
+
+        def packing(index: int) -> asyncio.Future[Parcel]:
+            return loop.run_in_executor(thread, carrier.pack, buckets[index], stream, index + 1 == len(buckets))
+
+        following = packing(0)
+        for index in range(len(buckets)):
+            parcel = await following
+            accompanied = loop.run_in_executor(thread, carrier.accompany, parcel)
+            if index + 1 < len(buckets):
+                following = packing(index + 1)
+            await taking.each(lambda engine, parcel=parcel: engine.take(parcel))  # type: ignore[misc]
+            await accompanied
+            carrier.release(parcel)
+
+
+class _Taking:
+    """The engines that are taking an update, less those that failed."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.left = list(engines)
+        self.failed: dict[str, EngineError] = {}
+
+    async def each(self, step: Callable[[Engine], Awaitable[None]]) -> None:
+        answers = await asyncio.gather(*(step(engine) for engine in self.left), return_exceptions=True)
+        lost = []
+        for engine, answer in zip(self.left, answers, strict=True):
+            if isinstance(answer, EngineError):
+                self.failed[engine.url] = answer
+                lost.append(engine)
+            elif isinstance(answer, BaseException):
+                raise answer
+        self.left = [engine for engine in self.left if engine not in lost]
+        await self.abandon(lost)
+        if not self.left:
+            raise next(iter(self.failed.values()))
+
+    async def abandon(self, engines: Sequence[Engine]) -> None:
+        """Let engines go back to what they had; what cannot go back is seen when it is verified."""
+        await asyncio.gather(*(engine.abandon_update() for engine in engines), return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _sending_thread() -> Iterator[ThreadPoolExecutor]:
+    """A thread on the caller's device that is not waited for: a broadcast to an engine that died may never return."""
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    threads = ThreadPoolExecutor(1, "weights", _use_device, (device,))
+    try:
+        yield threads
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _use_device(device: int | None) -> None:
+    if device is not None:
+        torch.cuda.set_device(device)
+
+
+def _noted(source: WeightSource, noted: dict[str, str]) -> Iterator[torch.Tensor]:
+    for info, tensor in zip(source.tensors, source.stream(), strict=True):
+        noted[info.name] = fingerprint(tensor)
+        yield tensor
