@@ -1,0 +1,160 @@
+"""The command line and the variables of a server, from what it is to be: one function for each kind of engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.engines.errors import EngineError
+from roost.engines.installed_vllm import InstalledVllm
+from roost.engines.spec import EngineKind, ServerSpec
+
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM takes no others
+CPU_CACHE_GIB = 2  # vLLM's own default is nearly all of the machine, and the learner is there, too
+QUIET = {"PYTHONUNBUFFERED": "1", "DO_NOT_TRACK": "1"}  # logs that are there when they are read; no telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """What is run, and the variables it gets on top of its owner's."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def shown(self, secret: str | None) -> str:
+        """For logs and errors, where the server's key must not be."""
+        return " ".join("***" if part == secret else part for part in self.argv)
+
+
+def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm | None = None) -> ServerCommand:
+    """How a server is started by an interpreter; for vLLM it must be known which one that has.
+
+    What the user wrote comes last, so it wins.
+    """
+    if spec.kind is EngineKind.VLLM:
+        if vllm is None:
+            raise ValueError("the command of vLLM depends on the release: ask the interpreter first")
+        module, options, env = "vllm.entrypoints.openai.api_server", _vllm(spec, port, vllm), _vllm_env(spec, vllm)
+    elif spec.kind is EngineKind.SGLANG:
+        module, options, env = "sglang.launch_server", _sglang(spec, port), {}
+    else:
+        module, options, env = "roost.engines.torch_engine", _torch(spec, port), {}
+    return ServerCommand((python, "-m", module, *_written(options), *spec.args), {**QUIET, **env, **spec.env})
+
+
+def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
+    if spec.tensor * spec.pipeline > 1:
+        raise EngineError(
+            f"{spec.name}: the built-in engine uses one device, not tensor {spec.tensor} x pipeline {spec.pipeline}; "
+            "use vLLM or SGLang, or one engine for each device"
+        )
+    return {
+        "--model": spec.model,
+        "--host": spec.host,
+        "--port": port,
+        "--device": spec.device,
+        "--dtype": spec.dtype,
+        "--max-model-len": spec.max_context,
+        "--gpu-memory-utilization": spec.memory_fraction,
+        "--seed": spec.seed,
+        "--api-key": spec.api_key,
+        "--enable-lora": spec.adapter_rank is not None,
+        "--max-lora-rank": spec.adapter_rank,
+    }
+
+
+def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
+    _check_device(spec, vllm)
+    return {
+        "--model": spec.model,
+        "--host": spec.host,
+        "--port": port,
+        "--tensor-parallel-size": spec.tensor,
+        "--pipeline-parallel-size": spec.pipeline,
+        "--dtype": spec.dtype,
+        "--max-model-len": spec.max_context,
+        "--gpu-memory-utilization": spec.memory_fraction,
+        "--seed": spec.seed,
+        "--enable-prefix-caching": True,
+        # A model's own defaults would change what is drawn, and log-probabilities are wanted of what was drawn.
+        "--generation-config": "vllm",
+        "--logprobs-mode": "processed_logprobs",
+        "--disable-uvicorn-access-log": True,
+        "--enable-scale-out": vllm.hides_token_routes,
+        "--enable-sleep-mode": spec.sleeps and not vllm.is_for_cpu,  # the build for CPUs refuses it
+        "--enable-lora": spec.adapter_rank is not None,
+        "--max-lora-rank": _rank_of_vllm(spec),
+        "--weight-transfer-config": spec.weight_transfer and json.dumps({"backend": spec.weight_transfer}),
+    }
+
+
+def _check_device(spec: ServerSpec, vllm: InstalledVllm) -> None:
+    wanted, built_for = spec.device, "cpu" if vllm.is_for_cpu else "cuda"
+    if wanted not in ("auto", built_for):
+        raise EngineError(
+            f"{spec.name}: the device is {wanted}, but the installed vLLM is built for {built_for}; "
+            f"install the build for {wanted}, or write auto"
+        )
+
+
+def _rank_of_vllm(spec: ServerSpec) -> int | None:
+    if spec.adapter_rank is None:
+        return None
+    if spec.adapter_rank > VLLM_RANKS[-1]:
+        raise EngineError(f"{spec.name}: vLLM takes adapters up to rank {VLLM_RANKS[-1]}, not {spec.adapter_rank}")
+    return next(rank for rank in VLLM_RANKS if rank >= spec.adapter_rank)
+
+
+def _vllm_env(spec: ServerSpec, vllm: InstalledVllm) -> dict[str, str]:
+    env = {
+        "VLLM_SERVER_DEV_MODE": "1",  # the control routes
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process that has used a device cannot use it
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if spec.api_key is not None:
+        env["VLLM_API_KEY"] = spec.api_key  # everybody on the machine can read a command line
+    if spec.adapter_rank is not None:
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if spec.weight_transfer == "ipc":
+        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of device memory come pickled
+    if vllm.is_for_cpu and spec.memory_fraction is None:
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_CACHE_GIB)
+    if not vllm.hides_token_routes:
+        env["VLLM_ENABLE_SCALE_OUT_ENDPOINTS"] = "1"  # how the last releases before 0.30 were asked; no harm in others
+    return env
+
+
+def _sglang(spec: ServerSpec, port: int) -> dict[str, Any]:
+    return {
+        "--model-path": spec.model,
+        "--host": spec.host,
+        "--port": port,
+        "--device": None if spec.device == "auto" else spec.device,
+        "--tp-size": spec.tensor,
+        "--pp-size": spec.pipeline,
+        "--dtype": spec.dtype,
+        "--context-length": spec.max_context,
+        "--mem-fraction-static": spec.memory_fraction,
+        "--random-seed": spec.seed,
+        "--sampling-defaults": "openai",  # not the model's own, which would change what is drawn
+        "--log-level-http": "warning",
+        "--api-key": spec.api_key,
+        "--enable-memory-saver": spec.sleeps,
+        "--enable-weights-cpu-backup": spec.sleeps,  # else the weights are lost in every sleep
+        "--enable-lora": spec.adapter_rank is not None,
+        "--max-lora-rank": spec.adapter_rank,
+        "--lora-target-modules": None if spec.adapter_rank is None else "all",  # no adapter is there yet to tell them
+    }
+
+
+def _written(options: Mapping[str, Any]) -> list[str]:
+    """Options as words: a switch without a value, and nothing for what is not set."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            words.append(name)
+        elif value is not None and value is not False:
+            words += [name, str(value)]
+    return words

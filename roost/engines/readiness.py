@@ -1,0 +1,115 @@
+"""Waiting until a server can be used, with an end in every case and the server's own words for what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+
+from roost.engines.errors import EngineError
+from roost.engines.server_process import ServerProcess
+from roost.engines.spec import ServerSpec
+
+READY_LIMIT = 900.0  # seconds; large models are long in loading
+REPORT_EVERY = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+REQUEST_LIMIT = 10.0
+LINES_TOLD = 30
+PORTS_TRIED = 3
+# The words of the system, of uvicorn and of SGLang.
+PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
+
+logger = logging.getLogger(__name__)
+
+
+class PortTaken(EngineError):
+    """Another program took the port while the server was starting: another port will do."""
+
+
+async def start_ready(
+    spec: ServerSpec,
+    log_folder: Path | str,
+    limit: float = READY_LIMIT,
+    report: Callable[[str], None] = logger.info,
+    start: Callable[[ServerSpec, Path | str], Awaitable[ServerProcess]] = ServerProcess.start,
+) -> ServerProcess:
+    """Start a server and wait until it is ready; nothing of it is left if it does not get there."""
+    for tried in range(1, PORTS_TRIED + 1):
+        process = await start(spec, log_folder)
+        try:
+            await wait_ready(process, limit, report)
+            return process
+        except PortTaken as error:
+            await process.stop()
+            if tried == PORTS_TRIED:
+                raise
+            report(f"{error.args[0].splitlines()[0]}; trying another")
+        except BaseException:
+            await process.stop(grace=0.0)
+            raise
+    raise AssertionError("every try returns or raises")
+
+
+async def wait_ready(
+    process: ServerProcess,
+    limit: float = READY_LIMIT,
+    report: Callable[[str], None] = logger.info,
+    report_every: float = REPORT_EVERY,
+) -> None:
+    """Return when a server answers; raise when it has died, or has not come up within `limit` seconds."""
+    begin = time.monotonic()
+    pause, next_report = FIRST_PAUSE, report_every
+    key = process.spec.api_key
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    # A proxy of the environment is for the outside.
+    async with httpx.AsyncClient(
+        base_url=process.url, headers=headers, timeout=REQUEST_LIMIT, trust_env=False
+    ) as client:
+        while not await _answers(client, process):
+            waited = time.monotonic() - begin
+            if not process.alive:
+                raise _death(process, waited)
+            if waited > limit:
+                raise _never_ready(process, limit)
+            if waited > next_report:
+                report(f"{process.spec.name}: starting for {waited:.0f} s; {_last_line(process)}")
+                next_report += report_every
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def _answers(client: httpx.AsyncClient, process: ServerProcess) -> bool:
+    """Whether the server is healthy and knows its models; that another program answers on its port does not count."""
+    try:
+        for route in ("/health", "/v1/models"):
+            if (await client.get(route)).status_code != httpx.codes.OK:
+                return False
+    except httpx.HTTPError:
+        return False
+    return process.is_listening()
+
+
+def _death(process: ServerProcess, waited: float) -> EngineError:
+    name, tail = process.spec.name, process.log_tail(LINES_TOLD)
+    if PORT_TAKEN.search(tail):
+        return PortTaken(f"{name}: port {process.port} was taken by another program\n{tail}")
+    return EngineError(
+        f"{name} ended with exit code {process.exit_code} after {waited:.0f} s, before it was ready. "
+        f"The end of {process.log_path}:\n{tail}"
+    )
+
+
+def _never_ready(process: ServerProcess, limit: float) -> EngineError:
+    return EngineError(
+        f"{process.spec.name} was not ready within {limit:.0f} s; if it is only slow, allow more. "
+        f"The end of {process.log_path}:\n{process.log_tail(LINES_TOLD)}"
+    )
+
+
+def _last_line(process: ServerProcess) -> str:
+    return process.log_tail(1) or "nothing in its log yet"

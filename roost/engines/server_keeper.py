@@ -1,0 +1,203 @@
+"""The keeper of a server: a small process that starts it, and ends it with all it started, however its owner ends.
+
+An owner that is killed cannot end anything, and the kernel's own signal for that case comes when the thread that
+started the process ends, and reaches no grandchildren. So the keeper stands between the two: the owner's end of a
+socket closes with the owner, and processes that lose their parent become the keeper's own children, so none gets out
+of its sight.
+
+The file is also the keeper's program, run by its path, so it imports nothing of Roost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SEND_LIMIT = 60.0  # seconds; a message is small, so only one that hangs is waited for
+LOOK_EVERY = 0.2  # seconds between looks at the server and its owner
+CHECK_EVERY = 0.05  # seconds, while processes are being ended
+GRACE_OF_ORPHANS = 3.0  # seconds, for a server whose owner is gone and for children of a server that died
+TERMINATE_LIMIT = 5.0  # or the grace, where that is shorter
+KILL_LIMIT = 10.0  # a process that is busy in a driver dies only when the driver lets it
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from the kernel's prctl.h
+
+
+Find = Callable[[], list[psutil.Process]]
+
+
+class Ending(StrEnum):
+    """What it took until no process of a server was left."""
+
+    HAD_ENDED = "had ended"
+    ASKED = "asked"  # the server itself, by a SIGTERM
+    TERMINATED = "terminated"  # each of its processes, by a SIGTERM
+    KILLED = "killed"
+
+
+class Link:
+    """Messages between an owner and a keeper, one per line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end, self._rest = end, b""
+        self.is_closed = False
+
+    def tell(self, **message: Any) -> None:
+        """Say something; if the other one is gone, `heard` finds out, after what it said last."""
+        self._end.settimeout(SEND_LIMIT)
+        with contextlib.suppress(OSError):
+            self._end.sendall(json.dumps(message).encode() + b"\n")
+
+    def heard(self, wait: float) -> list[dict[str, Any]]:
+        """The messages that have come; waits for a first one up to some seconds."""
+        if self.is_closed:
+            return []
+        self._end.settimeout(wait)
+        try:
+            read = self._end.recv(1 << 16)
+        except (TimeoutError, BlockingIOError):
+            return []
+        except OSError:
+            read = b""
+        self.is_closed = not read
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._end.close()
+        self.is_closed = True
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def members(session: int, ancestor: int) -> list[psutil.Process]:
+    """The processes of a server: those of its session, and all that descend from an ancestor."""
+    found: dict[int, psutil.Process] = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) == session:
+                found[pid] = psutil.Process(pid)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found.update((child.pid, child) for child in psutil.Process(ancestor).children(recursive=True))
+    return [process for process in found.values() if not has_ended(process)]
+
+
+def end_all(find: Find, ask: Callable[[], None], grace: float) -> tuple[Ending, list[int]]:
+    """End what `find` finds, first by `ask`, then with more and more force; returns what it took, and who is left."""
+    if not find():
+        return Ending.HAD_ENDED, []
+    ask()
+    if _are_gone(find, grace):
+        return Ending.ASKED, []
+    _signal(find(), signal.SIGTERM)
+    if _are_gone(find, min(grace, TERMINATE_LIMIT)):
+        return Ending.TERMINATED, []
+    # Again and again, for one that is being ended may still have started another.
+    _are_gone(lambda: _signal(find(), signal.SIGKILL), KILL_LIMIT)
+    return Ending.KILLED, [process.pid for process in find()]
+
+
+def _signal(processes: list[psutil.Process], number: int) -> list[psutil.Process]:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return processes
+
+
+def _are_gone(find: Find, limit: float) -> bool:
+    deadline = time.monotonic() + limit
+    while find():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(CHECK_EVERY)
+    return True
+
+
+def keep(link: Link) -> None:
+    """Start the server that the owner orders, watch over both, and end what is left when either ends."""
+    orders: list[dict[str, Any]] = []
+    while not orders and not link.is_closed:
+        orders = link.heard(wait=LOOK_EVERY)
+    if not orders:
+        return
+    try:
+        owner, server = psutil.Process(orders[0]["owner"]), _start(orders[0])
+    except (OSError, psutil.NoSuchProcess) as error:
+        link.tell(failed=str(error))
+        return
+    link.tell(started=server.pid)
+    grace = _watch(link, owner, server)
+
+    def ask() -> None:
+        if server.poll() is None:
+            server.terminate()
+
+    def find() -> list[psutil.Process]:
+        server.poll()  # takes its exit code, too
+        return members(server.pid, os.getpid())
+
+    ending, left = end_all(find, ask, grace)
+    link.tell(ended=server.poll(), ending=ending, left=left)
+
+
+def _watch(link: Link, owner: psutil.Process, server: subprocess.Popen[bytes]) -> float:
+    """Until there is a reason to end: returns the seconds that the server has to do so by itself."""
+    while True:
+        for message in link.heard(wait=LOOK_EVERY):
+            return float(message["stop"])
+        # The socket does not tell of an owner that was killed while a fork of it lives on.
+        if link.is_closed or has_ended(owner):
+            return GRACE_OF_ORPHANS
+        if server.poll() is not None:
+            link.tell(ended=server.returncode)
+            return GRACE_OF_ORPHANS
+
+
+def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+    prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
+    if prctl is not None:
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def end_with_keeper() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    with Path(order["log"]).open("ab") as log:
+        return subprocess.Popen(
+            order["argv"],
+            env=order["env"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=end_with_keeper,  # safe here: the keeper has one thread
+        )
+
+
+def main() -> None:
+    # Not a child of its owner: Ray kills the children of a worker that it ends, and would begin with the keeper.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    keep(Link(socket.socket(fileno=0)))
+
+
+if __name__ == "__main__":
+    main()

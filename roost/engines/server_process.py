@@ -1,0 +1,216 @@
+"""The process of a server: started with a log that is kept, no longer alive than its owner, ended with all it made."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from roost.engines import server_keeper
+from roost.engines.child_env import child_env
+from roost.engines.command import ServerCommand, server_command
+from roost.engines.errors import EngineError
+from roost.engines.installed_vllm import ask_for_vllm
+from roost.engines.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link, end_all, members
+from roost.engines.spec import EngineKind, ServerSpec
+from roost.runtime.logs import last_lines
+from roost.runtime.ports import PortLeases
+
+START_LIMIT = 60.0  # seconds for the keeper to have started the server's process, not for the server to be ready
+GRACE = 10.0
+MARGIN = 5.0  # seconds that a keeper may take longer than its own limits
+LOOK_EVERY = 0.05
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what a server listens on, and where it is reached
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """How a server ended; nothing of it is left, and its port is free."""
+
+    ending: Ending
+    exit_code: int | None  # None where nobody saw it, because the keeper was killed
+
+
+class ServerProcess:
+    """One start of a server. It ends with this object's process, or with the object itself if that is let go."""
+
+    def __init__(self, spec: ServerSpec, port: int, log_path: Path, link: Link, pid: int, leases: PortLeases) -> None:
+        self.spec, self.port, self.log_path, self.pid = spec, port, log_path, pid
+        self._link, self._leases = link, leases
+        self._exit_code: int | None = None
+        self._ending: tuple[Ending, list[int]] | None = None
+        self._is_asked_to_stop = False
+        self._has_listened = False
+
+    @classmethod
+    async def start(cls, spec: ServerSpec, log_folder: Path | str, port: int | None = None) -> ServerProcess:
+        """Start a server on a free port, or on the given one; it is not ready yet when this returns."""
+        return await asyncio.to_thread(cls._start, spec, log_folder, port)  # it waits for other programs
+
+    @classmethod
+    def _start(cls, spec: ServerSpec, log_folder: Path | str, port: int | None) -> ServerProcess:
+        leases = PortLeases()
+        try:
+            port = leases.lease() if port is None else port
+            command = _command(spec, port)
+            log_path = _new_log(Path(log_folder), spec.name, f"$ {command.shown(spec.api_key)}\n")
+            link = _start_keeper(spec.name, log_path)
+            pid = _start_server(link, spec, command, log_path)
+        except BaseException:
+            leases.close()
+            raise
+        return cls(spec, port, log_path, link, pid, leases)
+
+    @property
+    def url(self) -> str:
+        host = EVERY_ADDRESS.get(self.spec.host, self.spec.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        self._look()
+        return self._exit_code is None and self._ending is None and not self._link.is_closed
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the server ended with, minus the number of the signal where one killed it; None while it is alive."""
+        self._look()
+        return self._exit_code
+
+    def log_tail(self, lines: int) -> str:
+        return last_lines(self.log_path, lines)
+
+    def is_listening(self) -> bool:
+        """Whether it is this server that has the port, and not another program that was quicker."""
+        for process in members(self.pid, self.pid):
+            try:
+                connections = process.net_connections("tcp")
+            except psutil.Error:
+                continue
+            if any(one.status == psutil.CONN_LISTEN and one.laddr[1:] == (self.port,) for one in connections):
+                self._has_listened = True
+                return True
+        return False
+
+    async def stop(self, grace: float = GRACE) -> Stopped:
+        """Ask the server to end, and end all of its processes if it does not within `grace` seconds.
+
+        May be called again, also of a server that has ended by itself.
+        """
+        if not self._is_asked_to_stop:
+            self._is_asked_to_stop = True
+            self._link.tell(stop=grace)
+        deadline = time.monotonic() + grace + TERMINATE_LIMIT + KILL_LIMIT + MARGIN
+        while self._ending is None and not self._link.is_closed and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_EVERY)
+            self._look()
+        if self._ending is None:  # the keeper was killed, or is held up
+            self._ending = await asyncio.to_thread(end_all, lambda: members(self.pid, self.pid), lambda: None, 0.0)
+        ending, left = self._ending
+        if left:
+            raise EngineError(
+                f"{self.spec.name}: processes {left} did not end within {KILL_LIMIT:.0f} s of being killed, so their "
+                f"device memory may still be taken; look at what they wait for. Log: {self.log_path}"
+            )
+        if self._has_listened:  # else another program may have the port, by right
+            await self._wait_for_free_port()
+        self._link.close()
+        self._leases.close()
+        return Stopped(ending, self._exit_code)
+
+    async def _wait_for_free_port(self) -> None:
+        deadline = time.monotonic() + MARGIN
+        while not _is_free(self.spec.host, self.port):
+            if time.monotonic() > deadline:
+                taker = _listeners(self.port)
+                raise EngineError(
+                    f"{self.spec.name} has ended, but its port {self.port} is still taken, by process {taker}"
+                )
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _look(self) -> None:
+        """Take in what the keeper has told."""
+        for message in self._link.heard(wait=0.0):
+            self._exit_code = message["ended"]
+            if "ending" in message:
+                self._ending = Ending(message["ending"]), message["left"]
+
+
+def _command(spec: ServerSpec, port: int) -> ServerCommand:
+    python = spec.python or sys.executable
+    vllm = ask_for_vllm(python, child_env(os.environ, spec.env)) if spec.kind is EngineKind.VLLM else None
+    return server_command(spec, port, python, vllm)
+
+
+def _new_log(folder: Path, name: str, first_line: str) -> Path:
+    """A log of its own for every start, so that why the last one failed can still be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^\w.-]", "_", name)
+    for number in itertools.count(1):
+        path = folder / f"{stem}-{number}.log"
+        try:
+            with path.open("x") as log:
+                log.write(first_line)
+            return path
+        except FileExistsError:
+            continue
+    raise AssertionError("counting does not end")
+
+
+def _start_keeper(name: str, log_path: Path) -> Link:
+    ours, theirs = socket.socketpair()
+    with theirs, log_path.open("ab") as log:
+        launcher = subprocess.Popen(
+            # -P: the folder of the program is no place to import from; the name is for those who list processes
+            [sys.executable, "-P", server_keeper.__file__, name],
+            stdin=theirs.fileno(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # an interrupt from the terminal is for the owner
+        )
+        launcher.wait(START_LIMIT)
+    return Link(ours)
+
+
+def _start_server(link: Link, spec: ServerSpec, command: ServerCommand, log_path: Path) -> int:
+    env = child_env(os.environ, command.env)
+    link.tell(argv=command.argv, env=env, log=str(log_path), owner=os.getpid())
+    answer: list[dict[str, Any]] = []
+    deadline = time.monotonic() + START_LIMIT
+    while not answer and not link.is_closed and time.monotonic() < deadline:
+        answer = link.heard(wait=deadline - time.monotonic())
+    if answer and "started" in answer[0]:
+        return int(answer[0]["started"])
+    link.close()
+    why = answer[0]["failed"] if answer else last_lines(log_path, 5)
+    raise EngineError(f"{spec.name} could not be started with {command.argv[0]}: {why}. Log: {log_path}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Connections that are just being closed are no matter; somebody who listens is, all the same.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _listeners(port: int) -> list[int | None]:
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        return []
+    return [one.pid for one in connections if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,)]

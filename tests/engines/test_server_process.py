@@ -1,0 +1,265 @@
+"""Real processes of servers: how they start, how they end, and that nothing is left of them."""
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from roost.engines.errors import EngineError
+from roost.engines.readiness import PORTS_TRIED, PortTaken, start_ready, wait_ready
+from roost.engines.server_keeper import Ending
+from roost.engines.server_process import ServerProcess
+from roost.engines.spec import EngineKind, ServerSpec
+
+PROGRAMS = Path(__file__).parent / "programs"
+HELPERS = {"plain-helper", "stubborn-helper", "stray-helper"}
+LIMIT = 60.0  # seconds for what is bound to happen
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def python(tmp_path):
+    """An interpreter that runs the stand-in, whatever module it is told to run."""
+    script, program = tmp_path / "python", PROGRAMS / "stand_in.py"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def spec(python, tmp_path):
+    def made(words="", **fields):
+        env = {"STAND_IN": words, "STAND_IN_FOLDER": str(tmp_path)}
+        return ServerSpec(EngineKind.TORCH, "none", python=python, env=env, **fields)
+
+    return made
+
+
+def living(folder):
+    """The processes of a stand-in that are there, by their part in it."""
+    return {path.stem for path in folder.glob("*.pid") if is_living(int(path.read_text()))}
+
+
+def is_living(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def keeper_of(process):
+    return psutil.Process(process.pid).parent()
+
+
+@pytest.mark.parametrize(
+    ("words", "grace", "expected"),
+    [
+        pytest.param("", LIMIT, Ending.ASKED, id="a good server"),
+        pytest.param("plain-helper", 1.0, Ending.TERMINATED, id="it leaves a child behind"),
+        pytest.param("ignores-sigterm", 1.0, Ending.KILLED, id="it ignores SIGTERM"),
+        pytest.param("stubborn-helper", 1.0, Ending.KILLED, id="its child ignores SIGTERM"),
+        pytest.param("stray-helper", 1.0, Ending.KILLED, id="its grandchild has left session and parent"),
+    ],
+)
+async def test_nothing_is_left_of_a_stopped_server(spec, tmp_path, words, grace, expected):
+    process = await start_ready(spec(words), tmp_path, LIMIT)
+    keeper = keeper_of(process)
+    assert process.alive
+    assert living(tmp_path) == {"server"} | HELPERS & set(words.split())
+    stopped = await process.stop(grace)
+    assert stopped.ending is expected
+    assert living(tmp_path) == set()
+    assert not process.alive
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", process.port)) != 0
+    assert until(lambda: not keeper.is_running())
+    assert await process.stop() == stopped, "stopping again changes nothing"
+
+
+@pytest.mark.parametrize("how", ["plain", "forked"])
+def test_a_server_ends_with_a_killed_owner(python, tmp_path, how):
+    words = "ignores-sigterm stubborn-helper stray-helper"
+    owner = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "owner.py"), python, str(tmp_path), words, how],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert owner.stdout.readline() == "ready\n"
+        assert living(tmp_path) == {"server", "stubborn-helper", "stray-helper"}
+        owner.kill()
+        owner.wait()
+        assert until(lambda: not living(tmp_path))
+    finally:
+        os.killpg(owner.pid, signal.SIGKILL) if how == "forked" else owner.kill()
+        owner.stdout.close()
+
+
+def test_a_server_ends_with_an_actor_that_ray_kills(python, tmp_path):
+    """Ray ends the children of its workers itself, and knows nothing of their children."""
+    pytest.importorskip("ray")
+    driver = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "ray_owner.py"), python, str(tmp_path), "ignores-sigterm stray-helper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert driver.stdout.readline() == "ready\n"
+        assert living(tmp_path) == {"server", "stray-helper"}
+        print("go on", file=driver.stdin, flush=True)
+        assert driver.stdout.readline() == "killed\n"
+        assert until(lambda: not living(tmp_path))
+    finally:
+        driver.terminate()
+        driver.communicate()
+
+
+async def test_a_server_ends_when_its_process_object_is_let_go(spec, tmp_path):
+    process = await start_ready(spec(), tmp_path, LIMIT)
+    assert living(tmp_path) == {"server"}
+    del process
+    assert until(lambda: not living(tmp_path))
+
+
+async def test_a_server_ends_with_a_killed_keeper_and_stop_still_finds_its_children(spec, tmp_path):
+    process = await start_ready(spec("stubborn-helper"), tmp_path, LIMIT)
+    keeper_of(process).kill()
+    assert until(lambda: not process.alive)
+    assert (await process.stop(grace=1.0)).ending is Ending.KILLED
+    assert living(tmp_path) == set()
+
+
+async def test_children_of_a_server_that_died_are_ended(spec, tmp_path):
+    process = await start_ready(spec("stubborn-helper"), tmp_path, LIMIT)
+    os.kill(process.pid, signal.SIGKILL)
+    assert until(lambda: not process.alive)
+    assert process.exit_code == -signal.SIGKILL
+    assert until(lambda: not living(tmp_path))
+    assert (await process.stop()).exit_code == -signal.SIGKILL
+
+
+async def test_a_server_that_dies_at_start_tells_why(spec, tmp_path):
+    with pytest.raises(EngineError, match=r"engine ended with exit code 1 .*(?s:.*)no such model: the folder is empty"):
+        await start_ready(spec("fails"), tmp_path, LIMIT)
+
+
+async def test_a_server_that_is_never_ready_is_waited_for_so_long_and_ended(spec, tmp_path):
+    with pytest.raises(EngineError, match=r"not ready within 2 s.*engine-1\.log(?s:.*)loading a model"):
+        await start_ready(spec("never-ready"), tmp_path, limit=2.0)
+    assert living(tmp_path) == set()
+
+
+async def test_while_a_server_starts_the_end_of_its_log_is_reported(spec, tmp_path):
+    process = await ServerProcess.start(spec("never-ready"), tmp_path)
+    said = []
+    waiting = asyncio.create_task(wait_ready(process, LIMIT, said.append, report_every=0.1))
+    while not any("loading a model" in line for line in said):
+        await asyncio.sleep(0.05)
+    waiting.cancel()
+    await process.stop()
+    assert "engine: starting for" in said[0]
+
+
+async def test_an_interpreter_that_is_not_there(tmp_path):
+    with pytest.raises(EngineError, match=r"could not be started with /no/python: .*No such file"):
+        await ServerProcess.start(ServerSpec(EngineKind.TORCH, "none", python="/no/python"), tmp_path)
+
+
+@pytest.fixture
+def taken_port():
+    """A port that another program has, which even looks like a ready server."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    class AlwaysFine(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), AlwaysFine) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+async def test_another_port_is_tried_where_one_is_taken(spec, tmp_path, taken_port):
+    ports = [taken_port, None]
+    process = await start_ready(
+        spec(), tmp_path, LIMIT, start=lambda spec, folder: ServerProcess.start(spec, folder, ports.pop(0))
+    )
+    assert process.port != taken_port
+    assert process.alive
+    await process.stop()
+
+
+async def test_ports_are_not_tried_for_ever(spec, tmp_path, taken_port):
+    with pytest.raises(PortTaken, match=f"port {taken_port} was taken"):
+        await start_ready(
+            spec(), tmp_path, LIMIT, start=lambda spec, folder: ServerProcess.start(spec, folder, taken_port)
+        )
+    assert len(list(tmp_path.glob("*.log"))) == PORTS_TRIED
+
+
+async def test_a_port_that_stays_taken_is_told(spec, tmp_path, taken_port):
+    process = await start_ready(spec(), tmp_path, LIMIT)
+    process.port = taken_port  # as if a process out of sight had kept the server's port
+    with pytest.raises(EngineError, match=rf"its port {taken_port} is still taken, by process \[{os.getpid()}\]"):
+        await process.stop()
+
+
+async def test_the_environment_that_a_server_gets(spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("RAY_JOB_ID", "01")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    process = await start_ready(spec(), tmp_path, LIMIT)
+    env = httpx.get(f"{process.url}/env", trust_env=False).json()["env"]
+    await process.stop()
+    assert {"RANK", "RAY_JOB_ID"} & set(env) == set()
+    assert (env["CUDA_VISIBLE_DEVICES"], env["PYTHONUNBUFFERED"]) == ("1", "1")
+
+
+async def test_every_start_has_a_log_of_its_own(spec, tmp_path):
+    for name in ("actor/0", "actor/0", "critic"):
+        process = await ServerProcess.start(spec("never-ready", name=name, api_key="secret"), tmp_path / "logs")
+        assert until(lambda log=process.log_path: "loading a model" in log.read_text())
+        await process.stop()
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert set(logs) == {"actor_0-1.log", "actor_0-2.log", "critic-1.log"}
+    assert all(text.startswith("$ ") and "secret" not in text for text in logs.values())
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:"), ("localhost", "http://localhost:")],
+)
+async def test_where_a_server_is_reached(spec, tmp_path, host, url):
+    process = await start_ready(spec(host=host), tmp_path, LIMIT)
+    await process.stop()
+    assert process.url == f"{url}{process.port}"
