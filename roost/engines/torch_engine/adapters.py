@@ -1,0 +1,153 @@
+"""LoRA adapters beside the weights: each request gets the base model or the adapter it names, in one batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+PREFIX = "base_model.model."  # PEFT writes it before the name of every module
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+# What an adapter's config may hold that changes the result and that is not supported, with what it is if unused.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "trainable_token_indices": (None, []),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "layer_replication": (None, []),
+    "megatron_config": (None,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What an adapter adds to one linear layer: up(down(x)), with the scale already in `up`."""
+
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A correction for each layer that it changes."""
+
+    corrections: Mapping[str, Correction]
+
+
+class Adapters:
+    """The adapters that are loaded, and which rows of the current batch use which."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._linears = {
+            name: each
+            for name, each in module.named_modules()
+            if isinstance(each, nn.Linear) and each is not module.get_output_embeddings()  # type: ignore[operator]
+        }
+        self._loaded: dict[str, Adapter] = {}
+        self._loads = 0
+        self._roots: dict[str, bytes] = {}
+        self._hooks: dict[str, Any] = {}
+        self._used: list[tuple[Adapter, Tensor | None]] = []  # with the rows, or None for all
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._loaded)
+
+    def root(self, name: str | None) -> bytes:
+        """What the names of cached blocks start from: other weights make other keys, also under the same name."""
+        return b"" if name is None else self._roots[name]
+
+    def read(self, folder: str) -> Adapter:
+        """An adapter as PEFT wrote it; raises before anything is changed if it does not fit the model."""
+        scale = _scale(json.loads((Path(folder) / "adapter_config.json").read_text()), folder)
+        tensors = load_file(Path(folder) / "adapter_model.safetensors")
+        corrections = {}
+        for key in [key for key in tensors if key.endswith(DOWN)]:
+            name = key.removeprefix(PREFIX).removesuffix(DOWN)
+            down, up = tensors.pop(key), tensors.pop(key.removesuffix(DOWN) + UP, torch.empty(0, 0))
+            linear = self._linears.get(name)
+            if linear is None:
+                raise ValueError(f"{folder} adapts {name!r}, which is no linear layer of the model's body")
+            _check_shapes(f"{folder}: {name}", down, up, linear)
+            weight = linear.weight
+            corrections[name] = Correction(down.to(weight), up.mul(scale).to(weight))
+        if tensors:
+            raise ValueError(f"{folder} has tensors that are not supported: {sorted(tensors)[:4]}")
+        if not corrections:
+            raise ValueError(f"{folder} has no LoRA weights")
+        return Adapter(corrections)
+
+    def put(self, name: str, adapter: Adapter) -> None:
+        """Use this adapter under the name from the next step on."""
+        self._loads += 1
+        self._roots[name] = f"{name}#{self._loads}".encode()
+        self._loaded[name] = adapter
+        for layer in adapter.corrections.keys() - self._hooks.keys():
+            self._hooks[layer] = self._linears[layer].register_forward_hook(self._corrected(layer))
+
+    def remove(self, name: str) -> None:
+        if name not in self._loaded:
+            raise ValueError(f"there is no adapter {name!r}; loaded are {list(self._loaded)}")
+        del self._loaded[name], self._roots[name]
+        in_use = {layer for adapter in self._loaded.values() for layer in adapter.corrections}
+        for layer in self._hooks.keys() - in_use:
+            self._hooks.pop(layer).remove()
+
+    def select(self, names: Sequence[str | None], sizes: Sequence[int], device: torch.device) -> None:
+        """Say for the next batch which sequence, with how many rows, uses which adapter."""
+        if not self._loaded:
+            self._used = []
+        elif len(set(names)) == 1:
+            self._used = [] if names[0] is None else [(self._loaded[names[0]], None)]
+        else:
+            owners = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
+            self._used = []
+            for name in dict.fromkeys(each for each in names if each is not None):
+                is_user = torch.tensor([each == name for each in names])
+                self._used.append((self._loaded[name], is_user[owners].nonzero().squeeze(-1).to(device)))
+
+    def _corrected(self, layer: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            for adapter, rows in self._used:
+                correction = adapter.corrections.get(layer)
+                if correction is None:
+                    continue
+                rows_in = inputs[0] if rows is None else inputs[0][:, rows]
+                change = F.linear(F.linear(rows_in, correction.down), correction.up)
+                output = output + change if rows is None else output.index_add_(1, rows, change)
+            return output
+
+        return hook
+
+
+def _scale(config: Mapping[str, Any], folder: str) -> float:
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"{folder} is a {config.get('peft_type')} adapter; only LORA is supported")
+    for key, unused in UNSUPPORTED.items():
+        if config.get(key) is not None and config[key] not in unused:
+            raise ValueError(f"{folder} sets {key} to {config[key]!r}, which is not supported")
+    rank, alpha = config["r"], config["lora_alpha"]
+    return float(alpha / math.sqrt(rank)) if config.get("use_rslora") else float(alpha / rank)
+
+
+def _check_shapes(where: str, down: Tensor, up: Tensor, linear: nn.Linear) -> None:
+    wanted = (up.shape[1], linear.in_features), (linear.out_features, down.shape[0])
+    if (tuple(down.shape), tuple(up.shape)) != wanted:
+        raise ValueError(
+            f"{where} has lora_A {tuple(down.shape)} and lora_B {tuple(up.shape)}, but the layer takes "
+            f"{linear.in_features} and gives {linear.out_features} numbers"
+        )

@@ -1,0 +1,213 @@
+"""Attention over paged keys and values, called by transformers' own modules in place of theirs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from roost.engines.torch_engine.batch import Batch
+from roost.engines.torch_engine.cache import LayerCache
+
+NAME = "roost_paged"
+ARGUMENT = "roost_attention"  # the models hand on what they do not know to their attention
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer asks of its attention; the tensors are [tokens, heads, head size]."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float | None
+    options: Mapping[str, Any]
+
+
+class Attention(Protocol):
+    """The attention of one batch, in all layers."""
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        """Keep the new keys and values, and give the output for each query."""
+        ...
+
+
+def register() -> None:
+    """Make it known to transformers. No mask is registered with it, so that none is made."""
+    AttentionInterface.register(NAME, _attend)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    attention: Attention | None = options.pop(ARGUMENT, None)
+    if attention is None:
+        raise ValueError(f"{type(module).__name__} does not get what the model was called with")
+    layer: Any = module.layer_idx
+    query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
+    return attention(LayerCall(layer, query, key, value, scaling, options)).unsqueeze(0), None
+
+
+def _kept(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
+    """The layer's keys and values, with the new ones written to their places."""
+    keys, values = cache[call.layer]
+    keys.flatten(0, 1).index_copy_(0, slots, call.key)
+    values.flatten(0, 1).index_copy_(0, slots, call.value)
+    return keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part in a batch."""
+
+    start: int
+    end: int
+    length: int  # of the sequence
+    table: Tensor
+    mask: Tensor | None  # for a part of a prompt that comes after another part
+
+
+class OneByOne:
+    """Each sequence on its own.
+
+    For many sequences of different lengths this is faster on a CPU than padded groups: nothing is computed in vain, and
+    what was gathered for a sequence is still in the processor's cache when it is used.
+    """
+
+    def __init__(self, cache: Sequence[LayerCache], batch: Batch, device: torch.device) -> None:
+        self._cache = cache
+        self._slots = torch.from_numpy(batch.slots).to(device)
+        self._spans = _spans(batch, cache[0][0].shape[1], device)
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        keys, values = _kept(call, self._cache, self._slots)
+        groups = call.query.unflatten(1, (keys.shape[2], -1))  # [tokens, key heads, queries per key head, head size]
+        parts = []
+        for span in self._spans:
+            of_keys = keys.index_select(0, span.table).flatten(0, 1)[: span.length].transpose(0, 1)
+            of_values = values.index_select(0, span.table).flatten(0, 1)[: span.length].transpose(0, 1)
+            if span.end - span.start == 1:
+                # The queries that share a key head are the rows of one small attention: keys are not repeated.
+                part = F.scaled_dot_product_attention(
+                    groups[span.start : span.end], of_keys[None], of_values[None], scale=call.scale
+                )
+            else:
+                part = _chunk_attention(groups[span.start : span.end], of_keys, of_values, span.mask, call.scale)
+            parts.append(part)
+        return torch.cat(parts).flatten(1, 2)
+
+
+def _chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Several tokens of one sequence, each of which sees those up to itself."""
+    per_head = queries.permute(1, 2, 0, 3)
+    repeat = (keys.shape[0], per_head.shape[1], keys.shape[1], -1)
+    output = F.scaled_dot_product_attention(
+        per_head,
+        keys[:, None].expand(repeat),
+        values[:, None].expand(repeat),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+    )
+    return output.permute(2, 0, 1, 3)
+
+
+def _spans(batch: Batch, block_size: int, device: torch.device) -> list[Span]:
+    tables = torch.from_numpy(batch.tables).to(device, torch.int64)
+    starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
+    spans = []
+    for row, length in enumerate(lengths):
+        start, end = starts[row], starts[row + 1]
+        mask = None
+        if 1 < end - start < length:
+            seen = torch.ones(end - start, length, dtype=torch.bool, device=device)
+            mask = seen.tril(diagonal=length - (end - start))
+        spans.append(Span(start, end, length, tables[row, : -(-length // block_size)], mask))
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A batch's places on the device, in shapes that depend only on its size, as a captured graph needs them."""
+
+    slots: Tensor
+    starts: Tensor
+    lengths: Tensor
+    tables: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> Tables:
+        arrays = (batch.slots, batch.starts, batch.lengths, batch.tables)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+class PaddedDecode:
+    """One token of each sequence, with keys and values gathered up to the same length for all."""
+
+    def __init__(self, cache: Sequence[LayerCache], tables: Tables) -> None:
+        self._cache = cache
+        self._tables = tables
+        places = torch.arange(tables.tables.shape[1] * cache[0][0].shape[1], device=tables.lengths.device)
+        self._mask = (places < tables.lengths[:, None])[:, None, None, :]
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        keys, values = _kept(call, self._cache, self._tables.slots)
+        of_keys = keys[self._tables.tables].flatten(1, 2).transpose(1, 2)
+        of_values = values[self._tables.tables].flatten(1, 2).transpose(1, 2)
+        groups = call.query.unflatten(1, (keys.shape[2], -1))
+        output = F.scaled_dot_product_attention(groups, of_keys, of_values, attn_mask=self._mask, scale=call.scale)
+        return output.flatten(1, 2)
+
+
+class Flash:
+    """All sequences in one call of torch's flash attention, which finds the blocks by itself; CUDA, half precision."""
+
+    def __init__(self, cache: Sequence[LayerCache], tables: Tables, longest_chunk: int, longest: int) -> None:
+        self._cache = cache
+        self._tables = tables
+        self._longest_chunk = longest_chunk
+        self._longest = longest
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        keys, values = _kept(call, self._cache, self._tables.slots)
+        output = varlen_attn(
+            call.query,
+            keys,
+            values,
+            self._tables.starts,
+            None,
+            self._longest_chunk,
+            self._longest,
+            scale=call.scale,
+            window_size=(-1, 0),
+            enable_gqa=True,
+            seqused_k=self._tables.lengths,
+            block_table=self._tables.tables,
+        )
+        return cast(Tensor, output)
+
+
+def can_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch's flash attention reads paged keys and values here."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"block_table", "seqused_k"} <= inspect.signature(varlen_attn).parameters.keys()

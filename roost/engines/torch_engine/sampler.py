@@ -1,0 +1,102 @@
+"""Tokens drawn from logits, each row with parameters and a random number of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from roost.engines.generation import Sampling
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token per row, and its log-probability under the distribution it was drawn from."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.float64]) -> Drawn:
+    """One token per row. A row of temperature 0 takes the likeliest, at its probability under the model."""
+    logits = logits.float()
+    greedy = [sampling.is_greedy for sampling in samplings]
+    if all(greedy):
+        tokens = logits.argmax(-1)
+        return _with_logprobs(logits, tokens)
+    device = logits.device
+    temperatures = [1.0 if sampling.is_greedy else sampling.temperature for sampling in samplings]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / torch.tensor(temperatures, device=device)[:, None]
+    logits = _filtered(logits, samplings)
+    tokens = _inverse(logits, torch.from_numpy(uniforms).to(device))
+    if any(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=device), logits.argmax(-1), tokens)
+    return _with_logprobs(logits, tokens)
+
+
+def chosen_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The log-probability of one token per row, without a table of all of them."""
+    logits = logits.float()
+    return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def _with_logprobs(logits: Tensor, tokens: Tensor) -> Drawn:
+    return Drawn(tokens.tolist(), chosen_logprobs(logits, tokens).tolist())
+
+
+def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Where the cumulative distribution passes each number; in double precision, as a vocabulary has a long tail."""
+    probabilities = logits.softmax(-1)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    # Rounding must not carry the number past the end, where there is no token.
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+    # A parallel sum may go down by a rounding error, just enough to stop at a token that was filtered out.
+    is_possible = probabilities.gather(-1, tokens[:, None]).squeeze(-1) > 0
+    return torch.where(is_possible, tokens, logits.argmax(-1))
+
+
+def _filtered(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Logits after min-p, top-k and top-p in this order, for the rows that ask for them."""
+    rows = [row for row, each in enumerate(samplings) if not each.is_greedy and each.min_p > 0.0]
+    if rows:
+        part = logits[rows]
+        floor = torch.tensor([samplings[row].min_p for row in rows], device=logits.device).log()
+        below = part < part.amax(-1, keepdim=True) + floor[:, None]
+        logits = logits.index_copy(0, _index(rows, logits), part.masked_fill_(below, NEVER))
+    rows = [row for row, each in enumerate(samplings) if not each.is_greedy and (each.top_k > 0 or each.top_p < 1.0)]
+    if rows:
+        part = logits[rows]
+        below = part < _thresholds(part, [samplings[row] for row in rows])[:, None]
+        logits = logits.index_copy(0, _index(rows, logits), part.masked_fill_(below, NEVER))
+    return logits
+
+
+def _thresholds(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The least logit of each row that top-k, and then top-p of what it leaves, keep; equal ones are kept, too."""
+    vocabulary = logits.shape[-1]
+    counts = [min(each.top_k, vocabulary) or vocabulary for each in samplings]
+    ordered = logits.topk(max(counts), -1).values
+    counts_per_row = torch.tensor(counts, device=logits.device)[:, None]
+    least = ordered.gather(-1, counts_per_row - 1)
+    if all(each.top_p == 1.0 for each in samplings):
+        return least.squeeze(-1)
+    # Ties with the last of the k are kept by top-k; sorted, those that fit in the table count for top-p as well.
+    ordered = ordered.masked_fill(ordered < least, NEVER)
+    cumulative = ordered.softmax(-1).cumsum(-1, dtype=torch.float64)
+    shares = torch.tensor([each.top_p for each in samplings], dtype=torch.float64, device=logits.device)[:, None]
+    # A token is kept if those before it do not reach the share yet; the first always is.
+    kept = (cumulative < shares).sum(-1, keepdim=True).clamp_(max=ordered.shape[-1] - 1)
+    return torch.maximum(ordered.gather(-1, kept), least).squeeze(-1)
+
+
+def _index(rows: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, device=like.device)

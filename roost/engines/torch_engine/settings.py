@@ -1,0 +1,43 @@
+"""What the built-in engine is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The model, where it runs, and how much it may hold at a time. None: decided from the model and the device."""
+
+    model: str  # a folder, or a name on the Hugging Face hub
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    dtype: str = "auto"  # auto (the checkpoint's own), float32, bfloat16 or float16
+    max_context: int | None = None  # tokens of prompt and completion together; the model's own where None
+    block_size: int | None = None  # tokens whose keys and values are kept together
+    max_sequences: int = 256  # worked on at the same time
+    max_batch_tokens: int = 2048  # computed in one step
+    max_logit_rows: int = 512  # prompt positions that are scored in one step, each with a row as wide as the vocabulary
+    kv_bytes: int | None = None  # for keys and values; from memory_fraction where None
+    memory_fraction: float | None = None  # of the device, for weights, keys and values; 0.9 on CUDA, 0.25 on CPU
+    seed: int | None = None  # of the seeds for requests that bring none; the operating system's where None
+    cuda_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_sequences": self.max_sequences,
+            "max_batch_tokens": self.max_batch_tokens,
+            "max_logit_rows": self.max_logit_rows,
+            "max_context": self.max_context,
+            "block_size": self.block_size,
+            "kv_bytes": self.kv_bytes,
+        }
+        for name, value in limits.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.max_batch_tokens < self.max_sequences:
+            raise ValueError(
+                f"max_batch_tokens is {self.max_batch_tokens}, less than max_sequences {self.max_sequences}: "
+                "a step must have room for one token of every sequence"
+            )
+        if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:
+            raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1")
