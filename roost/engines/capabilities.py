@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roost.engines.errors import NotOffered
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -17,9 +19,25 @@ class Capabilities:
     tells_spans: bool = False  # each completion says which version made which tokens
     takes_shared_memory: bool = False
     undoes_updates: bool = False  # an update that fails leaves the old weights in place
+    takes_manifest: bool = False  # an update begins with the list of what it brings
+    keeps_weights_asleep: bool = True  # they can be woken without being sent again
+    takes_tokens: bool = False  # it has a route for token ids alone, and it is open
+    model: str = ""  # the name that requests call the model by
+    max_context: int | None = None  # tokens of prompt and completion, where the server tells
 
     def has(self, route: str) -> bool:
         return route in self.routes
+
+    def require(self, route: str, instead: str) -> None:
+        """Refuse what the server has no route for, and say what to do instead.
+
+        >>> Capabilities(frozenset({"/health"})).require("/pause", "set VLLM_SERVER_DEV_MODE=1 for it")
+        Traceback (most recent call last):
+        ...
+        roost.engines.errors.NotOffered: this server has no /pause: set VLLM_SERVER_DEV_MODE=1 for it
+        """
+        if route not in self.routes:
+            raise NotOffered(f"this server has no {route}: {instead}")
 
 
 def listed_routes(openapi: Mapping[str, Any]) -> frozenset[str]:

@@ -1,0 +1,21 @@
+"""The client of a running server."""
+
+from __future__ import annotations
+
+from roost.engines.http_calls import TimeLimits
+from roost.engines.protocol import Engine
+from roost.engines.sglang import SglangEngine
+from roost.engines.spec import EngineKind
+from roost.engines.vllm import VllmEngine
+
+
+def connect(
+    kind: EngineKind, url: str, *, sleeps: bool = False, api_key: str | None = None, limits: TimeLimits | None = None
+) -> Engine:
+    """A client for the server at this address; `sleeps`: it was started so that sleeping frees its memory.
+
+    >>> connect(EngineKind.TORCH, "http://127.0.0.1:8000/").url
+    'http://127.0.0.1:8000'
+    """
+    client = SglangEngine if kind is EngineKind.SGLANG else VllmEngine
+    return client(url, sleeps=sleeps, api_key=api_key, limits=limits)

@@ -1,0 +1,294 @@
+"""A running SGLang server (0.5.23): the same questions, by its own table of routes and its own rules of order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+from roost.engines import sglang_bodies as bodies
+from roost.engines.capabilities import Capabilities, listed_routes
+from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered, UpdateFailed
+from roost.engines.generation import Completion, Sampling
+from roost.engines.http_calls import HttpCalls, ServerFailed, TimeLimits
+from roost.engines.protocol import InFlight, Part
+from roost.engines.version_ledger import VersionLedger, version_number
+from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
+
+# There is no draining here: it is done by waiting. Retracting then sends what came in meanwhile back to the queue.
+PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "retract", InFlight.HOLD: "in_place"}
+LOOK_EVERY_S = 0.1
+SPANS_SINCE = (0, 5, 23)  # the release they were seen in; nothing in its description of itself tells
+
+
+class SglangEngine:
+    """The client of one server. Make a new one when the server was restarted: what it knows is of the old one."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        sleeps: bool = False,
+        api_key: str | None = None,
+        limits: TimeLimits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._calls = HttpCalls(url, api_key, sleep=sleep)
+        self._limits = limits or TimeLimits()
+        self._sleeps = sleeps
+        self._sleep = sleep
+        self._known: Capabilities | None = None
+        self._probing = asyncio.Lock()
+        self._versions = VersionLedger()
+        self._is_open = asyncio.Event()  # closed while the engine drains: new requests wait here
+        self._is_open.set()
+        self._running = 0
+        self._paused: InFlight | None = None
+        self._released: set[str] = set()  # the memory that must be taken again, and no other
+        self._group: str | None = None
+        self._has_taken = False
+
+    @property
+    def url(self) -> str:
+        return self._calls.url
+
+    async def alive(self) -> bool:
+        # /health runs a token, which a paused engine does not do; this asks the scheduler as well.
+        return await self._calls.status("GET", "/server_info", limit_s=self._limits.answer) == 200
+
+    async def capabilities(self) -> Capabilities:
+        async with self._probing:
+            if self._known is None:
+                self._known = await self._probe()
+            return self._known
+
+    # Generation
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
+    ) -> Completion:
+        body = bodies.generate_request(token_ids, sampling, request_id, adapter)
+        about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
+        await self._admission()
+        with self._versions.request() as ticket:
+            answer = await self._ask(body, about)
+            if bodies.tells_spans(answer):
+                return bodies.completion(answer, None)
+            spans = self._versions.spans(ticket, len(answer.get("output_ids") or ()))
+            return bodies.completion(answer, spans)
+
+    async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+        await self._admission()
+        answer = await self._ask(bodies.score_request(token_ids, adapter), f"the score of {len(token_ids)} tokens")
+        return bodies.prompt_logprobs(answer, token_ids)
+
+    async def _admission(self) -> None:
+        while not self._is_open.is_set():  # it may have been closed again before this is woken
+            await self._is_open.wait()
+
+    async def _ask(self, body: Any, about: str) -> Any:
+        self._running += 1
+        try:
+            return await self._calls.post(
+                "/generate", body, limit_s=self._limits.generate, may_repeat=True, about=about
+            )
+        finally:
+            self._running -= 1
+
+    async def abort(self, request_ids: Collection[str] | None = None) -> None:
+        if request_ids is None:
+            await self._order("/abort_request", {"abort_all": True}, may_repeat=True)
+            return
+        for request_id in request_ids:
+            await self._order("/abort_request", {"rid": request_id}, may_repeat=True)
+
+    # Pausing and memory
+
+    async def pause(self, in_flight: InFlight) -> None:
+        if in_flight is InFlight.DRAIN:
+            self._is_open.clear()
+        try:
+            if in_flight is InFlight.DRAIN and self._paused is None:
+                await self._drained()
+            mode = {"mode": PAUSE_MODES[in_flight]}
+            await self._calls.post("/pause_generation", mode, limit_s=self._limits.drain)
+        finally:
+            self._is_open.set()
+        self._paused = in_flight
+        self._versions.paused()
+
+    async def _drained(self) -> None:
+        """Wait until nothing runs: what was asked by this client, and what others have asked."""
+        counts_others = (await self.capabilities()).has("/v1/loads")
+        try:
+            async with asyncio.timeout(self._limits.drain):
+                while self._running or (counts_others and await self._at_work()):
+                    await self._sleep(LOOK_EVERY_S)
+        except TimeoutError:
+            raise EngineLost(
+                f"{self.url} did not become idle within {self._limits.drain:g} s; {self._running} requests still run"
+            ) from None
+
+    async def _at_work(self) -> int:
+        return bodies.requests_at_work(await self._calls.get("/v1/loads", limit_s=self._limits.answer))
+
+    async def resume(self) -> None:
+        self._versions.resumed()
+        await self._order("/continue_generation", {})
+        self._paused = None
+
+    async def sleep(self, level: int) -> None:
+        known = await self.capabilities()
+        if not known.can_sleep:
+            raise NotOffered(
+                "this server cannot free its memory: start it with --enable-memory-saver, or stop it instead"
+            )
+        if level < 2 and not known.keeps_weights_asleep:
+            raise NotOffered(
+                "this server forgets its weights asleep: start it with --enable-weights-cpu-backup, or use level 2"
+            )
+        if self._paused in (None, InFlight.HOLD):
+            await self.pause(InFlight.DROP)  # a server that is not idle dies of what follows
+        await self._memory("/release_memory_occupation", bodies.memory_tags(Part) - self._released)
+        self._released = bodies.memory_tags(Part)
+
+    async def wake(self, parts: Collection[Part] | None = None) -> None:
+        tags = bodies.memory_tags(Part if parts is None else parts) & self._released
+        if not tags:
+            return
+        await self._memory("/resume_memory_occupation", tags)
+        self._released -= tags
+        if not self._released:
+            await self.resume()
+
+    async def _memory(self, path: str, tags: set[str]) -> None:
+        if tags:
+            await self._calls.post(path, {"tags": sorted(tags)}, limit_s=self._limits.memory)
+
+    async def reset_cache(self) -> None:
+        for _ in range(max(1, round(self._limits.cache / LOOK_EVERY_S))):
+            try:
+                await self._order("/flush_cache", {}, may_repeat=True)
+                return
+            except EngineRefused as error:
+                refusal = error
+            await self._sleep(LOOK_EVERY_S)
+        raise EngineError(f"the cache could not be emptied within {self._limits.cache:g} s: {refusal}")
+
+    # Versions and weights
+
+    async def version(self) -> int:
+        told = await self._calls.get("/model_info", limit_s=self._limits.answer)
+        return version_number(told.get("weight_version"))
+
+    async def set_version(self, version: int) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._order("/update_weight_version", body, may_repeat=True)
+        self._versions.moved_to(version)
+
+    async def join_group(self, invitation: GroupInvitation) -> None:
+        body = bodies.group_fields(invitation)
+        await self._calls.post("/init_weights_update_group", body, limit_s=self._limits.join)
+        self._group = invitation.name
+
+    async def leave_group(self) -> None:
+        if self._group is not None:
+            await self._order("/destroy_weights_update_group", {"group_name": self._group})
+        self._group = None
+
+    async def start_update(self, manifest: Manifest) -> None:
+        self._has_taken = False
+        await self._update("/begin_weight_update", {"selector": bodies.SELECTOR})
+
+    async def take(self, parcel: Parcel) -> None:
+        route, body = bodies.parcel_request(parcel, self._group, flush_cache=parcel.is_last and self._can_flush)
+        self._has_taken = True
+        await self._update(route, body, flushes=body["flush_cache"])
+
+    async def finish_update(self, version: int) -> None:
+        await self._update("/end_weight_update", {})
+        await self.set_version(version)
+
+    async def abandon_update(self) -> None:
+        await self._order("/end_weight_update", {})  # else no other update could begin
+        raise NotOffered(f"SGLang does not go back to weights it had: {self._state_of_weights()}")
+
+    async def load_checkpoint(self, path: str, version: int) -> None:
+        self._has_taken = True
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": self._can_flush}
+        await self._update("/update_weights_from_disk", body, self._can_flush, self._limits.checkpoint)
+        self._versions.moved_to(version)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        with contextlib.suppress(EngineRefused):  # where there is none of this name
+            await self.unload_adapter(name)  # a name that is in use would be refused
+        body = {"lora_name": name, "lora_path": path}
+        await self._calls.post("/load_lora_adapter", body, limit_s=self._limits.checkpoint, about=f"adapter {name}")
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._order("/unload_lora_adapter", {"lora_name": name})
+
+    async def fingerprints(self) -> dict[str, str]:
+        body = {"action": "checksum"}
+        return bodies.checksums(
+            await self._calls.post("/weights_checker", body, limit_s=self._limits.update, may_repeat=True)
+        )
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    @property
+    def _can_flush(self) -> bool:
+        """Held requests keep their cache; emptying it fails as long as they are there."""
+        return self._paused is not InFlight.HOLD
+
+    async def _order(self, path: str, body: Any, may_repeat: bool = False) -> Any:
+        return await self._calls.post(path, body, limit_s=self._limits.answer, may_repeat=may_repeat)
+
+    async def _update(self, path: str, body: Any, flushes: bool = False, limit_s: float | None = None) -> None:
+        """A step of an update: a server that says no to it is not lost, but its weights may be."""
+        try:
+            answer = await self._calls.post(path, body, limit_s=limit_s or self._limits.update)
+        except (EngineRefused, ServerFailed) as error:
+            raise UpdateFailed(f"{error}; {self._state_of_weights(flushes)}") from error
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise UpdateFailed(f"{self.url}{path}: {answer.get('message')}; {self._state_of_weights(flushes)}")
+
+    def _state_of_weights(self, flushes: bool = False) -> str:
+        version = self._versions.version
+        if not self._has_taken:
+            return f"the engine is still on version {version}"
+        if flushes:
+            return (
+                f"the engine was on version {version}; the weights may be the new ones all the same, beside a cache of "
+                "the old ones, because SGLang says no to an update whose cache it could not empty: update it again "
+                "while it is idle, or restart it"
+            )
+        return f"the engine was on version {version} and may hold parts of both: update it whole, or restart it"
+
+    async def _probe(self) -> Capabilities:
+        limit = self._limits.answer
+        routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
+        told = await self._calls.get("/server_info", limit_s=limit)
+        return Capabilities(
+            routes,
+            can_sleep=bool(told.get("enable_memory_saver", self._sleeps)),
+            takes_adapters=bool(told.get("enable_lora")),
+            tells_spans=_release(told.get("version", "")) >= SPANS_SINCE,
+            keeps_weights_asleep=bool(told.get("enable_weights_cpu_backup")),
+            takes_tokens=True,
+            model=told.get("served_model_name") or "",
+            max_context=told.get("context_length"),
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a release.
+
+    >>> _release("0.5.23.post1")
+    (0, 5, 23)
+    """
+    numbers = itertools.takewhile(str.isdigit, version.split("."))
+    return tuple(map(int, numbers))

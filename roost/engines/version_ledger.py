@@ -1,0 +1,82 @@
+"""Which version made a completion, on servers that do not say so: deduced from what their one client did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from roost.engines.errors import NotOffered
+from roost.engines.generation import VersionSpan
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way."""
+
+    is_waiting: bool  # it was sent to a paused engine: no token of it has been made
+    is_mixed: bool = False  # the weights changed while tokens of it may have been made
+
+
+class VersionLedger:
+    """The version an engine is on, and the requests that were on their way when it changed.
+
+    >>> ledger = VersionLedger()
+    >>> with ledger.request() as ticket:
+    ...     ledger.moved_to(1)
+    ...     ledger.spans(ticket, 4)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    roost.engines.errors.NotOffered: the weights changed to version 1 while this request was worked on...
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._is_paused = False
+        self._open: set[Ticket] = set()
+
+    @contextmanager
+    def request(self) -> Iterator[Ticket]:
+        """Keep account of a request for as long as it is on its way."""
+        ticket = Ticket(is_waiting=self._is_paused)
+        self._open.add(ticket)
+        try:
+            yield ticket
+        finally:
+            self._open.remove(ticket)
+
+    def paused(self) -> None:
+        """The engine has paused: call this when it has said so, not when it is asked."""
+        self._is_paused = True
+
+    def resumed(self) -> None:
+        """The engine may go on from now: call this before it is asked to."""
+        self._is_paused = False
+        for ticket in self._open:
+            ticket.is_waiting = False
+
+    def moved_to(self, version: int) -> None:
+        """The weights are those of this version now."""
+        if version == self.version:
+            return
+        self.version = version
+        for ticket in self._open:
+            ticket.is_mixed |= not ticket.is_waiting
+
+    def spans(self, ticket: Ticket, tokens: int) -> tuple[VersionSpan, ...]:
+        """The version of all tokens of a request that has come back."""
+        if ticket.is_mixed:
+            raise NotOffered(
+                f"the weights changed to version {self.version} while this request was worked on, and the server does "
+                "not tell which tokens it made before: pause with drain or drop before an update, not with hold"
+            )
+        return (VersionSpan(self.version, 0, tokens),) if tokens else ()
+
+
+def version_number(text: object) -> int:
+    """A server's word for its version as a number; what it starts with, before any was set, is 0.
+
+    >>> version_number("12"), version_number("default"), version_number(None)
+    (12, 0, 0)
+    """
+    return int(text) if isinstance(text, str | int) and str(text).isdigit() else 0

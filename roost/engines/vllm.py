@@ -1,0 +1,290 @@
+"""A running vLLM server (0.22 to 0.32), or Roost's own engine, which has the same routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+from roost.engines import vllm_bodies as bodies
+from roost.engines.capabilities import Capabilities, listed_routes
+from roost.engines.errors import EngineError, EngineRefused, NotOffered, UpdateFailed
+from roost.engines.generation import Completion, Sampling
+from roost.engines.http_calls import HttpCalls, ServerFailed, TimeLimits
+from roost.engines.protocol import InFlight, Part
+from roost.engines.version_ledger import VersionLedger, version_number
+from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
+
+TOKEN_ROUTE = "/inference/v1/generate"
+PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
+CACHE_WAIT_S = 0.25
+DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
+TRANSFER = "start a newer vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config, or load a checkpoint instead"
+
+
+class VllmEngine:
+    """The client of one server. Make a new one when the server was restarted: what it knows is of the old one."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        sleeps: bool = False,
+        api_key: str | None = None,
+        limits: TimeLimits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._calls = HttpCalls(url, api_key, sleep=sleep)
+        self._limits = limits or TimeLimits()
+        self._sleeps = sleeps  # it was started so that sleeping frees memory; vLLM itself does not tell
+        self._sleep = sleep
+        self._known: Capabilities | None = None
+        self._probing = asyncio.Lock()
+        self._versions = VersionLedger()
+        self._can_receive = False  # the server knows how weights will come
+        self._has_taken = False  # the open update has changed some weights
+
+    @property
+    def url(self) -> str:
+        return self._calls.url
+
+    async def alive(self) -> bool:
+        return await self._calls.status("GET", "/health", limit_s=self._limits.answer) == 200
+
+    async def capabilities(self) -> Capabilities:
+        async with self._probing:
+            if self._known is None:
+                self._known = await self._probe()
+            return self._known
+
+    # Generation
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
+    ) -> Completion:
+        known = await self.capabilities()
+        with self._versions.request() as ticket:
+            answer = await self._ask(known, token_ids, sampling, request_id, adapter)
+            if known.tells_spans:
+                return bodies.completion(answer)
+            made = len(answer["choices"][0]["token_ids"] or ())
+            return bodies.completion(answer, unknown=self._versions.spans(ticket, made))
+
+    async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+        known = await self.capabilities()
+        answer = await self._ask(known, token_ids, Sampling(max_tokens=1), None, adapter, scored=True)
+        return bodies.prompt_logprobs(answer, token_ids)
+
+    async def _ask(
+        self,
+        known: Capabilities,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        request_id: str | None,
+        adapter: str | None,
+        scored: bool = False,
+    ) -> Any:
+        model = adapter or known.model
+        if known.takes_tokens:
+            route, body = TOKEN_ROUTE, bodies.tokens_request(token_ids, sampling, model, request_id)
+        else:
+            route = "/v1/completions"
+            body = bodies.completions_request(token_ids, sampling, model, request_id, known.max_context)
+        if scored:
+            body = bodies.scored(body)
+        about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
+        return await self._calls.post(route, body, limit_s=self._limits.generate, may_repeat=True, about=about)
+
+    async def abort(self, request_ids: Collection[str] | None = None) -> None:
+        known = await self.capabilities()
+        if request_ids is not None and not request_ids:
+            return  # to the server, an empty list would be all
+        if known.has("/abort_requests"):
+            names = [name for request_id in request_ids or () for name in bodies.request_names(request_id)]
+            await self._order("/abort_requests", {"request_ids": names}, may_repeat=True)
+        elif request_ids is None:
+            await self._abort_by_pausing()
+        else:
+            raise NotOffered("this server has no /abort_requests: abort all, or cancel the calls that wait for them")
+
+    async def _abort_by_pausing(self) -> None:
+        was_paused = (await self._calls.get("/is_paused", limit_s=self._limits.answer))["is_paused"]
+        await self.pause(InFlight.DROP)
+        if not was_paused:
+            await self.resume()
+
+    # Pausing and memory
+
+    async def pause(self, in_flight: InFlight) -> None:
+        (await self.capabilities()).require("/pause", DEV_MODE)
+        limit = self._limits.drain if in_flight is InFlight.DRAIN else self._limits.answer
+        await self._calls.post("/pause", limit_s=limit, query=[("mode", PAUSE_MODES[in_flight])])
+        self._versions.paused()
+
+    async def resume(self) -> None:
+        (await self.capabilities()).require("/resume", DEV_MODE)
+        self._versions.resumed()
+        await self._order("/resume")
+
+    async def sleep(self, level: int) -> None:
+        if not (await self.capabilities()).can_sleep:
+            raise NotOffered(
+                "this server cannot free its memory: start it with --enable-sleep-mode, or stop it instead"
+            )
+        query = [("level", str(level)), ("mode", "abort")]
+        await self._calls.post("/sleep", limit_s=self._limits.memory, query=query)
+        self._versions.paused()
+
+    async def wake(self, parts: Collection[Part] | None = None) -> None:
+        if not (await self.capabilities()).can_sleep:
+            raise NotOffered("this server never sleeps: start it with --enable-sleep-mode")
+        if parts is None or Part.KV_CACHE in parts:
+            self._versions.resumed()  # the server goes on by itself once everything is there
+        await self._calls.post("/wake_up", limit_s=self._limits.memory, query=bodies.part_query(parts))
+
+    async def reset_cache(self) -> None:
+        (await self.capabilities()).require("/reset_prefix_cache", DEV_MODE)
+        for _ in range(max(1, round(self._limits.cache / CACHE_WAIT_S))):
+            answer = await self._order("/reset_prefix_cache", may_repeat=True)
+            if not isinstance(answer, dict) or answer.get("success", True):
+                return
+            await self._sleep(CACHE_WAIT_S)
+        raise EngineError(
+            f"{self.url}: requests still held the prefix cache after {self._limits.cache:g} s; pause with drain or drop"
+        )
+
+    # Versions and weights
+
+    async def version(self) -> int:
+        if not (await self.capabilities()).has("/weight_info"):
+            return self._versions.version
+        told = await self._calls.get("/weight_info", limit_s=self._limits.answer)
+        return version_number(told["weight_version"])
+
+    async def set_version(self, version: int) -> None:
+        if (await self.capabilities()).has("/update_weight_version"):
+            await self._order("/update_weight_version", {"new_version": str(version)}, may_repeat=True)
+        self._versions.moved_to(version)
+
+    async def join_group(self, invitation: GroupInvitation) -> None:
+        known = await self.capabilities()
+        known.require("/init_weight_transfer_engine", TRANSFER)
+        body = {"init_info": bodies.group_fields(invitation, known.takes_manifest)}
+        await self._calls.post("/init_weight_transfer_engine", body, limit_s=self._limits.join)
+        self._can_receive = True
+
+    async def leave_group(self) -> None:
+        known = await self.capabilities()
+        known.require("/shutdown_weight_transfer_engine", "stop the server to make it leave its group")
+        await self._order("/shutdown_weight_transfer_engine")
+        self._can_receive = False
+
+    async def start_update(self, manifest: Manifest) -> None:
+        known = await self.capabilities()
+        known.require("/start_weight_update", TRANSFER)
+        self._has_taken = False
+        if known.takes_manifest:
+            await self._update("/start_weight_update", {"manifest": bodies.manifest_fields(manifest)})
+            return
+        if not self._can_receive:
+            await self._update("/init_weight_transfer_engine", {"init_info": {}})
+            self._can_receive = True
+        await self._update("/start_weight_update", {"is_checkpoint_format": True})
+
+    async def take(self, parcel: Parcel) -> None:
+        known = await self.capabilities()
+        update_info = bodies.parcel_fields(parcel, known.takes_shared_memory)
+        self._has_taken = True
+        await self._update("/update_weights", {"update_info": update_info})
+
+    async def finish_update(self, version: int) -> None:
+        known = await self.capabilities()
+        await self._update(
+            "/finish_weight_update", {"weight_version": str(version)} if known.has("/weight_info") else {}
+        )
+        self._versions.moved_to(version)
+
+    async def abandon_update(self) -> None:
+        known = await self.capabilities()
+        known.require("/abandon_weight_update", "it cannot go back to the weights it had; restart it")
+        answer = await self._order("/abandon_weight_update")
+        if not answer["is_whole"]:
+            raise UpdateFailed(f"{self.url} could not go back to its old weights; update it whole, or restart it")
+
+    async def load_checkpoint(self, path: str, version: int) -> None:
+        known = await self.capabilities()
+        known.require("/collective_rpc", DEV_MODE)
+        self._has_taken = True
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        await self._update("/collective_rpc", body, self._limits.checkpoint)
+        await self.set_version(version)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        known = await self.capabilities()
+        known.require("/v1/load_lora_adapter", "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+        body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+        await self._calls.post("/v1/load_lora_adapter", body, limit_s=self._limits.checkpoint, about=f"adapter {name}")
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._order("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def fingerprints(self) -> dict[str, str]:
+        (await self.capabilities()).require("/weight_checker", "compare log-probabilities of a fixed prompt instead")
+        body = {"action": "checksum"}
+        answer = await self._calls.post("/weight_checker", body, limit_s=self._limits.update, may_repeat=True)
+        return dict(answer["checksums"])
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    async def _order(self, path: str, body: Any = None, may_repeat: bool = False) -> Any:
+        return await self._calls.post(path, body, limit_s=self._limits.answer, may_repeat=may_repeat)
+
+    async def _update(self, path: str, body: Any, limit_s: float | None = None) -> None:
+        """A step of an update: a server that says no to it is not lost, but its weights may be."""
+        try:
+            await self._calls.post(path, body, limit_s=limit_s or self._limits.update)
+        except (EngineRefused, ServerFailed) as error:
+            says_itself = self._known is not None and self._known.undoes_updates
+            raise UpdateFailed(str(error) if says_itself else f"{error}; {self._state_of_weights()}") from error
+
+    def _state_of_weights(self) -> str:
+        if not self._has_taken:
+            return f"the engine is still on version {self._versions.version}"
+        return (
+            f"the engine was on version {self._versions.version} and may hold parts of both now: "
+            "update it whole, or restart it"
+        )
+
+    async def _probe(self) -> Capabilities:
+        limit = self._limits.answer
+        routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
+        about = await self._calls.get("/version", limit_s=limit)
+        model = bodies.served_model(await self._calls.get("/v1/models", limit_s=limit))
+        # Newer servers list the route and answer 403 to everything sent there unless they were told to open it.
+        takes_tokens = TOKEN_ROUTE in routes and await self._calls.status("POST", TOKEN_ROUTE, {}, limit_s=limit) != 403
+        built_in: dict[str, bool] = about.get("roost") or {}
+        sleeps = self._sleeps and not built_in and await self._was_told_to_sleep(routes)
+        return Capabilities(
+            routes,
+            can_sleep=built_in.get("sleeps", sleeps),
+            takes_adapters=built_in.get("adapters", "/v1/load_lora_adapter" in routes),
+            tells_spans=built_in.get("spans", takes_tokens and "/weight_info" in routes),
+            takes_shared_memory=built_in.get("shared_memory", False),
+            undoes_updates=built_in.get("undo", False),
+            takes_manifest=bool(built_in),
+            takes_tokens=takes_tokens,
+            model=model["id"],
+            max_context=model.get("max_model_len"),
+        )
+
+    async def _was_told_to_sleep(self, routes: frozenset[str]) -> bool:
+        """What the server's own settings say, where they can be read; a build for CPUs is never told to."""
+        if "/server_info" not in routes:
+            return "/sleep" in routes
+        query = [("config_format", "json")]
+        told = await self._calls.get("/server_info", limit_s=self._limits.memory, query=query)
+        config = told.get("vllm_config")
+        return "/sleep" in routes and (
+            not isinstance(config, dict) or config["model_config"].get("enable_sleep_mode", True)
+        )
