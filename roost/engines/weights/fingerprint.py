@@ -8,12 +8,14 @@ import torch
 
 CHUNK = 1 << 22  # words at a time, so that a fingerprint needs little memory beside the tensor
 SPREAD = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits, as a signed number
+# The finishing steps of the SplitMix64 generator: how far to shift, and what to multiply by.
+MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
     """The type of a tensor, and sixteen hexadecimal digits for its bytes and shape.
 
-    Words of the tensor are multiplied by odd numbers that depend on their place, and added up modulo 2**64. Sums of
+    Every word of the tensor is hashed together with its place, and the hashes are added up modulo 2**64. Sums of
     integers do not depend on the order of adding, so a GPU and a CPU agree.
 
     >>> fingerprint(torch.zeros(3)) == fingerprint(torch.zeros(3))
@@ -25,16 +27,16 @@ def fingerprint(tensor: torch.Tensor) -> str:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, flat.numel(), CHUNK * 8):
         words = _words(flat[start : start + CHUNK * 8])
-        places = torch.arange(start // 8, start // 8 + words.numel(), device=tensor.device)
-        factors = (places * SPREAD) ^ ((places * SPREAD) >> 29)
-        total += (_mixed(words) * (factors | 1)).sum()
+        places = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
+        total += _hashed(words ^ (places * SPREAD)).sum()
     shape = zlib.crc32(repr(tuple(tensor.shape)).encode())
     return f"{str(tensor.dtype).removeprefix('torch.')}:{(int(total) ^ shape) % 2**64:016x}"
 
 
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """High bits folded into low ones; without it, sign bits of two words could cancel out."""
-    return words ^ ((words >> 32) & 0xFFFFFFFF)
+def _hashed(words: torch.Tensor) -> torch.Tensor:
+    for shift, factor in MIXING:
+        words = (words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return words
 
 
 def _words(part: torch.Tensor) -> torch.Tensor:

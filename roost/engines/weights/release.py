@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
 
+from roost.engines.protocol import Engine
+from roost.engines.weights.buckets import BUCKET_BYTES
+from roost.engines.weights.carriers import Carrier
+from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import Probe
+from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import WeightSource
+
+
+class Way(StrEnum):
+    """How an engine gets new weights."""
+
+    SHARED_MEMORY = "shared memory"
+    DEVICE = "shared device"
+    BROADCAST = "broadcast"
+    RELOAD = "reload from disk"
+    ADAPTER = "adapter"
+    RESTART = "restart"
+
+
+class Sender(Protocol):
+    """Who holds the weights of a version and can send them; in a job, the learner."""
+
+    @property
+    def way(self) -> Way: ...
+
+    async def send(self, engines: Sequence[Engine], version: int) -> Sent:
+        """Bring engines to the version; those that failed are in what it returns."""
+        ...
+
+    async def write(self, model: str, folder: str) -> None:
+        """Write the weights as a checkpoint, with what else is in the model's folder."""
+        ...
+
+
+class LocalSender:
+    """Weights of this process."""
+
+    def __init__(
+        self, source: WeightSource, way: Way, carrier: Callable[[], Carrier], bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.source = source
+        self.way = way
+        self._carrier = carrier
+        self._bucket_bytes = bucket_bytes
+
+    async def send(self, engines: Sequence[Engine], version: int) -> Sent:
+        return await send(engines, self.source, version, self._carrier(), self._bucket_bytes, with_fingerprints=True)
+
+    async def write(self, model: str, folder: str) -> None:
+        await asyncio.to_thread(write_checkpoint, self.source, model, folder)
 
 
 @dataclass(frozen=True)
 class Release:
     """A policy version with what engines need to get to it.
 
-    `live` is the learner's own weights, `checkpoint` a folder that engines can be started on, `adapter` the folder of a
-    LoRA adapter, for engines that hold the base model. The probe says what an engine on this version must answer.
+    `sender` holds the weights themselves, `checkpoint` is a folder that engines can be started on, `adapter` the folder
+    of a LoRA adapter, for engines that hold the base model. The probe says what an engine on this version must answer.
     """
 
     version: int
-    live: WeightSource | None = None
+    sender: Sender | None = None
     checkpoint: str | None = None
     adapter: str | None = None
     probe: Probe | None = None
@@ -25,7 +78,5 @@ class Release:
     def __post_init__(self) -> None:
         if self.version < 0:
             raise ValueError(f"a policy version is 0 or more, not {self.version}")
-        if self.live is None and self.checkpoint is None and self.adapter is None:
-            raise ValueError(
-                f"version {self.version} comes with no weights: give a live source, a checkpoint or an adapter"
-            )
+        if self.sender is None and self.checkpoint is None and self.adapter is None:
+            raise ValueError(f"version {self.version} comes with no weights: give a sender, a checkpoint or an adapter")

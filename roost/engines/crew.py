@@ -1,0 +1,64 @@
+"""The members of a fleet and how each stands; requests wait here until one of them takes work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+
+from roost.engines.errors import EngineLost
+from roost.engines.member import Member, Standing
+from roost.engines.owner import Owner
+from roost.engines.routing import Router
+
+
+class Crew:
+    """Members by name."""
+
+    def __init__(self, owners: Sequence[Owner]) -> None:
+        names = [owner.spec.name for owner in owners]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a fleet needs engines with different names, not {names}")
+        self.members = {owner.spec.name: Member(owner) for owner in owners}
+        self.router = Router()
+        self._changed = asyncio.Condition()
+
+    def standing(self, *standings: Standing) -> list[Member]:
+        """The members that stand so."""
+        return [member for member in self.members.values() if member.standing in standings]
+
+    async def settle(self, members: Collection[Member], standing: Standing) -> None:
+        """Note how members stand now, and let those who wait look again."""
+        async with self._changed:
+            for member in members:
+                member.standing = standing
+            self._changed.notify_all()
+
+    @asynccontextmanager
+    async def seat(self, episode: str | None, wait_s: float) -> AsyncIterator[Member]:
+        """A member that takes work, for the time of a request; waits until there is one."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(self._can_settle_the_wait)
+            except TimeoutError:
+                raise EngineLost(f"no engine took work for {wait_s:g} s: {self.describe()}") from None
+            ready = {member.name: member.in_flight for member in self.standing(Standing.READY)}
+            chosen = self.router.choose(ready, episode)
+            if chosen is None:
+                raise EngineLost(f"every engine has failed: {self.describe()}")
+            member = self.members[chosen]
+            member.in_flight += 1
+        try:
+            yield member
+        finally:
+            member.in_flight -= 1
+
+    def describe(self) -> str:
+        return "; ".join(
+            f"{member.name} is {member.standing}{f' ({member.last_error})' if member.last_error else ''}"
+            for member in self.members.values()
+        )
+
+    def _can_settle_the_wait(self) -> bool:
+        return bool(self.standing(Standing.READY)) or len(self.standing(Standing.FAILED)) == len(self.members)

@@ -1,0 +1,113 @@
+"""From a plan to servers: what each process of an engine component is started with, and how it shares its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roost.engines.spec import EngineKind, ServerSpec
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.plan import Plan
+from roost.placement.residency import ClassResidency, Decision
+from roost.placement.routes import Reach
+from roost.spec.errors import did_you_mean
+from roost.spec.job import Role
+
+DEFAULT_KIND = EngineKind.TORCH
+STRICTEST = (Decision.RESTART, Decision.SLEEP, Decision.KEEP)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """The servers of a component in rank order, and what they do when somebody else needs their devices."""
+
+    component: str
+    servers: tuple[ServerSpec, ...]
+    decision: Decision
+    reaches: tuple[Reach | None, ...]  # how far each server is from the learner; None where it takes no weights
+
+
+def plan_engines(plan: Plan, component: str, defaults: ServerSpec) -> EnginePlan:
+    """What a plan says of its servers, over `defaults`, which say what a plan does not (dtype, context, extra options).
+
+    The kind of engine is the component's strategy (ROLL) or that of the defaults; memory fraction, sleep mode and the
+    way weights are sent follow from the residency and the routes.
+    """
+    part = plan[component]
+    if part.role is not Role.ENGINE:
+        raise ValueError(f"{component} is a {part.role}, not an engine; engines here are {_engines(plan)}")
+    residencies = plan.residency.of(component)
+    decision = next((one for one in STRICTEST if any(part.decision is one for part in residencies)), Decision.KEEP)
+    reaches = _reaches(plan, component, part.world_size)
+    servers = tuple(
+        _server(part, rank, defaults, residencies, decision, reaches[rank]) for rank in range(part.world_size)
+    )
+    return EnginePlan(component, servers, decision, reaches)
+
+
+def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> EngineKind:
+    """The engine that a component's strategy names.
+
+    >>> engine_kind("vllm"), engine_kind(None)
+    (<EngineKind.VLLM: 'vllm'>, <EngineKind.TORCH: 'torch'>)
+    """
+    if strategy is None or strategy == "hf_infer":
+        return default
+    if strategy in list(EngineKind):
+        return EngineKind(strategy)
+    known = [kind.value for kind in EngineKind]
+    raise ValueError(f"{strategy} is no engine that Roost starts; {did_you_mean(strategy, known) or f'it has {known}'}")
+
+
+def _server(
+    part: ComponentPlan,
+    rank: int,
+    defaults: ServerSpec,
+    residencies: tuple[ClassResidency, ...],
+    decision: Decision,
+    reach: Reach | None,
+) -> ServerSpec:
+    has_devices = bool(part.table[rank].visible_accelerators)
+    return replace(
+        defaults,
+        kind=engine_kind(part.model.strategy, defaults.kind),
+        model=part.model.path or defaults.model,
+        name=f"{part.name}-{rank}",
+        device=defaults.device if has_devices else "cpu",
+        tensor=part.parallel.tensor,
+        pipeline=part.parallel.pipeline,
+        memory_fraction=_fraction(part, residencies, defaults),
+        sleeps=decision is Decision.SLEEP,
+        adapter_rank=defaults.adapter_rank,
+        weight_transfer=_transfer(reach, defaults),
+    )
+
+
+def _fraction(part: ComponentPlan, residencies: tuple[ClassResidency, ...], defaults: ServerSpec) -> float | None:
+    """The smallest share that any of its devices leaves it; what the config says where nobody shares."""
+    shares = [one.sharing.inference_fraction for one in residencies if one.sharing is not None]
+    decided = [share for share in shares if share is not None]
+    return min(decided) if decided else part.model.memory_fraction or defaults.memory_fraction
+
+
+def _transfer(reach: Reach | None, defaults: ServerSpec) -> str | None:
+    if reach is Reach.SAME_DEVICE:
+        return "ipc"
+    if reach in (Reach.SAME_NODE, Reach.OTHER_NODE):
+        return "nccl"
+    return defaults.weight_transfer
+
+
+def _reaches(plan: Plan, component: str, count: int) -> tuple[Reach | None, ...]:
+    """The farthest of each server's shards: all of them take the same way."""
+    routes = next((one for one in plan.routes.engines if one.component == component), None)
+    if routes is None:
+        return (None,) * count
+    every = list(Reach)
+    farthest = [-1] * count
+    for process, reach in zip(routes.processes.tolist(), routes.reaches.tolist(), strict=True):
+        farthest[process] = max(farthest[process], reach)
+    return tuple(every[index] if index >= 0 else None for index in farthest)
+
+
+def _engines(plan: Plan) -> str:
+    return ", ".join(part.name for part in plan.components if part.role is Role.ENGINE) or "none"

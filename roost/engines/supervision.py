@@ -1,0 +1,109 @@
+"""Watching engines: a dead or hung one is noticed, and started again a limited number of times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+
+from roost.engines.crew import Crew
+from roost.engines.errors import EngineError
+from roost.engines.member import Member, Standing
+from roost.engines.restarts import RestartLimit
+
+WATCHED = (Standing.READY, Standing.BEHIND, Standing.ASLEEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Watchfulness:
+    """How often engines are looked at, and what is made of silence."""
+
+    every_s: float = 2.0
+    missed: int = 3  # probes without an answer before an engine whose process is there counts as hung
+    restarts: RestartLimit = field(default_factory=RestartLimit)
+
+
+class Supervisor:
+    """Looks after the members of a crew.
+
+    `recover` starts a lost member again and brings it to the current version; it is not called for one that was lost
+    asleep, whose device somebody else holds now: the next waking does it.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        watchfulness: Watchfulness,
+        recover: Callable[[Member], Awaitable[None]],
+        report: Callable[[str], None],
+    ) -> None:
+        self._crew, self._how, self._recover, self._report = crew, watchfulness, recover, report
+        self._silent: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._spawn(self._watch())
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def examine(self, member: Member, patience: int = 1) -> bool:
+        """Look at a member now; whether it is well. One whose process is gone, or that does not answer, is lost."""
+        if member.standing not in WATCHED:
+            return False
+        if not await member.owner.is_running():
+            await self._lose(member, "its process is gone")
+            return False
+        if await member.engine.alive():
+            self._silent.pop(member.name, None)
+            return True
+        self._silent[member.name] = self._silent.get(member.name, 0) + 1
+        if self._silent[member.name] >= patience:
+            await self._lose(member, "it does not answer")
+        return False
+
+    def start_again_soon(self, member: Member) -> None:
+        self._spawn(self.start_again(member))
+
+    async def start_again(self, member: Member) -> None:
+        """Recover a lost member, unless it has been lost too often."""
+        now = asyncio.get_running_loop().time()
+        if not self._how.restarts.allows(member.restarts, now):
+            member.last_error = (
+                f"lost {len(member.restarts) + 1} times within {self._how.restarts.within_s:g} s, "
+                f"the last time because {member.last_error}"
+            )
+            self._report(f"{member.name} is given up: {member.last_error}")
+            await member.owner.stop()
+            await self._crew.settle([member], Standing.FAILED)
+            return
+        member.restarts.append(now)
+        try:
+            await self._recover(member)
+        except EngineError as error:
+            member.last_error = str(error)
+            self._report(f"{member.name} did not come back: {error}")
+            await self.start_again(member)
+        else:
+            self._report(f"{member.name} is back, on version {member.version}")
+
+    async def _lose(self, member: Member, why: str) -> None:
+        was_asleep = member.standing is Standing.ASLEEP
+        member.last_error = why
+        self._silent.pop(member.name, None)
+        await self._crew.settle([member], Standing.LOST)
+        self._report(f"{member.name} is lost: {why}" + (", and is started when it is woken" if was_asleep else ""))
+        if not was_asleep:
+            self.start_again_soon(member)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._how.every_s)
+            await asyncio.gather(*(self.examine(member, self._how.missed) for member in self._crew.standing(*WATCHED)))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,101 @@
+"""Engines on a cluster: a worker at each planned place owns the server there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roost.engines.errors import EngineError
+from roost.engines.owner import LocalOwner
+from roost.engines.planned import EnginePlan
+from roost.engines.spec import ServerSpec
+from roost.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from roost.placement.component_plan import ComponentPlan
+    from roost.runtime.cluster import Cluster
+    from roost.runtime.group import WorkerGroup
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker did about its server. An engine that fails must not count as a worker that failed."""
+
+    url: str = ""
+    error: str = ""
+
+
+class EngineWorker(Worker):
+    """Owns one server, which sees the devices of this worker and ends with it."""
+
+    def __init__(self, servers: Sequence[ServerSpec], is_reached_from_afar: bool) -> None:
+        super().__init__()
+        spec = servers[self._rank]
+        if is_reached_from_afar:
+            spec = replace(spec, host=_node_address())
+        self._owner = LocalOwner(spec, Path(self.worker_info.log_path).parent)
+
+    async def start_server(self, model: str | None = None) -> Answer:
+        try:
+            return Answer(url=await self._owner.start(model))
+        except EngineError as error:
+            return Answer(error=str(error))
+
+    async def stop_server(self) -> Answer:
+        try:
+            await self._owner.stop()
+        except EngineError as error:
+            return Answer(error=str(error))
+        return Answer()
+
+    async def server_is_running(self) -> bool:
+        return await self._owner.is_running()
+
+
+class WorkerOwner:
+    """A server that a worker of a group owns, seen from the driver."""
+
+    def __init__(self, group: WorkerGroup, rank: int, spec: ServerSpec) -> None:
+        self.spec = spec
+        self._worker: Any = group.execute_on(rank)
+
+    async def start(self, model: str | None = None) -> str:
+        return (await self._ask(self._worker.start_server(model))).url
+
+    async def stop(self) -> None:
+        await self._ask(self._worker.stop_server())
+
+    async def is_running(self) -> bool:
+        answers = await self._worker.server_is_running()
+        return bool(answers[0])
+
+    @staticmethod
+    async def _ask(result: Any) -> Answer:
+        answer: Answer = (await result)[0]
+        if answer.error:
+            raise EngineError(answer.error)
+        return answer
+
+
+def launch_owners(cluster: Cluster, engines: EnginePlan, placement: ComponentPlan) -> list[WorkerOwner]:
+    """A worker at every place of the component; make a fleet of what this returns.
+
+    Servers listen on loopback where there is one machine only. On several they listen on their machine's address, and
+    ask for a key that is made here.
+    """
+    is_afar = cluster.num_nodes > 1
+    key = secrets.token_hex(16) if is_afar else None
+    servers = tuple(replace(spec, api_key=spec.api_key or key) for spec in engines.servers)
+    group = EngineWorker.create_group(servers, is_afar).launch(cluster, placement, name=engines.component)
+    return [WorkerOwner(group, rank, spec) for rank, spec in enumerate(servers)]
+
+
+def _node_address() -> str:
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())  # type: ignore[no-untyped-call]

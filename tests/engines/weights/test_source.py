@@ -1,0 +1,47 @@
+"""Where weights come from: names as in a checkpoint, tied ones once, the engine's type."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from roost.engines.tiny_model import write_tiny_model
+from roost.engines.weights.source import ModuleSource, named_weights
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+def test_names_are_those_of_the_checkpoint(tmp_path, family, is_tied):
+    folder = write_tiny_model(tmp_path, family, tie_word_embeddings=is_tied)
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        saved = set(file.keys())
+    source = ModuleSource(AutoModelForCausalLM.from_pretrained(folder))
+    assert {info.name for info in source.tensors} == saved
+    assert len(list(source.stream())) == len(saved)
+
+
+def test_live_weights_are_not_copied():
+    module = nn.Linear(3, 2)
+    source = ModuleSource(module)
+    assert source.is_live
+    assert [tensor.data_ptr() for tensor in source.stream()] == [module.weight.data_ptr(), module.bias.data_ptr()]
+
+
+def test_a_cast_changes_floats_only():
+    module = nn.Linear(3, 2)
+    module.register_buffer("steps", torch.tensor([5]))
+    source = ModuleSource(module, torch.bfloat16)
+    assert not source.is_live
+    assert {info.name: info.dtype for info in source.tensors} == {
+        "weight": "bfloat16",
+        "bias": "bfloat16",
+        "steps": "int64",
+    }
+    assert [tensor.dtype for tensor in source.stream()] == [torch.bfloat16, torch.bfloat16, torch.int64]
+
+
+def test_tied_weights_have_the_first_name():
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    module[1].weight = module[0].weight
+    assert list(named_weights(module)) == ["0.weight"]
