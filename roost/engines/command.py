@@ -40,7 +40,7 @@ def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm
     elif spec.kind is EngineKind.SGLANG:
         module, options, env = "sglang.launch_server", _sglang(spec, port), {}
     else:
-        module, options, env = "roost.engines.torch_engine", _torch(spec, port), {}
+        module, options, env = "roost.engines.torch_engine", _torch(spec, port), _torch_env(spec)
     return ServerCommand((python, "-m", module, *_written(options), *spec.args), {**QUIET, **env, **spec.env})
 
 
@@ -59,10 +59,14 @@ def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--max-model-len": spec.max_context,
         "--gpu-memory-utilization": spec.memory_fraction,
         "--seed": spec.seed,
-        "--api-key": spec.api_key,
         "--enable-lora": spec.adapter_rank is not None,
         "--max-lora-rank": spec.adapter_rank,
     }
+
+
+def _torch_env(spec: ServerSpec) -> dict[str, str]:
+    # Everybody on the machine can read a command line.
+    return {} if spec.api_key is None else {"ROOST_ENGINE_API_KEY": spec.api_key}
 
 
 def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def _vllm_env(spec: ServerSpec, vllm: InstalledVllm) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     if spec.api_key is not None:
-        env["VLLM_API_KEY"] = spec.api_key  # everybody on the machine can read a command line
+        env["VLLM_API_KEY"] = spec.api_key
     if spec.adapter_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.weight_transfer == "ipc":
@@ -140,7 +144,7 @@ def _sglang(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--random-seed": spec.seed,
         "--sampling-defaults": "openai",  # not the model's own, which would change what is drawn
         "--log-level-http": "warning",
-        "--api-key": spec.api_key,
+        "--api-key": spec.api_key,  # there is no variable for it
         "--enable-memory-saver": spec.sleeps,
         "--enable-weights-cpu-backup": spec.sleeps,  # else the weights are lost in every sleep
         "--enable-lora": spec.adapter_rank is not None,

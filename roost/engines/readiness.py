@@ -19,7 +19,7 @@ READY_LIMIT = 900.0  # seconds; large models are long in loading
 REPORT_EVERY = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REQUEST_LIMIT = 10.0
-LINES_TOLD = 30
+LINES_TOLD, LINES_SEARCHED = 30, 300
 PORTS_TRIED = 3
 # The words of the system, of uvicorn and of SGLang.
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
@@ -96,7 +96,7 @@ async def _answers(client: httpx.AsyncClient, process: ServerProcess) -> bool:
 
 def _death(process: ServerProcess, waited: float) -> EngineError:
     name, tail = process.spec.name, process.log_tail(LINES_TOLD)
-    if PORT_TAKEN.search(tail):
+    if PORT_TAKEN.search(process.log_tail(LINES_SEARCHED)):
         return PortTaken(f"{name}: port {process.port} was taken by another program\n{tail}")
     return EngineError(
         f"{name} ended with exit code {process.exit_code} after {waited:.0f} s, before it was ready. "

@@ -154,7 +154,15 @@ def keep(link: Link) -> None:
         return members(server.pid, os.getpid())
 
     ending, left = end_all(find, ask, grace)
+    _take_leave()
     link.tell(ended=server.poll(), ending=ending, left=left)
+
+
+def _take_leave() -> None:
+    """Let the kernel forget the children that have ended: the first process of many a container never does."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _watch(link: Link, owner: psutil.Process, server: subprocess.Popen[bytes]) -> float:

@@ -37,7 +37,6 @@ OPTIONS = [
     ("torch", {"memory_fraction": 0.4}, "--gpu-memory-utilization 0.4"),
     ("torch", {"seed": 7}, "--seed 7"),
     ("torch", {"adapter_rank": 4}, "--enable-lora --max-lora-rank 4"),
-    ("torch", {"api_key": "k"}, "--api-key k"),
     ("vllm", {"tensor": 4, "pipeline": 2}, "--tensor-parallel-size 4 --pipeline-parallel-size 2"),
     ("vllm", {"dtype": "float32"}, "--dtype float32"),
     ("vllm", {"max_context": 64}, "--max-model-len 64"),
@@ -99,9 +98,15 @@ def test_variables_of_vllm(vllm, fields, expected):
     assert {f"VLLM_{name}" for name in OPTIONAL} & set(env) == expected - {"VLLM_SERVER_DEV_MODE"}
 
 
-def test_a_key_is_in_no_command_line_of_vllm_and_in_no_log():
-    assert "secret" not in command("vllm", api_key="secret").argv
-    assert "secret" not in command("torch", api_key="secret").shown("secret")
+@pytest.mark.parametrize(("kind", "variable"), [("torch", "ROOST_ENGINE_API_KEY"), ("vllm", "VLLM_API_KEY")])
+def test_a_key_is_in_no_command_line_where_there_is_another_way(kind, variable):
+    one = command(kind, api_key="secret")
+    assert "secret" not in one.argv
+    assert one.env[variable] == "secret"
+
+
+def test_a_key_is_in_no_log():
+    assert "secret" not in command("sglang", api_key="secret").shown("secret")
 
 
 def test_the_build_for_cpus_is_not_told_to_sleep():

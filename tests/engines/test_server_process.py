@@ -263,3 +263,24 @@ async def test_where_a_server_is_reached(spec, tmp_path, host, url):
     process = await start_ready(spec(host=host), tmp_path, LIMIT)
     await process.stop()
     assert process.url == f"{url}{process.port}"
+
+
+async def test_the_built_in_engine(tmp_path):
+    from roost.engines.tiny_model import write_tiny_model
+
+    model = write_tiny_model(tmp_path / "model")
+    spec = ServerSpec(EngineKind.TORCH, str(model), device="cpu", adapter_rank=4, api_key="secret", max_context=64)
+    process = await start_ready(spec, tmp_path, limit=300)
+    answers = [
+        httpx.get(f"{process.url}/v1/models", headers=headers, trust_env=False).status_code
+        for headers in ({}, {"Authorization": "Bearer secret"})
+    ]
+    stopped = await process.stop(LIMIT)
+    assert answers == [401, 200]
+    assert (stopped.ending, stopped.exit_code) == (Ending.ASKED, 0)
+
+
+async def test_the_built_in_engine_on_a_model_that_is_not_there(tmp_path):
+    spec = ServerSpec(EngineKind.TORCH, str(tmp_path / "nothing"), device="cpu")
+    with pytest.raises(EngineError, match=r"before it was ready(?s:.*)nothing"):
+        await start_ready(spec, tmp_path, limit=300)
