@@ -160,8 +160,8 @@ class TorchEngine:
     @property
     def load(self) -> Load:
         scheduler = self._scheduler
-        waiting = len(scheduler.waiting) + len(self._held)
-        return Load(len(scheduler.running), waiting, scheduler.pool.free, scheduler.pool.count)
+        running = len(scheduler.running)
+        return Load(running, max(len(self._ids) - running, 0), scheduler.pool.free, scheduler.pool.count)
 
     @property
     def failure(self) -> BaseException | None:

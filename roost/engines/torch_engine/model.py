@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from roost.engines.torch_engine.attention import ARGUMENT, NAME, LayerCall, register
 from roost.engines.torch_engine.cache import LayerShape
@@ -33,14 +33,8 @@ class LoadedModel:
 def load_model(settings: EngineSettings) -> LoadedModel:
     register()
     device = chosen_device(settings.device)
-    config = AutoConfig.from_pretrained(settings.model)
     dtype = chosen_dtype(settings.dtype)
-    try:
-        module = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, attn_implementation=NAME)
-    except ValueError as error:
-        if NAME not in str(error):
-            raise
-        raise ValueError(f"{config.model_type} models do not let their attention be replaced: {error}") from error
+    module = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, attn_implementation=NAME)
     module.eval().requires_grad_(False).to(device)
     text = module.config.get_text_config()
     max_context = chosen_context(settings.max_context, getattr(text, "max_position_embeddings", None))
@@ -108,10 +102,15 @@ def _examined(module: Any, layers: int, max_context: int) -> tuple[LayerShape, .
     """What each layer keeps per token, found by running one token; raises for what our attention cannot do."""
     examiner, name = _Examiner(), type(module).__name__
     one = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
-    with torch.inference_mode():
-        module(input_ids=one, position_ids=one, use_cache=False, **{ARGUMENT: examiner})
+    try:
+        with torch.inference_mode():
+            module(input_ids=one, position_ids=one, use_cache=False, logits_to_keep=1, **{ARGUMENT: examiner})
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be called as the engine calls models: {error}") from error
     if sorted(examiner.shapes) != list(range(layers)):
-        raise ValueError(f"{name} has {layers} layers, of which only {sorted(examiner.shapes)} are plain attention")
+        raise ValueError(
+            f"{name} has {layers} layers, but only in {sorted(examiner.shapes)} can attention be replaced by ours"
+        )
     if examiner.unknown:
         raise ValueError(f"{name} asks its attention for {sorted(examiner.unknown)}, which is not supported")
     if examiner.windows and min(examiner.windows) < max_context:
