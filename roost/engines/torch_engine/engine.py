@@ -19,6 +19,7 @@ from roost.engines.torch_engine.adapters import Adapter, Adapters
 from roost.engines.torch_engine.blocks import BlockPool
 from roost.engines.torch_engine.cache import LayerCache, new_cache
 from roost.engines.torch_engine.capacity import block_count, block_size
+from roost.engines.torch_engine.graphs import new_graphs
 from roost.engines.torch_engine.model import load_model
 from roost.engines.torch_engine.residency import Weights
 from roost.engines.torch_engine.runner import Runner
@@ -59,7 +60,8 @@ class TorchEngine:
         self.max_context = min(self.model.max_context, count * size)
         self._weights = Weights(self.model.module)
         self._adapters = Adapters(self.model.module)
-        self._runner = Runner(self.model, self._adapters, size)
+        graphs = new_graphs(self.model, settings, width=-(-self.max_context // size))
+        self._runner = Runner(self.model, self._adapters, size, graphs)
         self._scheduler = Scheduler(
             BlockPool(count, size),
             settings.max_sequences,

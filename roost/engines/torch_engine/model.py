@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from roost.engines.torch_engine.attention import ARGUMENT, NAME, LayerCall, register
+from roost.engines.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, register
 from roost.engines.torch_engine.cache import LayerShape
 from roost.engines.torch_engine.settings import EngineSettings
 
@@ -47,6 +47,19 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         max_context=max_context,
         eos_ids=eos_ids(module.generation_config, text),
     )
+
+
+def forward(module: Any, token_ids: Tensor, positions: Tensor, rows: Tensor, attention: Attention) -> Tensor:
+    """The logits of some rows of a flat batch."""
+    output = module(
+        input_ids=token_ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=rows,
+        **{ARGUMENT: attention},
+    )
+    logits: Tensor = output.logits
+    return logits[0]
 
 
 def chosen_device(name: str) -> torch.device:
