@@ -14,16 +14,16 @@ import hashlib
 import io
 import json
 import pickle
-import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import Body, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from tests.engines.server_thread import serving
 from tests.engines.sglang_standin_bodies import (
     Abort,
     Adapter,
@@ -98,6 +98,12 @@ class SglangStandIn:
     def die(self, why: str) -> None:
         self.death = why
         raise HTTPException(500, why)
+
+    def let_go(self) -> None:
+        """End all that runs or waits."""
+        self.paused = None
+        for request in self.running:
+            request.is_aborted = True
 
     def may_step(self) -> bool:
         return self.paused is None and not self.released
@@ -379,22 +385,8 @@ def _answer(server: SglangStandIn, request: Running, body: Generate, reason: str
 
 
 @contextlib.contextmanager
-def running_standin(**settings: Any):
-    """A stand-in on a port of the loopback interface, in a thread: its address, and its state."""
+def running_standin(**settings: Any) -> Iterator[tuple[str, SglangStandIn]]:
+    """A stand-in: its address, and its state."""
     state = SglangStandIn(**settings)
-    server = uvicorn.Server(uvicorn.Config(watched(state, app_of(state)), host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        if not thread.is_alive():
-            raise RuntimeError("the stand-in did not start")
-        threading.Event().wait(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}", state
-    finally:
-        for request in state.running:
-            request.is_aborted = True
-        state.paused = None
-        server.should_exit = True
-        thread.join(10)
+    with serving(watched(state, app_of(state)), at_end=state.let_go) as url:
+        yield url, state

@@ -1,86 +1,17 @@
 """The client of SGLang against a stand-in that insists on the documented order and bodies."""
 
 import asyncio
-import contextlib
-import json
 
 import pytest
 
 from roost.engines.connect import connect
-from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered, UpdateFailed
+from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered
 from roost.engines.generation import Finish, Sampling, VersionSpan
 from roost.engines.http_calls import TimeLimits
-from roost.engines.protocol import InFlight, Part
+from roost.engines.protocol import InFlight
 from roost.engines.spec import EngineKind
-from roost.engines.weights.parcel import (
-    Broadcast,
-    DeviceHandles,
-    GroupInvitation,
-    Manifest,
-    Parcel,
-    SharedMemory,
-    TensorInfo,
-)
-from tests.engines.sglang_standin import logprob_of, next_token, read_payload, running_standin
-
-WAIT_LIMIT = 30.0
-PROMPT = [3, 1, 4]
-ENDLESS = Sampling(max_tokens=90_000, temperature=0.0)
-OLD, NEW = 3, 30  # the sums of the weights before and after an update
-EMBED, HEAD = TensorInfo("embed", "bfloat16", (2, 2)), TensorInfo("head", "bfloat16", (2,))
-MANIFEST = Manifest(1, (EMBED, HEAD))
-INVITATION = GroupInvitation("127.0.0.1", 29500, 1, 2, "nccl", "learner-to-engine")
-
-
-def handle(value, device=3):
-    """What torch's reduction gives for a tensor on a device: 14 values, of which the seventh is the device."""
-    return {"GPU-one": (value, None, None, None, None, None, device, *[None] * 7)}
-
-
-def by_handles(tensor, value, is_last=False):
-    return Parcel((tensor,), DeviceHandles((handle(value),)), is_last)
-
-
-def made_by(*weights):
-    """The tokens that follow the prompt when each is made with the given weight."""
-    tokens = list(PROMPT)
-    for weight in weights:
-        tokens.append(next_token(weight, tokens))
-    return tuple(tokens[len(PROMPT) :])
-
-
-def on_standin(scenario, limits=None, **settings):
-    """Run a scenario with a client and the stand-in it talks to."""
-
-    async def body(url, state):
-        engine = connect(EngineKind.SGLANG, url, limits=limits)
-        try:
-            async with asyncio.timeout(WAIT_LIMIT):
-                await scenario(engine, state)
-        finally:
-            await engine.close()
-
-    with running_standin(**settings) as (url, state):
-        asyncio.run(body(url, state))
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.002)
-
-
-async def started(engine, state, tokens=3, request_id="long"):
-    """A request without an end that has made some tokens."""
-    task = asyncio.create_task(engine.generate(PROMPT, ENDLESS, request_id))
-    await until(lambda: any(one.rid == request_id and len(one.made) >= tokens for one in state.running))
-    return task
-
-
-async def send(engine, embed=10, head=20, version=1):
-    await engine.start_update(MANIFEST)
-    await engine.take(by_handles(EMBED, embed))
-    await engine.take(by_handles(HEAD, head, is_last=True))
-    await engine.finish_update(version)
+from tests.engines.sglang_scenarios import OLD, PROMPT, made_by, on_standin, started, until
+from tests.engines.sglang_standin import logprob_of
 
 
 def test_what_is_generated_comes_back_with_log_probabilities_and_versions():
@@ -138,29 +69,6 @@ def test_a_cancelled_call_frees_the_server():
     on_standin(scenario)
 
 
-def test_time_shared_with_the_learner():
-    async def scenario(engine, state):
-        task = await started(engine, state)
-        await engine.sleep(2)
-        assert (await task).finish is Finish.ABORT
-        assert state.released == {"kv_cache", "weights", "cuda_graph"}
-        queued = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=2)))
-        await until(lambda: state.waiting == 1)
-        await engine.wake([Part.WEIGHTS])
-        assert state.released == {"kv_cache", "cuda_graph"}
-        await send(engine)
-        assert state.waiting == 1 and not state.running  # nothing is worked on before all is there
-        await engine.wake([Part.KV_CACHE])
-        done = await queued
-        assert done.token_ids == made_by(NEW, NEW)
-        assert done.versions == (VersionSpan(1, 0, 2),)
-        assert await engine.version() == 1
-        await engine.wake()  # awake already: nothing is asked of the server, which would die of it
-        assert state.death is None
-
-    on_standin(scenario)
-
-
 def test_asleep_with_the_weights_kept():
     async def scenario(engine, state):
         await engine.sleep(1)
@@ -184,34 +92,6 @@ def test_a_server_that_cannot_sleep_as_asked_is_not_asked(level, settings, fix):
         assert not state.released and state.paused is None
 
     on_standin(scenario, **settings)
-
-
-def test_disjoint_from_the_learner_with_requests_finished_first():
-    async def scenario(engine, state):
-        await engine.join_group(INVITATION)
-        running = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=40), "running"))
-        await until(lambda: state.running)
-        drained = asyncio.create_task(engine.pause(InFlight.DRAIN))
-        await until(lambda: not engine._is_open.is_set())
-        late = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=2), "late"))
-        await drained
-        assert running.done() or not state.running
-        await engine.start_update(MANIFEST)
-        for tensor, value, is_last in ((EMBED, 10, False), (HEAD, 20, True)):
-            taking = asyncio.create_task(engine.take(Parcel((tensor,), Broadcast(), is_last)))
-            await asyncio.sleep(0)
-            state.broadcast.append(value)
-            await taking
-        await engine.finish_update(1)
-        assert state.cache_of is None  # what the old weights left there is gone
-        await engine.resume()
-        assert (await running).versions == (VersionSpan(0, 0, 40),)
-        assert (await late).versions == (VersionSpan(1, 0, 2),)
-        assert (await late).token_ids == made_by(NEW, NEW)
-        await engine.leave_group()
-        assert state.group is None
-
-    on_standin(scenario)
 
 
 def test_others_are_waited_for_when_draining():
@@ -240,150 +120,6 @@ def test_an_engine_that_never_gets_idle_is_lost_and_goes_on():
         await task
 
     on_standin(scenario, limits=TimeLimits(drain=0.2))
-
-
-def test_held_requests_go_on_with_the_new_weights_and_tell_which_tokens_they_made():
-    async def scenario(engine, state):
-        task = await started(engine, state)
-        await engine.pause(InFlight.HOLD)
-        made = len(state.running[0].made)
-        await send(engine)
-        assert len(state.running[0].made) <= made + 1
-        at_change = len(state.running[0].made)
-        await engine.resume()
-        await until(lambda: len(state.running[0].made) > at_change + 2)
-        await engine.abort()
-        done = await task
-        assert done.versions == (VersionSpan(0, 0, at_change), VersionSpan(1, at_change, len(done.token_ids)))
-        after = len(done.token_ids) - at_change
-        assert done.token_ids == made_by(*[OLD] * at_change, *[NEW] * after)
-
-    on_standin(scenario)
-
-
-def test_where_spans_are_not_told_a_held_request_cannot_be_told_apart():
-    async def scenario(engine, state):
-        state.tells_spans = False
-        assert (await engine.generate(PROMPT, Sampling(max_tokens=2))).versions == (VersionSpan(0, 0, 2),)
-        held = await started(engine, state)
-        await engine.pause(InFlight.HOLD)
-        queued = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=2)))
-        await until(lambda: state.waiting == 1)
-        await send(engine)
-        await engine.resume()
-        assert (await queued).versions == (VersionSpan(1, 0, 2),)  # it had not begun
-        await engine.abort()
-        with pytest.raises(NotOffered, match="changed to version 1 while this request was worked on"):
-            await held
-
-    on_standin(scenario)
-
-
-def test_dropped_requests_come_back_and_the_cache_is_emptied_once():
-    async def scenario(engine, state):
-        task = await started(engine, state)
-        await engine.pause(InFlight.DROP)
-        assert (await task).finish is Finish.ABORT
-        assert state.cache_of == OLD
-        await engine.start_update(MANIFEST)
-        await engine.take(by_handles(EMBED, 10))
-        assert state.cache_of == OLD  # not before the last parcel
-        await engine.take(by_handles(HEAD, 20, is_last=True))
-        assert state.cache_of is None
-        await engine.finish_update(1)
-        await engine.resume()
-
-    on_standin(scenario)
-
-
-STEPS = {
-    "begin": ("/begin_weight_update", "still on version 0"),
-    "first-parcel": ("/update_weights_from_tensor", "was on version 0 and may hold parts of both"),
-    "end": ("/end_weight_update", "was on version 0 and may hold parts of both"),
-}
-
-
-@pytest.mark.parametrize(("route", "state_told"), STEPS.values(), ids=STEPS)
-def test_a_step_that_fails_says_how_the_engine_stands(route, state_told):
-    async def scenario(engine, state):
-        state.fail_next[route] = "out of luck"
-        with pytest.raises(UpdateFailed, match=f"{route}: 400, out of luck; the engine .*{state_told}"):
-            await send(engine)
-        with contextlib.suppress(EngineError):
-            await engine.abandon_update()
-        await send(engine)  # the bracket was closed, so another update can follow
-        assert state.weight == NEW and await engine.version() == 1
-
-    on_standin(scenario)
-
-
-def test_an_update_that_took_but_left_the_old_cache_is_a_failure_that_says_so():
-    async def scenario(engine, state):
-        other = connect(EngineKind.SGLANG, engine.url)
-        theirs = await started(other, state)  # this client has not paused, so it does not know of them
-        await engine.start_update(MANIFEST)
-        await engine.take(by_handles(EMBED, 10))
-        with pytest.raises(UpdateFailed, match="may be the new ones all the same, beside a cache of the old"):
-            await engine.take(by_handles(HEAD, 20, is_last=True))
-        assert state.weight == NEW
-        await other.abort()
-        await theirs
-        await other.close()
-
-    on_standin(scenario)
-
-
-def test_an_update_cannot_be_undone_but_the_next_one_can_begin():
-    async def scenario(engine, state):
-        await engine.start_update(MANIFEST)
-        await engine.take(by_handles(EMBED, 10))
-        with pytest.raises(NotOffered, match="may hold parts of both"):
-            await engine.abandon_update()
-        assert state.session is None
-
-    on_standin(scenario)
-
-
-NOT_TAKEN = [
-    pytest.param(SharedMemory("/dev/shm/weights"), "send them as a checkpoint", id="shared-memory"),
-    pytest.param(Broadcast(), "joined no group", id="broadcast-without-a-group"),
-]
-
-
-@pytest.mark.parametrize(("way", "message"), NOT_TAKEN)
-def test_ways_that_sglang_does_not_have(way, message):
-    async def scenario(engine, state):
-        await engine.start_update(MANIFEST)
-        with pytest.raises(NotOffered, match=message):
-            await engine.take(Parcel((EMBED,), way))
-
-    on_standin(scenario)
-
-
-def test_a_checkpoint_from_disk(tmp_path):
-    (tmp_path / "weights.json").write_text(json.dumps({"embed": 11, "head": 19}))
-
-    async def scenario(engine, state):
-        await engine.load_checkpoint(str(tmp_path), version=4)
-        done = await engine.generate(PROMPT, Sampling(max_tokens=2))
-        assert (done.token_ids, done.versions) == (made_by(NEW, NEW), (VersionSpan(4, 0, 2),))
-        with pytest.raises(UpdateFailed, match="holds no weights"):
-            await engine.load_checkpoint(str(tmp_path / "none"), version=5)
-        assert await engine.version() == 4
-
-    on_standin(scenario)
-
-
-def test_setting_the_version_ends_no_request():
-    async def scenario(engine, state):
-        task = await started(engine, state)
-        await engine.set_version(8)
-        at_change = state.running[0].marks[0][1]
-        await until(lambda: len(state.running[0].made) > at_change)
-        await engine.abort()
-        assert [span.version for span in (await task).versions] == [0, 8]
-
-    on_standin(scenario)
 
 
 def test_adapters_are_replaced_under_their_name():
@@ -423,16 +159,6 @@ def test_a_cache_that_is_never_free_is_an_error():
     on_standin(scenario, limits=TimeLimits(cache=0.3))
 
 
-def test_fingerprints_change_with_the_weights():
-    async def scenario(engine, state):
-        before = await engine.fingerprints()
-        await send(engine, embed=1, head=20)
-        after = await engine.fingerprints()
-        assert {name for name in before if before[name] != after[name]} == {"head"}
-
-    on_standin(scenario)
-
-
 def test_a_server_whose_scheduler_died_is_lost():
     async def scenario(engine, state):
         state.death = "out of memory"
@@ -441,15 +167,3 @@ def test_a_server_whose_scheduler_died_is_lost():
         assert not await engine.alive()
 
     on_standin(scenario)
-
-
-def test_a_handle_travels_as_torch_would_write_it_with_the_device_by_its_uuid():
-    from roost.engines.sglang_bodies import payloads
-
-    two_devices = {"GPU-one": handle(5)["GPU-one"], "GPU-two": handle(6, device=4)["GPU-one"]}
-    messages = payloads(["embed"], [two_devices])
-    read = [read_payload(message)["embed"] for message in messages]
-    assert [(arguments[0], arguments[6], len(arguments)) for arguments in read] == [
-        (5, "GPU-one", 14),
-        (6, "GPU-two", 14),
-    ]
