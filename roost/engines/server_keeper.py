@@ -81,21 +81,24 @@ class Link:
 
 
 def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, all its threads included: only the last one to end gives back what it held."""
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() < 2)
     except psutil.NoSuchProcess:
         return True
 
 
-def members(session: int, ancestor: int) -> list[psutil.Process]:
+def members(server: psutil.Process, ancestor: psutil.Process) -> list[psutil.Process]:
     """The processes of a server: those of its session, and all that descend from an ancestor."""
+    if psutil.pid_exists(server.pid) and not server.is_running():
+        return []  # its number is another process's now, so it is long gone
     found: dict[int, psutil.Process] = {}
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getsid(pid) == session:
+            if os.getsid(pid) == server.pid:
                 found[pid] = psutil.Process(pid)
     with contextlib.suppress(psutil.NoSuchProcess):
-        found.update((child.pid, child) for child in psutil.Process(ancestor).children(recursive=True))
+        found.update((child.pid, child) for child in ancestor.children(recursive=True))
     return [process for process in found.values() if not has_ended(process)]
 
 
@@ -116,7 +119,7 @@ def end_all(find: Find, ask: Callable[[], None], grace: float) -> tuple[Ending, 
 
 def _signal(processes: list[psutil.Process], number: int) -> list[psutil.Process]:
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # gone, or not to be ended by us: then it is told as left
             process.send_signal(number)
     return processes
 
@@ -142,20 +145,13 @@ def keep(link: Link) -> None:
     except (OSError, psutil.NoSuchProcess) as error:
         link.tell(failed=str(error))
         return
+    process, keeper = psutil.Process(server.pid), psutil.Process()
     link.tell(started=server.pid)
     grace = _watch(link, owner, server)
-
-    def ask() -> None:
-        if server.poll() is None:
-            server.terminate()
-
-    def find() -> list[psutil.Process]:
-        server.poll()  # takes its exit code, too
-        return members(server.pid, os.getpid())
-
-    ending, left = end_all(find, ask, grace)
+    ending, left = end_all(lambda: members(process, keeper), server.terminate, grace)
+    exit_code = server.poll()
     _take_leave()
-    link.tell(ended=server.poll(), ending=ending, left=left)
+    link.tell(ended=exit_code, ending=ending, left=left)
 
 
 def _take_leave() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -35,7 +36,7 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what a server listens o
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """How a server ended; nothing of it is left, and its port is free."""
+    """How a server ended; nothing of it is left, and the port it had is free."""
 
     ending: Ending
     exit_code: int | None  # None where nobody saw it, because the keeper was killed
@@ -44,9 +45,11 @@ class Stopped:
 class ServerProcess:
     """One start of a server. It ends with this object's process, or with the object itself if that is let go."""
 
-    def __init__(self, spec: ServerSpec, port: int, log_path: Path, link: Link, pid: int, leases: PortLeases) -> None:
-        self.spec, self.port, self.log_path, self.pid = spec, port, log_path, pid
-        self._link, self._leases = link, leases
+    def __init__(
+        self, spec: ServerSpec, port: int, log_path: Path, link: Link, server: psutil.Process, leases: PortLeases
+    ) -> None:
+        self.spec, self.port, self.log_path, self.pid = spec, port, log_path, server.pid
+        self._link, self._server, self._leases = link, server, leases
         self._exit_code: int | None = None
         self._ending: tuple[Ending, list[int]] | None = None
         self._is_asked_to_stop = False
@@ -65,11 +68,11 @@ class ServerProcess:
             command = _command(spec, port)
             log_path = _new_log(Path(log_folder), spec.name, f"$ {command.shown(spec.api_key)}\n")
             link = _start_keeper(spec.name, log_path)
-            pid = _start_server(link, spec, command, log_path)
+            server = _start_server(link, spec, command, log_path)
         except BaseException:
             leases.close()
             raise
-        return cls(spec, port, log_path, link, pid, leases)
+        return cls(spec, port, log_path, link, server, leases)
 
     @property
     def url(self) -> str:
@@ -92,7 +95,7 @@ class ServerProcess:
 
     def is_listening(self) -> bool:
         """Whether it is this server that has the port, and not another program that was quicker."""
-        for process in members(self.pid, self.pid):
+        for process in self._members():
             try:
                 connections = process.net_connections("tcp")
             except psutil.Error:
@@ -115,8 +118,9 @@ class ServerProcess:
             await asyncio.sleep(LOOK_EVERY)
             self._look()
         if self._ending is None:  # the keeper was killed, or is held up
-            self._ending = await asyncio.to_thread(end_all, lambda: members(self.pid, self.pid), lambda: None, 0.0)
+            self._ending = await asyncio.to_thread(end_all, self._members, lambda: None, 0.0)
         ending, left = self._ending
+        left = [pid for pid in left if psutil.pid_exists(pid)]  # perhaps it was only a matter of time
         if left:
             raise EngineError(
                 f"{self.spec.name}: processes {left} did not end within {KILL_LIMIT:.0f} s of being killed, so their "
@@ -138,6 +142,9 @@ class ServerProcess:
                 )
             await asyncio.sleep(LOOK_EVERY)
 
+    def _members(self) -> list[psutil.Process]:
+        return members(self._server, self._server)
+
     def _look(self) -> None:
         """Take in what the keeper has told."""
         for message in self._link.heard(wait=0.0):
@@ -156,15 +163,12 @@ def _new_log(folder: Path, name: str, first_line: str) -> Path:
     """A log of its own for every start, so that why the last one failed can still be read."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]", "_", name)
-    for number in itertools.count(1):
-        path = folder / f"{stem}-{number}.log"
-        try:
-            with path.open("x") as log:
-                log.write(first_line)
+    numbers = itertools.count(1)
+    while True:
+        path = folder / f"{stem}-{next(numbers)}.log"
+        with contextlib.suppress(FileExistsError), path.open("x") as log:
+            log.write(first_line)
             return path
-        except FileExistsError:
-            continue
-    raise AssertionError("counting does not end")
 
 
 def _start_keeper(name: str, log_path: Path) -> Link:
@@ -178,19 +182,19 @@ def _start_keeper(name: str, log_path: Path) -> Link:
             stderr=log,
             start_new_session=True,  # an interrupt from the terminal is for the owner
         )
-        launcher.wait(START_LIMIT)
+    launcher.wait()  # it goes as soon as the keeper is there
     return Link(ours)
 
 
-def _start_server(link: Link, spec: ServerSpec, command: ServerCommand, log_path: Path) -> int:
+def _start_server(link: Link, spec: ServerSpec, command: ServerCommand, log_path: Path) -> psutil.Process:
     env = child_env(os.environ, command.env)
     link.tell(argv=command.argv, env=env, log=str(log_path), owner=os.getpid())
     answer: list[dict[str, Any]] = []
     deadline = time.monotonic() + START_LIMIT
     while not answer and not link.is_closed and time.monotonic() < deadline:
-        answer = link.heard(wait=deadline - time.monotonic())
+        answer = link.heard(wait=max(0.0, deadline - time.monotonic()))
     if answer and "started" in answer[0]:
-        return int(answer[0]["started"])
+        return psutil.Process(answer[0]["started"])  # the keeper lets it be found, even one that has ended already
     link.close()
     why = answer[0]["failed"] if answer else last_lines(log_path, 5)
     raise EngineError(f"{spec.name} could not be started with {command.argv[0]}: {why}. Log: {log_path}")

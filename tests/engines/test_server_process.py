@@ -102,7 +102,7 @@ async def test_nothing_is_left_of_a_stopped_server(spec, tmp_path, words, grace,
 def test_a_server_ends_with_a_killed_owner(python, tmp_path, how):
     words = "ignores-sigterm stubborn-helper stray-helper"
     owner = subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "owner.py"), python, str(tmp_path), words, how],
+        [sys.executable, str(PROGRAMS / "owner.py"), how, python, str(tmp_path), words],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -122,7 +122,7 @@ def test_a_server_ends_with_an_actor_that_ray_kills(python, tmp_path):
     """Ray ends the children of its workers itself, and knows nothing of their children."""
     pytest.importorskip("ray")
     driver = subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "ray_owner.py"), python, str(tmp_path), "ignores-sigterm stray-helper"],
+        [sys.executable, str(PROGRAMS / "owner.py"), "actor", python, str(tmp_path), "ignores-sigterm stray-helper"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -284,3 +284,36 @@ async def test_the_built_in_engine_on_a_model_that_is_not_there(tmp_path):
     spec = ServerSpec(EngineKind.TORCH, str(tmp_path / "nothing"), device="cpu")
     with pytest.raises(EngineError, match=r"before it was ready(?s:.*)nothing"):
         await start_ready(spec, tmp_path, limit=300)
+
+
+@pytest.mark.vllm
+async def test_vllm(vllm_python, tmp_path):
+    from roost.engines.tiny_model import write_tiny_model
+
+    # Its kernels for CPUs know no smaller heads.
+    model = write_tiny_model(tmp_path / "model", hidden_size=128, num_attention_heads=4, head_dim=32)
+    spec = ServerSpec(
+        EngineKind.VLLM,
+        str(model),
+        name="vllm",
+        dtype="float32",
+        max_context=64,
+        sleeps=True,
+        adapter_rank=4,
+        api_key="secret",
+        python=vllm_python,
+        args=("--enforce-eager",),
+    )
+    process = await start_ready(spec, tmp_path, limit=600)
+    try:
+        parts = psutil.Process(process.pid).children(recursive=True)
+        body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}}
+        key = {"Authorization": "Bearer secret"}
+        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=LIMIT) as client:
+            answers = [await client.post("/inference/v1/generate", json=body, headers=headers) for headers in ({}, key)]
+    finally:
+        stopped = await process.stop(LIMIT)
+    assert [answer.status_code for answer in answers] == [401, 200]
+    assert len(answers[1].json()["choices"][0]["token_ids"]) == 4
+    assert stopped.ending is Ending.ASKED
+    assert parts and not any(is_living(part.pid) for part in parts)

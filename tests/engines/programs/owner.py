@@ -1,4 +1,8 @@
-"""Starts a stand-in server and waits to be killed; with the word `forked`, a fork of it lives on."""
+"""Owns a stand-in server and waits to be killed.
+
+`plain`: itself. `forked`: itself, and a fork of it lives on. `actor`: an actor of Ray owns the server; it is killed
+once a line comes in.
+"""
 
 import asyncio
 import os
@@ -15,18 +19,40 @@ def start(python, folder, words):
     return asyncio.run(start_ready(ServerSpec(EngineKind.TORCH, "none", python=python, env=env), folder, limit=60))
 
 
-def main(python, folder, words, how):
+def own(python, folder, words, is_forked):
     started = []
-    # From a thread that ends, as in a Ray worker: the server is not to end with the thread.
+    # From a thread that ends, as in a worker of Ray: the server is not to end with the thread.
     thread = threading.Thread(target=lambda: started.append(start(python, folder, words)))
     thread.start()
     thread.join()
     assert started[0].alive
-    if how == "forked" and os.fork() == 0:
+    if is_forked and os.fork() == 0:
         time.sleep(600)
     print("ready", flush=True)
     time.sleep(600)
 
 
+class Actor:
+    def start(self, python, folder, words):
+        self.server = start(python, folder, words)
+
+
+def own_by_actor(python, folder, words):
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    actor = ray.remote(Actor).remote()
+    ray.get(actor.start.remote(python, folder, words))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    ray.kill(actor)
+    print("killed", flush=True)
+    time.sleep(600)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    how, *rest = sys.argv[1:]
+    if how == "actor":
+        own_by_actor(*rest)
+    else:
+        own(*rest, is_forked=how == "forked")

