@@ -70,7 +70,7 @@ def model_folder(tmp_path_factory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", **SIZES)
 
 
-@pytest.fixture(scope="module", params=["torch", "vllm"])
+@pytest.fixture(scope="module", params=["torch", pytest.param("vllm", marks=pytest.mark.vllm)])
 def engine_kind(request) -> EngineKind:
     kind = EngineKind(request.param)
     if kind is EngineKind.VLLM and not os.environ.get(VLLM_PYTHON):
