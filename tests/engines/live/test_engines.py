@@ -1,6 +1,7 @@
 """The same questions to every real engine, with transformers as the judge of the answers."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,25 @@ def test_a_score_is_the_models_own_and_the_cache_does_not_change_it(running_engi
     theirs = [float(rows[place, token]) for place, token in enumerate(tokens[1:])]
     assert first == pytest.approx(theirs, abs=TOLERANCE)
     assert again == pytest.approx(theirs, abs=TOLERANCE)
+
+
+def test_the_route_that_every_release_has_gives_the_same(running_engine):
+    sampling = Sampling(max_tokens=12, seed=5, ignore_eos=True, min_p=0.01)
+
+    async def scenario(engine):
+        by_tokens = await engine.generate([1, 2, 3], sampling), await engine.score([1, 2, 3])
+        # As on a server whose route for token ids is closed.
+        engine._known = replace(await engine.capabilities(), takes_tokens=False, tells_spans=False)
+        named = asyncio.create_task(engine.generate([1, 2, 3], LONG, "named"))
+        by_text = await engine.generate([1, 2, 3], sampling), await engine.score([1, 2, 3])
+        await engine.abort(["named"])
+        return by_tokens, by_text, await named
+
+    (completion, score), (same, same_score), aborted = running_engine.run(scenario)
+    assert (same.token_ids, same.finish) == (completion.token_ids, completion.finish)
+    assert same.logprobs == pytest.approx(completion.logprobs, abs=TOLERANCE)
+    assert same_score == pytest.approx(score, abs=TOLERANCE)
+    assert aborted.finish is Finish.ABORT
 
 
 def test_a_seed_decides_what_is_drawn(running_engine):
