@@ -32,6 +32,8 @@ class Crew:
         async with self._changed:
             for member in members:
                 member.standing = standing
+                if standing is Standing.READY:
+                    member.last_error = ""
             self._changed.notify_all()
 
     @asynccontextmanager

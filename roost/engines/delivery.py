@@ -65,6 +65,7 @@ class Delivery:
         errors: dict[Member, EngineError] = {
             member: UpdateFailed(f"{member.name} has no way to take version {self._release.version}") for member in left
         }
+        not_taken: dict[Member, set[Way]] = {member: set() for member in left}
         while left := {member: ways for member, ways in left.items() if ways}:
             together = [member for member, ways in left.items() if ways[0] in SENT]
             alone = [member for member, ways in left.items() if ways[0] not in SENT]
@@ -76,11 +77,12 @@ class Delivery:
                 if error is None:
                     del left[member], errors[member]
                     member.version = self._release.version
+                    member.useless_ways |= not_taken[member]  # this release took another way, so they were at fault
                     continue
                 errors[member] = error
                 member.last_error = str(error)
                 if isinstance(error, _NotTaken):
-                    member.useless_ways.add(way)
+                    not_taken[member].add(way)
                 elif isinstance(error, UpdateFailed) and member.abilities.undoes_updates:
                     left[member].clear()  # it has looked at the weights and refused them, as it would any other way
         return {member.name: error for member, error in errors.items()}

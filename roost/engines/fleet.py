@@ -154,6 +154,7 @@ class Fleet:
         """
         async with self._changing(*RUNNING, Standing.ASLEEP) as members:
             self._check_hold(members, in_flight)
+            self._sender_holds_release = False  # the learner has gone on to the new one
             await self.crew.settle([member for member in members if member.standing in RUNNING], Standing.UPDATING)
             with self._span("update", members, release):
                 errors = await self._delivery(release, in_flight).bring(members)
@@ -241,7 +242,7 @@ class Fleet:
     ) -> None:
         """Those without an error stand so now; the others are lost."""
         for member, error in zip(members, outcomes, strict=True):
-            member.last_error = str(error) if error is not None else ""
+            member.last_error = "" if error is None else str(error)
             await self.crew.settle([member], standing if error is None else Standing.LOST)
 
     # Servers that come (back) -------------------------------------------------------------------------------------

@@ -157,6 +157,8 @@ class HttpCalls:
             await self._sleep(self._retry.wait_s(failures, self._chance()))
 
     async def _send(self, call: Call) -> httpx.Response:
+        if self._client.is_closed:  # by whoever saw that the server is gone, perhaps between two tries
+            raise EngineLost(f"{call.method} {self.url}{call.path}: the connections to this server were closed")
         return await self._client.request(call.method, call.path, json=call.body, params=list(call.query))
 
 

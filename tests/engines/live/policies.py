@@ -37,9 +37,9 @@ class Policy:
     @torch.no_grad()
     def greedy(self, number, prompt=PROMPT, tokens=GREEDY.max_tokens):
         ids = torch.tensor([prompt])
-        made = self.version(number).generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
-        )
+        model = self.version(number)
+        model.generation_config.eos_token_id = None  # as `ignore_eos`: the end-of-text token is one like any other
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
         return tuple(made[0, len(prompt) :].tolist())
 
     def source(self, number):

@@ -32,6 +32,11 @@ def fleet_of(count, server_spec, logs, **settings):
     return Fleet(owners, FleetSettings(watchfulness=EAGER, **settings))
 
 
+def finished(run, limit_s=300.0):
+    """What a scenario gives; one that hangs fails with where it was."""
+    return asyncio.run(asyncio.wait_for(run, limit_s))
+
+
 async def until(fleet, name, standing):
     while fleet.crew.members[name].standing is not standing:
         await asyncio.sleep(0.05)
@@ -54,7 +59,7 @@ def test_kill_and_recovery(server_spec, policy, tmp_path):
             member = fleet.crew.members["engine-0"]
             return made, member.version, await member.engine.version(), fleet.recorder.pop_time("recover")
 
-    made, version, told, seconds = asyncio.run(run())
+    made, version, told, seconds = finished(run())
     assert (version, told) == (1, 1)
     assert seconds > 0
     for index, completion in enumerate(made):
@@ -81,7 +86,7 @@ def test_requests_move_to_another_engine(server_spec, policy, tmp_path, built_in
             await until(fleet, "engine-1", Standing.READY)
             return made
 
-    for index, completion in enumerate(asyncio.run(run())):
+    for index, completion in enumerate(finished(run())):
         assert completion.token_ids == policy.greedy(0, (*PROMPT, index), LONG.max_tokens)
 
 
@@ -90,12 +95,12 @@ class KillsOnTheWay(ModuleSource):
 
     def __init__(self, module, kill):
         super().__init__(module)
-        self._kill = kill
+        self._kills = [kill]
 
     def stream(self):
         for count, tensor in enumerate(super().stream()):
-            if count == 12:
-                self._kill()
+            if count == 12 and self._kills:
+                self._kills.pop()()
             yield tensor
 
 
@@ -110,7 +115,7 @@ def test_killed_during_an_update(server_spec, policy, tmp_path, built_in):
             made = [await engine.generate(PROMPT, GREEDY) for engine in engines]
             return standing, made
 
-    standing, made = asyncio.run(run())
+    standing, made = finished(run())
     assert standing is Standing.READY
     assert [completion.token_ids for completion in made] == [policy.greedy(1)] * 2
     assert [completion.versions[0].version for completion in made] == [1, 1]
@@ -131,7 +136,7 @@ def test_killed_asleep(server_spec, policy, tmp_path, built_in):
             made = [await member.engine.generate(PROMPT, GREEDY) for member in fleet.crew.members.values()]
             return was_left_alone, made
 
-    was_left_alone, made = asyncio.run(run())
+    was_left_alone, made = finished(run())
     assert was_left_alone
     assert [completion.token_ids for completion in made] == [policy.greedy(1)] * 2
 
@@ -147,7 +152,7 @@ def test_a_hung_engine_is_replaced(server_spec, policy, tmp_path, built_in):
             made = await fleet.generate(PROMPT, GREEDY)
             return first, fleet.crew.members["engine-0"].owner.pid, made
 
-    first, second, made = asyncio.run(run())
+    first, second, made = finished(run())
     assert first != second
     assert made.token_ids == policy.greedy(0)
 
@@ -167,7 +172,7 @@ def test_an_engine_that_keeps_dying_is_given_up(server_spec, tmp_path, built_in)
             await fleet.generate(PROMPT, GREEDY)
 
     with pytest.raises(EngineLost, match=r"every engine has failed: engine-0 is failed \(lost 3 times within 3600 s"):
-        asyncio.run(run())
+        finished(run())
     assert said[-1].startswith("engine-0 is given up: lost 3 times within 3600 s, the last time because its process")
 
 
@@ -184,6 +189,6 @@ def test_without_its_weights_it_waits_for_the_next_update(server_spec, policy, t
             await fleet.update(policy.release(2))
             return meanwhile, [await member.engine.generate(PROMPT, GREEDY) for member in fleet.crew.members.values()]
 
-    meanwhile, made = asyncio.run(run())
+    meanwhile, made = finished(run())
     assert meanwhile.token_ids == policy.greedy(1)
     assert [completion.token_ids for completion in made] == [policy.greedy(2)] * 2

@@ -1,4 +1,4 @@
-"""New weights reach engines that run, whichever engine it is: what they answer afterwards is what the learner answers."""
+"""New weights reach engines that run, whichever engine it is: what they answer then is what the learner answers."""
 
 import asyncio
 
@@ -119,7 +119,7 @@ class Forgets(ModuleSource):
     """It announces what it then does not send."""
 
     def stream(self):
-        first, *others = super().stream()
+        _, *others = super().stream()
         yield torch.zeros(3)
         yield from others
 
