@@ -177,7 +177,7 @@ async def test_while_a_server_starts_the_end_of_its_log_is_reported(spec, tmp_pa
     process = await ServerProcess.start(spec("never-ready"), tmp_path)
     said = []
     waiting = asyncio.create_task(wait_ready(process, LIMIT, said.append, report_every=0.1))
-    while not any("loading a model" in line for line in said):
+    while not any("loading a model" in line for line in said) and not waiting.done():
         await asyncio.sleep(0.05)
     waiting.cancel()
     await process.stop()
