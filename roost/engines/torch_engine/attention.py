@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 
 from roost.engines.torch_engine.batch import Batch
 from roost.engines.torch_engine.cache import LayerCache
+from roost.engines.torch_engine.gathered import Gathered
 
 NAME = "roost_paged"
 ARGUMENT = "roost_attention"  # the models hand on what they do not know to their attention
@@ -78,35 +79,40 @@ class Span:
     length: int  # of the sequence
     table: Tensor
     mask: Tensor | None  # for a part of a prompt that comes after another part
+    gathered: Gathered | None
+
+    def keys_and_values(self, call: LayerCall, blocks: LayerCache) -> LayerCache:
+        """Those of the whole sequence, each [1, heads, tokens, head size]."""
+        if self.gathered is not None:
+            return self.gathered.with_token(call.layer, call.key[self.start], call.value[self.start])
+        keys, values = (each.index_select(0, self.table).flatten(0, 1)[: self.length] for each in blocks)
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
 
 class OneByOne:
     """Each sequence on its own.
 
     For many sequences of different lengths this is faster on a CPU than padded groups: nothing is computed in vain, and
-    what was gathered for a sequence is still in the processor's cache when it is used.
+    what is gathered for a sequence is still in the processor's cache when it is used.
     """
 
-    def __init__(self, cache: Sequence[LayerCache], batch: Batch, device: torch.device) -> None:
+    def __init__(self, cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> None:
         self._cache = cache
-        self._slots = torch.from_numpy(batch.slots).to(device)
-        self._spans = _spans(batch, cache[0][0].shape[1], device)
+        self._slots = torch.from_numpy(batch.slots).to(cache[0][0].device)
+        self._spans = _spans(cache, batch, gathered)
 
     def __call__(self, call: LayerCall) -> Tensor:
-        keys, values = _kept(call, self._cache, self._slots)
-        groups = call.query.unflatten(1, (keys.shape[2], -1))  # [tokens, key heads, queries per key head, head size]
+        blocks = _kept(call, self._cache, self._slots)
+        groups = call.query.unflatten(1, (call.key.shape[1], -1))  # [tokens, heads, queries per key, head size]
         parts = []
         for span in self._spans:
-            of_keys = keys.index_select(0, span.table).flatten(0, 1)[: span.length].transpose(0, 1)
-            of_values = values.index_select(0, span.table).flatten(0, 1)[: span.length].transpose(0, 1)
-            if span.end - span.start == 1:
-                # The queries that share a key head are the rows of one small attention: keys are not repeated.
-                part = F.scaled_dot_product_attention(
-                    groups[span.start : span.end], of_keys[None], of_values[None], scale=call.scale
-                )
+            queries = groups[span.start : span.end]
+            keys, values = span.keys_and_values(call, blocks)
+            if len(queries) == 1:
+                # The queries that share a key are the rows of one small attention: keys are not repeated.
+                parts.append(F.scaled_dot_product_attention(queries, keys, values, scale=call.scale))
             else:
-                part = _chunk_attention(groups[span.start : span.end], of_keys, of_values, span.mask, call.scale)
-            parts.append(part)
+                parts.append(_chunk_attention(queries, keys[0], values[0], span.mask, call.scale))
         return torch.cat(parts).flatten(1, 2)
 
 
@@ -125,17 +131,21 @@ def _chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     return output.permute(2, 0, 1, 3)
 
 
-def _spans(batch: Batch, block_size: int, device: torch.device) -> list[Span]:
+def _spans(cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> list[Span]:
+    device, block_size = cache[0][0].device, cache[0][0].shape[1]
     tables = torch.from_numpy(batch.tables).to(device, torch.int64)
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
     spans = []
-    for row, length in enumerate(lengths):
+    for row, (length, held) in enumerate(zip(lengths, gathered, strict=True)):
         start, end = starts[row], starts[row + 1]
+        table = tables[row, : -(-length // block_size)]
+        if held is not None:
+            held.catch_up(cache, table, length - 1)
         mask = None
         if 1 < end - start < length:
             seen = torch.ones(end - start, length, dtype=torch.bool, device=device)
             mask = seen.tril(diagonal=length - (end - start))
-        spans.append(Span(start, end, length, tables[row, : -(-length // block_size)], mask))
+        spans.append(Span(start, end, length, table, mask, held))
     return spans
 
 

@@ -207,20 +207,24 @@ class TorchEngine:
         return bool(chunks)
 
     def _hand_out(self, tokens: Sequence[NewToken]) -> None:
-        finished: list[Tracked] = []
-        for new in tokens:
-            tracked, is_first = new.tracked, new.tracked.made == 0
-            tracked.token_ids.append(new.token_id)
-            finish = tracked.finish_after(new.token_id)
-            if finish is not None:
-                finished.append(tracked)
-            scores = tuple(tracked.prompt_logprobs) if is_first and tracked.request.wants_prompt_logprobs else None
-            progress = Progress(
-                (new.token_id,), (new.logprob,), self.version, finish, scores, tracked.cached_tokens if is_first else 0
-            )
-            if not self._deliver(tracked, progress) and finish is None:
-                finished.append(tracked)
-        self._forget(finished)
+        """Add the tokens to their sequences, and tell of them once the books are in order: a listener may ask again."""
+        told = [(new.tracked, self._progress(new)) for new in tokens]
+        self._forget([tracked for tracked, progress in told if progress.finish is not None])
+        unheard = [tracked for tracked, progress in told if not self._deliver(tracked, progress)]
+        self._forget([tracked for tracked in unheard if self._live.get(tracked.request.request_id) is tracked])
+
+    def _progress(self, new: NewToken) -> Progress:
+        tracked, is_first = new.tracked, new.tracked.made == 0
+        tracked.token_ids.append(new.token_id)
+        scores = tuple(tracked.prompt_logprobs) if is_first and tracked.request.wants_prompt_logprobs else None
+        return Progress(
+            token_ids=(new.token_id,),
+            logprobs=(new.logprob,),
+            version=self.version,
+            finish=tracked.finish_after(new.token_id),
+            prompt_logprobs=scores,
+            cached_tokens=tracked.cached_tokens if is_first else 0,
+        )
 
     def _deliver(self, tracked: Tracked, progress: Progress) -> bool:
         try:

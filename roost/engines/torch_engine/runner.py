@@ -11,6 +11,7 @@ from roost.engines.torch_engine.adapters import Adapters
 from roost.engines.torch_engine.attention import Attention, Flash, OneByOne, Tables, can_flash
 from roost.engines.torch_engine.batch import Batch, flatten
 from roost.engines.torch_engine.cache import LayerCache
+from roost.engines.torch_engine.gathered import Gathered
 from roost.engines.torch_engine.graphs import DecodeGraphs
 from roost.engines.torch_engine.model import LoadedModel, forward
 from roost.engines.torch_engine.sequence import Chunk
@@ -37,21 +38,31 @@ class Runner:
         is_decode = len(batch.token_ids) == len(chunks) == len(batch.rows)
         if self._graphs is not None and is_decode and len(set(adapters)) == 1:
             return self._graphs.run(batch, cache, adapters[0])
-        return forward(
+        logits = forward(
             self._model.module,
             torch.from_numpy(batch.token_ids).to(device),
             torch.from_numpy(batch.positions).to(device),
             torch.from_numpy(batch.rows).to(device),
-            self._attention(batch, cache),
+            self._attention(chunks, batch, cache),
         )
+        if device.type == "cpu":
+            _prepare_decode(chunks)
+        return logits
 
     def drop_graphs(self) -> None:
         """Give up what was captured, before memory that it refers to goes away."""
         if self._graphs is not None:
             self._graphs.drop()
 
-    def _attention(self, batch: Batch, cache: Sequence[LayerCache]) -> Attention:
+    def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
         if not self._flashes:
-            return OneByOne(cache, batch, self._model.device)
+            return OneByOne(cache, batch, [chunk.tracked.gathered for chunk in chunks])
         longest_chunk = int((batch.starts[1:] - batch.starts[:-1]).max())
         return Flash(cache, Tables.of(batch, self._model.device), longest_chunk, int(batch.lengths.max()))
+
+
+def _prepare_decode(chunks: Sequence[Chunk]) -> None:
+    """What is one token a step from now on is gathered from the next step on: by then all its blocks are filled."""
+    for chunk in chunks:
+        if chunk.makes_token and chunk.tracked.gathered is None:
+            chunk.tracked.gathered = Gathered()

@@ -137,4 +137,4 @@ class Scheduler:
 
     def _take_blocks_from(self, tracked: Tracked) -> None:
         self.pool.give_back(tracked.blocks)
-        tracked.blocks, tracked.hashes = [], []
+        tracked.blocks, tracked.hashes, tracked.gathered = [], [], None

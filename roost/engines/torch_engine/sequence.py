@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from roost.engines.generation import Finish, Sampling
+from roost.engines.torch_engine.gathered import Gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Tracked:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks whose contents were announced or matched
     epoch: int = 0  # of the block pool when it was admitted
+    gathered: Gathered | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[float] = field(default_factory=list)
 

@@ -37,6 +37,18 @@ def test_samples_of_one_prompt_share_it(start: Any) -> None:
     assert len({tuple(answer.token_ids) for answer in answers}) > 1
 
 
+@pytest.mark.parametrize("length", [31, 32, 33, 34])
+def test_what_is_shared_in_the_step_that_computes_it_is_right(start: Any, length: int) -> None:
+    """With 33 tokens, the others compute one token over blocks that the first fills in the same step."""
+    driver = start()
+    expected = driver.ask(PROMPT[:length], GREEDY).all().token_ids
+    driver.engine.reset_prefix_cache()
+    driver.engine.pause(InFlight.HOLD)
+    answers = [driver.ask(PROMPT[:length], GREEDY) for _ in range(3)]
+    driver.engine.resume()
+    assert [answer.all().token_ids for answer in answers] == [expected] * 3
+
+
 def test_a_seed_gives_the_same_tokens_alone_among_others_and_continued(start: Any) -> None:
     driver = start()
     seeded = Sampling(max_tokens=12, temperature=1.3, top_p=0.95, seed=7, ignore_eos=True)
@@ -235,7 +247,7 @@ def test_a_listener_that_fails_ends_its_own_request_only(start: Any) -> None:
 
     driver.engine.submit(Request("broken", (1, 2), LONG), fail)
     assert driver.ask(PROMPT, GREEDY).all().finish is Finish.LENGTH
-    assert driver.engine.load.running == 0
+    assert driver.engine.abort() == 0
 
 
 def test_when_the_thread_dies_every_request_ends_and_no_more_are_taken(start: Any) -> None:
