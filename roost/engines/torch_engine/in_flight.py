@@ -110,10 +110,10 @@ class InFlightRequests:
         return await asyncio.to_thread(self._engine.abort, found) if found else 0
 
     @asynccontextmanager
-    async def served(self, asked: Asked, each_piece: bool) -> AsyncIterator[InFlight]:
+    async def served(self, asked: Asked, each_piece: bool) -> AsyncIterator[RequestInFlight]:
         """Work on a request while inside; what is unfinished on the way out is aborted."""
         self._check(asked)
-        served = InFlight(self._engine, asked, each_piece)
+        served = RequestInFlight(self._engine, asked, each_piece)
         self._engine_ids[asked.request_id] = served.engine_ids
         try:
             served.submit()
@@ -135,7 +135,7 @@ class InFlightRequests:
             )
 
 
-class InFlight:
+class RequestInFlight:
     """One HTTP request's completions, while they are made."""
 
     def __init__(self, engine: TorchEngine, asked: Asked, each_piece: bool) -> None:

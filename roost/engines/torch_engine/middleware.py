@@ -19,7 +19,7 @@ class KeyRequired:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._wanted = f"Bearer {key}".encode()
+        self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_TO_ALL and not self._is_known(scope):
@@ -29,8 +29,8 @@ class KeyRequired:
             await self._app(scope, receive, send)
 
     def _is_known(self, scope: Scope) -> bool:
-        given = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(given.encode(), self._wanted)
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self._key)
 
 
 class SizeLimited:

@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from roost.engines.errors import EngineError
 from roost.engines.torch_engine.http_errors import Refused, error_body, logger, status_of
-from roost.engines.torch_engine.in_flight import Asked, InFlight, InFlightRequests
+from roost.engines.torch_engine.in_flight import Asked, InFlightRequests, RequestInFlight
+from roost.engines.torch_engine.reply_parts import Json
 from roost.engines.torch_engine.sample import Piece, Sample
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 
 class Form(Protocol):
@@ -66,7 +66,7 @@ class StreamReply(Response):
             events = StreamingResponse(self._events(in_flight), media_type="text/event-stream")
             await events(scope, receive, send)
 
-    async def _events(self, in_flight: InFlight) -> AsyncIterator[str]:
+    async def _events(self, in_flight: RequestInFlight) -> AsyncIterator[str]:
         try:
             async for chunk in self._chunks(in_flight):
                 yield _event(chunk)
@@ -75,7 +75,7 @@ class StreamReply(Response):
             yield _event(error_body(str(error), status_of(error)))
         yield "data: [DONE]\n\n"
 
-    async def _chunks(self, in_flight: InFlight) -> AsyncIterator[Json]:
+    async def _chunks(self, in_flight: RequestInFlight) -> AsyncIterator[Json]:
         for chunk in self._form.opening():
             yield chunk
         async for piece in in_flight.pieces():

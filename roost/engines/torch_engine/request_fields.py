@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
@@ -110,12 +111,16 @@ def _why_refused(name: str, value: Any, known: Collection[str]) -> str:
     return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
 
-RequestId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
+ID_PATTERN = r"^[!-~]{1,256}$"  # it is written in answers and logs
+RequestId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 
 
 def request_id_of(request: Request, given: str | None) -> str:
     """The client's id of a request, from its header or body, or a new one."""
-    return request.headers.get("x-request-id") or given or uuid.uuid4().hex
+    header = request.headers.get("x-request-id")
+    if header is not None and not re.match(ID_PATTERN, header):
+        raise Refused("X-Request-Id must be 1 to 256 visible ASCII characters", field="request_id")
+    return header or given or uuid.uuid4().hex
 
 
 class StreamOptions(StrictBody):

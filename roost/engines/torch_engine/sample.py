@@ -71,7 +71,8 @@ class Sample:
 
     def take(self, progress: Progress) -> Piece:
         start = len(self.token_ids)
-        self.prompt_logprobs = progress.prompt_logprobs or self.prompt_logprobs
+        if progress.prompt_logprobs is not None:
+            self.prompt_logprobs = progress.prompt_logprobs
         self.cached_tokens = max(self.cached_tokens, progress.cached_tokens)
         text, kept = self._written(progress)
         self.token_ids.extend(progress.token_ids[:kept])
@@ -110,6 +111,4 @@ class Sample:
     def _rest(self) -> str:
         if self._wanted is None:
             return ""
-        scanned = self._scanner.add(self._stream.rest())
-        self.stop_reason = scanned.stop
-        return scanned.text if scanned.stop is not None else scanned.text + self._scanner.rest()
+        return self._scanner.rest() + self._stream.rest()

@@ -102,6 +102,17 @@ def test_scoring_gives_the_log_probabilities_that_generating_gave(http):
     assert told == pytest.approx([entry["logprob"] for entry in choice["logprobs"]["content"]], abs=1e-4)
 
 
+def test_a_prompt_of_one_token_has_nothing_to_score(http):
+    answer = generate(http, [5], sampling={"prompt_logprobs": 0}).json()
+    assert answer["prompt_logprobs"] == [None]
+
+
+def test_the_id_of_a_request_may_come_in_its_header(http):
+    body = {"token_ids": PROMPT, "sampling_params": GREEDY}
+    answer = http.post("/inference/v1/generate", json=body, headers={"X-Request-Id": "traced"})
+    assert answer.json()["request_id"] == "generate-tokens-traced"
+
+
 def test_without_max_tokens_the_context_is_filled(http):
     max_context = http.get("/v1/models").json()["data"][0]["max_model_len"]
     prompt = [7] * (max_context - 3)

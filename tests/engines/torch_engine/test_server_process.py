@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Annotated
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI
 
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.torch_engine.http_errors import answer_errors
@@ -47,6 +48,7 @@ KEYS = {
     "the key": ("/load", KEY, 200),
     "no key": ("/load", None, 401),
     "a wrong key": ("/load", "a guess", 401),
+    "the beginning of the key": ("/load", KEY[:-1], 401),
     "no key for the list of routes": ("/openapi.json", None, 401),
     "no key for what is not there": ("/nothing", None, 401),
 }
@@ -133,10 +135,10 @@ def test_a_start_that_fails_says_why_in_a_line(folder, options, message):
 
 
 SIZES = {
-    "as large as it may be": (b"x" * 100, 200),
-    "announced too large": (b"x" * 101, 413),
-    "in pieces, too large together": ((b"x" * 60, b"x" * 60), 413),
-    "in pieces, as large as it may be": ((b"x" * 60, b"x" * 40), 200),
+    "as large as it may be": (b'"' + b"x" * 98 + b'"', 200),
+    "announced too large": (b'"' + b"x" * 99 + b'"', 413),
+    "in pieces, too large together": ((b'"' + b"x" * 59, b"x" * 40 + b'"'), 413),
+    "in pieces, as large as it may be": ((b'"' + b"x" * 59, b"x" * 39 + b'"'), 200),
 }
 
 
@@ -147,8 +149,8 @@ def test_bodies_that_are_too_large_are_refused(content, status):
     app.add_middleware(SizeLimited, most_bytes=100)
 
     @app.post("/read")
-    async def read(request: Request) -> int:
-        return len(await request.body())
+    async def read(text: Annotated[str, Body()]) -> int:
+        return len(text)
 
     async def send():
         async def pieces():
@@ -157,7 +159,8 @@ def test_bodies_that_are_too_large_are_refused(content, status):
 
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/read", content=content if isinstance(content, bytes) else pieces())
+            body = content if isinstance(content, bytes) else pieces()
+            return await client.post("/read", content=body, headers={"content-type": "application/json"})
 
     answer = asyncio.run(send())
     assert answer.status_code == status
