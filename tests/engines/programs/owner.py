@@ -40,7 +40,7 @@ class Actor:
 def own_by_actor(python, folder, words):
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     actor = ray.remote(Actor).remote()
     ray.get(actor.start.remote(python, folder, words))
     print("ready", flush=True)
