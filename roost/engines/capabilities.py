@@ -28,6 +28,14 @@ class Capabilities:
     def has(self, route: str) -> bool:
         return route in self.routes
 
+    def room_for(self, prompt: int, wanted: int) -> int:
+        """How many of the wanted tokens the context holds after a prompt; at least one, for the server to refuse.
+
+        >>> Capabilities(frozenset(), max_context=10).room_for(prompt=8, wanted=5)
+        2
+        """
+        return wanted if self.max_context is None else max(1, min(wanted, self.max_context - prompt))
+
     def require(self, route: str, instead: str) -> None:
         """Refuse what the server has no route for, and say what to do instead.
 

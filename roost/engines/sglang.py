@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roost.engines import sglang_bodies as bodies
@@ -15,6 +16,7 @@ from roost.engines.generation import Completion, Sampling
 from roost.engines.http_calls import HttpCalls, ServerFailed, TimeLimits
 from roost.engines.protocol import InFlight, Part
 from roost.engines.version_ledger import VersionLedger, version_number
+from roost.engines.vllm_bodies import served_model
 from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
 
 # There is no draining here: it is done by waiting. Retracting then sends what came in meanwhile back to the queue.
@@ -69,7 +71,10 @@ class SglangEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
     ) -> Completion:
-        body = bodies.generate_request(token_ids, sampling, request_id, adapter)
+        known = await self.capabilities()
+        # More than the context holds would be refused.
+        fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
+        body = bodies.generate_request(token_ids, fitting, request_id, adapter)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         await self._admission()
         with self._versions.request() as ticket:
@@ -110,7 +115,7 @@ class SglangEngine:
         if in_flight is InFlight.DRAIN:
             self._is_open.clear()
         try:
-            if in_flight is InFlight.DRAIN and self._paused is None:
+            if in_flight is InFlight.DRAIN and self._paused in (None, InFlight.HOLD):
                 await self._drained()
             mode = {"mode": PAUSE_MODES[in_flight]}
             await self._calls.post("/pause_generation", mode, limit_s=self._limits.drain)
@@ -121,6 +126,8 @@ class SglangEngine:
 
     async def _drained(self) -> None:
         """Wait until nothing runs: what was asked by this client, and what others have asked."""
+        if self._paused is InFlight.HOLD:
+            await self.resume()  # what is held does not finish
         counts_others = (await self.capabilities()).has("/v1/loads")
         try:
             async with asyncio.timeout(self._limits.drain):
@@ -272,6 +279,7 @@ class SglangEngine:
         limit = self._limits.answer
         routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
         told = await self._calls.get("/server_info", limit_s=limit)
+        model = served_model(await self._calls.get("/v1/models", limit_s=limit))
         return Capabilities(
             routes,
             can_sleep=bool(told.get("enable_memory_saver", self._sleeps)),
@@ -279,8 +287,8 @@ class SglangEngine:
             tells_spans=_release(told.get("version", "")) >= SPANS_SINCE,
             keeps_weights_asleep=bool(told.get("enable_weights_cpu_backup")),
             takes_tokens=True,
-            model=told.get("served_model_name") or "",
-            max_context=told.get("context_length"),
+            model=model["id"],
+            max_context=model.get("max_model_len"),
         )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roost.engines import vllm_bodies as bodies
 from roost.engines.capabilities import Capabilities, listed_routes
-from roost.engines.errors import EngineError, EngineRefused, NotOffered, UpdateFailed
+from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered, UpdateFailed
 from roost.engines.generation import Completion, Sampling
 from roost.engines.http_calls import HttpCalls, ServerFailed, TimeLimits
 from roost.engines.protocol import InFlight, Part
@@ -36,7 +37,7 @@ class VllmEngine:
     ) -> None:
         self._calls = HttpCalls(url, api_key, sleep=sleep)
         self._limits = limits or TimeLimits()
-        self._sleeps = sleeps  # it was started so that sleeping frees memory; vLLM itself does not tell
+        self._sleeps = sleeps  # it was to be started so that sleeping frees memory; its routes do not tell
         self._sleep = sleep
         self._known: Capabilities | None = None
         self._probing = asyncio.Lock()
@@ -88,8 +89,9 @@ class VllmEngine:
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, bodies.tokens_request(token_ids, sampling, model, request_id)
         else:
-            route = "/v1/completions"
-            body = bodies.completions_request(token_ids, sampling, model, request_id, known.max_context)
+            # This route refuses to be asked for more than the context holds; the other one stops there.
+            fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
+            route, body = "/v1/completions", bodies.completions_request(token_ids, fitting, model, request_id)
         if scored:
             body = bodies.scored(body)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
@@ -261,8 +263,7 @@ class VllmEngine:
         routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
         about = await self._calls.get("/version", limit_s=limit)
         model = bodies.served_model(await self._calls.get("/v1/models", limit_s=limit))
-        # Newer servers list the route and answer 403 to everything sent there unless they were told to open it.
-        takes_tokens = TOKEN_ROUTE in routes and await self._calls.status("POST", TOKEN_ROUTE, {}, limit_s=limit) != 403
+        takes_tokens = TOKEN_ROUTE in routes and await self._is_open(TOKEN_ROUTE)
         built_in: dict[str, bool] = about.get("roost") or {}
         sleeps = self._sleeps and not built_in and await self._was_told_to_sleep(routes)
         return Capabilities(
@@ -278,13 +279,18 @@ class VllmEngine:
             max_context=model.get("max_model_len"),
         )
 
+    async def _is_open(self, route: str) -> bool:
+        """Newer servers list routes that they answer 403 to, whatever is sent, unless they were told to open them."""
+        status = await self._calls.status("POST", route, {}, limit_s=self._limits.answer)
+        if status is None:
+            raise EngineLost(f"POST {self.url}{route}: no answer")
+        return status != 403
+
     async def _was_told_to_sleep(self, routes: frozenset[str]) -> bool:
         """What the server's own settings say, where they can be read; a build for CPUs is never told to."""
-        if "/server_info" not in routes:
+        if not {"/sleep", "/server_info"} <= routes:
             return "/sleep" in routes
         query = [("config_format", "json")]
         told = await self._calls.get("/server_info", limit_s=self._limits.memory, query=query)
-        config = told.get("vllm_config")
-        return "/sleep" in routes and (
-            not isinstance(config, dict) or config["model_config"].get("enable_sleep_mode", True)
-        )
+        config = told.get("vllm_config")  # text in old releases
+        return bool(config["model_config"].get("enable_sleep_mode", True)) if isinstance(config, dict) else True

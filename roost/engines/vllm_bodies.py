@@ -42,17 +42,12 @@ def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, req
     return body if request_id is None else {**body, "request_id": request_id}
 
 
-def completions_request(
-    token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None, max_context: int | None
-) -> Body:
-    """For /v1/completions, which refuses to be asked for more than the context holds instead of stopping there."""
-    fields = sampling_fields(sampling)
-    if max_context is not None:
-        fields["max_tokens"] = max(1, min(sampling.max_tokens, max_context - len(token_ids)))
+def completions_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
+    """For /v1/completions."""
     body = {
         "model": model,
         "prompt": list(token_ids),
-        **fields,
+        **sampling_fields(sampling),
         "logprobs": 1,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,

@@ -88,6 +88,7 @@ class SglangStandIn:
         self.fail_next: dict[str, str] = {}  # a route, and the message it fails with
         self.death: str | None = None
         self.calls: list[str] = []
+        self.tokens_made = 0
 
     # What the scheduler does
 
@@ -140,6 +141,7 @@ class SglangStandIn:
             self.cache_of = self.weight
             token = next_token(self.weight, request.prompt + request.made)
             request.made.append(token)
+            self.tokens_made += 1
             request.logprobs.append(logprob_of(self.weight, token))
             if token in stops:
                 return "stop"
@@ -204,6 +206,10 @@ def app_of(server: SglangStandIn) -> FastAPI:
     async def server_info() -> dict[str, Any]:
         return server.settings
 
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"data": [{"id": "toy", "max_model_len": MAX_CONTEXT}]}
+
     @app.get("/model_info")
     async def model_info() -> dict[str, Any]:
         return {"model_path": "toy", "weight_version": server.version}
@@ -216,8 +222,8 @@ def app_of(server: SglangStandIn) -> FastAPI:
     async def generate(body: Generate, raw: Request) -> Any:
         if not body.input_ids or max(body.input_ids) >= VOCABULARY:
             return JSONResponse({"error": {"message": f"a token id is not below {VOCABULARY}"}}, 400)
-        if len(body.input_ids) > MAX_CONTEXT:
-            return JSONResponse({"error": {"message": f"the prompt is longer than {MAX_CONTEXT}"}}, 400)
+        if len(body.input_ids) + body.sampling_params["max_new_tokens"] > MAX_CONTEXT:
+            return JSONResponse({"error": {"message": f"that is more than {MAX_CONTEXT}, the context"}}, 400)
         if body.lora_path is not None and body.lora_path not in server.adapters:
             return JSONResponse({"error": {"message": f"adapter {body.lora_path} is not loaded"}}, 400)
         server.waiting += 1

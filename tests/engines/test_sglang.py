@@ -23,15 +23,25 @@ def test_what_is_generated_comes_back_with_log_probabilities_and_versions():
         assert done.versions == (VersionSpan(0, 0, 4),)
         stopped = await engine.generate(PROMPT, Sampling(max_tokens=9, stop_token_ids=(done.token_ids[1],)))
         assert (stopped.token_ids, stopped.finish) == (done.token_ids[:2], Finish.STOP)
+        made = state.tokens_made
         assert await engine.score(PROMPT) == pytest.approx([logprob_of(OLD, token) for token in PROMPT[1:]])
+        assert state.tokens_made == made
         assert await engine.alive()
+
+    on_standin(scenario)
+
+
+def test_a_completion_ends_where_the_context_is_full():
+    async def scenario(engine, state):
+        done = await engine.generate([1] * 99_998, Sampling(max_tokens=50))
+        assert (len(done.token_ids), done.finish) == (2, Finish.LENGTH)
 
     on_standin(scenario)
 
 
 REFUSED = [
     pytest.param([9999], None, "not below 997", id="out-of-vocabulary"),
-    pytest.param([1] * 100_001, None, "longer than 100000", id="too-long"),
+    pytest.param([1] * 100_001, None, "more than 100000", id="too-long"),
     pytest.param([1], "none-such", "none-such is not loaded", id="unknown-adapter"),
 ]
 
@@ -92,6 +102,18 @@ def test_a_server_that_cannot_sleep_as_asked_is_not_asked(level, settings, fix):
         assert not state.released and state.paused is None
 
     on_standin(scenario, **settings)
+
+
+def test_held_requests_are_let_go_on_to_drain_them():
+    async def scenario(engine, state):
+        running = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=40)))
+        await until(lambda: state.running)
+        await engine.pause(InFlight.HOLD)
+        await engine.pause(InFlight.DRAIN)
+        assert not state.running and state.paused == "retract"
+        assert (await running).finish is Finish.LENGTH
+
+    on_standin(scenario)
 
 
 def test_others_are_waited_for_when_draining():

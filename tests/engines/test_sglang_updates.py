@@ -101,6 +101,7 @@ def test_held_requests_go_on_with_the_new_weights_and_tell_which_tokens_they_mad
     async def scenario(engine, state):
         task = await started(engine, state)
         await engine.pause(InFlight.HOLD)
+        assert state.paused == "in_place"  # with what it has in its cache
         made = len(state.running[0].made)
         await send(engine)
         assert len(state.running[0].made) <= made + 1
