@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import openai
 import pytest
 from peft import LoraConfig, get_peft_model
@@ -132,12 +133,13 @@ def test_a_stop_string_ends_the_text(client, tokenizer, stream, kept):
     assert tokenizer.decode(tokens, skip_special_tokens=True).endswith(stop)
 
 
-def test_a_completion_that_was_stopped_leaves_nothing_behind(client):
+def test_a_completion_that_was_stopped_leaves_nothing_behind(client, server):
+    stop = printable_stop(complete(client).choices[0].text)
     for _ in range(2):  # the same id, at once
-        answer = complete(
-            client, stop=printable_stop(complete(client).choices[0].text), **with_extra(request_id="again")
-        )
+        answer = complete(client, stop=stop, max_tokens=400, **with_extra(request_id="again"))
         assert answer.choices[0].finish_reason == "stop"
+        load = httpx.get(f"{server.url}/load", trust_env=False).json()
+        assert (load["running"], load["waiting"]) == (0, 0)
 
 
 def test_a_stream_of_several_samples(client):
