@@ -92,10 +92,10 @@ class NodeAgent:
         """Take this node's place in the job, and open its socket."""
         self._rank, self._agents, self._lead = rank, agents, agents[lead]
         if rank == lead:
-            self._directory = Directory()
+            self._directory = directory = Directory()
             for node, agent in enumerate(agents):
                 if node != lead:
-                    asyncio.get_running_loop().create_task(self._watch_node(node, agent))
+                    asyncio.get_running_loop().create_task(self._watch_node(node, agent, directory))
         self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(agents))
         self._server = SocketServer(self._folder / "agent", self._exchange.serve, self._hear)
         return AgentContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
@@ -145,23 +145,22 @@ class NodeAgent:
         """Never returns: whoever waits for it learns when this node is lost."""
         await asyncio.Event().wait()
 
-    async def _watch_node(self, node: int, agent: Any) -> None:
+    async def _watch_node(self, node: int, agent: Any, directory: Directory) -> None:
         try:
             await agent.ask.remote("lives")
         except ray.exceptions.ActorUnavailableError:
             await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
-            await self._watch_node(node, agent)
+            await self._watch_node(node, agent, directory)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-            if self._directory is not None and not self._is_ending:
+            if not self._is_ending:
                 why = next((line.strip() for line in str(error).splitlines() if line.strip()), "no answer")
-                await self._lose_node(node, f"node {node} is lost: {why}")
+                await self._lose_node(node, f"node {node} is lost: {why}", directory)
 
-    async def _lose_node(self, node: int, why: str) -> None:
-        assert self._directory is not None
+    async def _lose_node(self, node: int, why: str, directory: Directory) -> None:
         now = time.time_ns()
         carried = [
             Address(group.name, rank)
-            for group in self._directory.groups()
+            for group in directory.groups()
             for rank, on in enumerate(group.nodes)
             if on == node
         ]
@@ -172,7 +171,7 @@ class NodeAgent:
                 agent.ask.remote("lose", tuple(who), why, False)
         summary = f"{why}; it carried {', '.join(map(str, carried)) or 'no worker'}"
         who = carried[0] if carried else Address(f"node {node}", 0)
-        await self._directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
+        await directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
 
     # Workers ------------------------------------------------------------------------------------------------------
 
