@@ -294,7 +294,10 @@ class Cluster:
         """A worker's process did not come to life: tell the whole job, as its agent would of one that died."""
         if any(failure.address == who for failure in self._failures.all):
             return  # its agent knew it
-        group = self._links.directory("group", who.group, 0.0)
+        try:
+            group = self._links.directory("group", who.group, 0.0)
+        except LookupError:
+            return  # its group was closed meanwhile
         failure = Failure(who, FailureKind.DIED, why, time.time_ns(), group.nodes[who.rank])
         self._links.tell_all("lose", tuple(who), why, False)
         self._links.directory("add_failure", failure)

@@ -47,7 +47,7 @@ class FailuresSeen:
             try:
                 count, new = ray.get(self._lead.ask.remote("directory", "failures_after", count))
                 self._add(new)
-            except Exception as error:
+            except ray.exceptions.RayError as error:
                 if not self._is_stopped:
                     self._add([_failure(Address("agent", 0), FailureKind.NODE_LOST, str(error))])
                 return

@@ -15,7 +15,7 @@ import ray
 from ray import cloudpickle
 
 from roost.runtime import current
-from roost.runtime.failure import Failure, FailureKind, PeerLost
+from roost.runtime.failure import Failure, FailureKind, PeerLost, WaitedTooLong
 from roost.runtime.logs import redirect_output
 from roost.runtime.process import ProcessSetup
 from roost.runtime.process_link import ProcessLink
@@ -24,6 +24,8 @@ from roost.runtime.trace.spans import SpanRecorder
 
 CONSTRUCTOR = "__init__"
 SIMULATED = "SIMULATED"
+REGISTER_LIMIT = 60.0  # seconds for the agent to know a worker
+TELL_LIMIT = 10.0  # seconds for it to hear of a failure
 FLUSH_EVERY = 1.0  # seconds between sendings of spans
 
 
@@ -60,7 +62,7 @@ class Host:
         entry = (tuple(setup.address), os.getpid(), setup.devices, setup.log_path, setup.max_restarts)
         registered = agent.ask.remote("register", entry)
         if setup.max_restarts:
-            ray.get(registered)  # one that has come back counts as gone until its agent knows it again
+            _wait_for_agent(registered, setup)  # one that has come back counts as gone until its agent knows it again
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
         if setup.accelerator_type == SIMULATED:
@@ -120,8 +122,8 @@ class Host:
         sys.stderr.flush()
         known = failure
         # Told through Ray, as every failure: a worker may fail before it has a link.
-        with contextlib.suppress(Exception):
-            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure, log_begin), timeout=10)
+        with contextlib.suppress(ray.exceptions.RayError):
+            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
         print(failure.traceback, flush=True)  # after the agent has read the log's last lines, which come before it
         return CallFailed(known)
 
@@ -189,6 +191,16 @@ def is_asynchronous(cls: type) -> bool:
         for name, member in inspect.getmembers(cls, callable)
         if not name.startswith("_")
     )
+
+
+def _wait_for_agent(registered: Any, setup: ProcessSetup) -> None:
+    try:
+        ray.get(registered, timeout=REGISTER_LIMIT)
+    except ray.exceptions.GetTimeoutError:
+        raise WaitedTooLong(
+            f"{setup.address} could not start: the agent of node {setup.agent.node} ({setup.agent.host}) did not "
+            f"answer within {REGISTER_LIMIT:g} s"
+        ) from None
 
 
 def _one_line(error: BaseException) -> str:

@@ -57,7 +57,7 @@ class StartWatch:
             try:
                 done, _ = ray.wait(refs, num_returns=len(refs), timeout=LOOK_EVERY)
                 self._look(done)
-            except Exception:  # Ray is gone, and with it what was watched
+            except ray.exceptions.RayError:  # Ray is gone, and with it what was watched
                 return
 
     def _look(self, done: Sequence[Any]) -> None:

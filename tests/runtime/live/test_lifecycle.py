@@ -15,6 +15,7 @@ from roost import (
     WorkerFailed,
 )
 from roost import Worker as RoostWorker
+from roost.runtime.address import Address
 
 
 class Plain(RoostWorker):
@@ -119,6 +120,11 @@ def test_a_worker_that_never_comes_to_life_is_lost_to_all(cluster):
     with pytest.raises(WorkerFailed) as caught:
         call.wait(timeout=60)
     assert str(caught.value.first.address) == "late:0"
+
+
+def test_a_worker_that_never_came_to_life_in_a_group_closed_meanwhile_is_not_told_of(cluster):
+    cluster._never_started(Address("closed", 0), "it never started")
+    assert cluster.failures == ()
 
 
 def test_the_driver_does_not_wait_for_items_of_a_failed_producer(cluster):
