@@ -26,6 +26,7 @@ from roost.runtime.logs import last_lines, read_from
 from roost.runtime.node_report import NodeReport
 from roost.runtime.parcel import INLINE_LIMIT
 from roost.runtime.process import AgentContact
+from roost.runtime.ray_errors import cause_of, first_line
 from roost.runtime.socket_server import SocketServer
 from roost.runtime.trace.spans import Span
 from roost.runtime.watch import ProcessWatch, is_alive
@@ -120,7 +121,7 @@ class NodeAgent:
         try:
             value, back = await self._agents[node].ask.remote("serve_node", tuple(who), op, args, pieces)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            raise cause_of(error) from None
         except ray.exceptions.RayActorError:
             raise PeerLost(f"node {node} is lost") from None
         return value, [Freight(*piece) for piece in back]
@@ -137,7 +138,7 @@ class NodeAgent:
         try:
             return await self._lead.ask.remote("directory", method, *args)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            raise cause_of(error) from None
         except ray.exceptions.RayActorError:
             raise PeerLost("the node that keeps the job's directory is lost") from None
 
@@ -153,8 +154,7 @@ class NodeAgent:
             await self._watch_node(node, agent, directory)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
             if not self._is_ending:
-                why = next((line.strip() for line in str(error).splitlines() if line.strip()), "no answer")
-                await self._lose_node(node, f"node {node} is lost: {why}", directory)
+                await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
 
     async def _lose_node(self, node: int, why: str, directory: Directory) -> None:
         now = time.time_ns()

@@ -11,6 +11,7 @@ import ray
 
 from roost.runtime.nodes import LiveNode
 from roost.runtime.process import AgentContact
+from roost.runtime.ray_errors import cause_of
 
 LIMIT = 60.0  # seconds for an agent to answer
 CLOSING_LIMIT = 5.0
@@ -56,7 +57,7 @@ class Agents:
         try:
             return ray.get(self.lead.ask.remote("directory", method, *args), timeout=LIMIT)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            raise cause_of(error) from None
 
 
 def dismiss(agents: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from ray import cloudpickle
 
 from roost.runtime.address import Address
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed, in_order_of_cause
+from roost.runtime.ray_errors import first_line
 
 KEPT = 1_000  # failures that are remembered
 GRACE = 3.0  # seconds: for the cause to be told after a consequence was seen, and for a wait to end by itself
@@ -146,5 +147,4 @@ class FailuresSeen:
 
 
 def _failure(address: Address, kind: FailureKind, ray_says: str) -> Failure:
-    lines = [line.strip() for line in ray_says.splitlines() if line.strip()]
-    return Failure(address, kind, lines[0] if lines else "its process ended", time.time_ns())
+    return Failure(address, kind, first_line(ray_says, "its process ended"), time.time_ns())

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
-from roost.runtime.node_report import RANK_VARIABLE, NodeReport
+from roost.runtime.node_report import RANK_VARIABLES, NodeReport
 from roost.spec.errors import Findings, Where, counted, shown
 from roost.spec.ranks import spell_ranks
 
@@ -49,7 +49,7 @@ def order_nodes(
             CLUSTER,
             f"{len(ordered) - num_nodes} of {len(ordered)} nodes are left out: {_names(ordered[num_nodes:])}",
             f"num_nodes is {num_nodes}",
-            f"raise num_nodes to use them, or choose the nodes with {RANK_VARIABLE}",
+            f"raise num_nodes to use them, or choose the nodes with {RANK_VARIABLES[0]}",
         )
     return tuple(ordered[:num_nodes])
 
@@ -128,7 +128,7 @@ def _find_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) ->
 
 
 def _variable(report: NodeReport) -> str:
-    return report.rank_variable or RANK_VARIABLE
+    return report.rank_variable or RANK_VARIABLES[0]
 
 
 def _export(ranks: Iterable[tuple[NodeReport, int]]) -> str:
@@ -151,7 +151,7 @@ def _warn_of_shared_addresses(ordered: Sequence[NodeReport], used: int, findings
                 CLUSTER,
                 f"{len(ranks)} nodes share the address {address}; they are ordered by their Ray ids",
                 "the ids are new whenever Ray starts, so after a restart the order is arbitrary",
-                f"export {RANK_VARIABLE}, 0 to {len(ordered) - 1}, before `ray start` of every node",
+                f"export {RANK_VARIABLES[0]}, 0 to {len(ordered) - 1}, before `ray start` of every node",
             )
 
 

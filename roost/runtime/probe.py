@@ -16,10 +16,9 @@ from typing import Any
 import roost
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import NO_ACCELERATOR
-from roost.runtime.node_report import NodeReport
+from roost.runtime.node_report import RANK_VARIABLES, NodeReport
 from roost.runtime.segments import memory_limit
 
-RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")
 MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
 SIOCGIFADDR = 0x8915  # "get interface address", as Linux numbers it
 INTERPRETER_LIMIT = 60  # seconds for an interpreter to import Ray
