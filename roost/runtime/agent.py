@@ -199,7 +199,7 @@ class NodeAgent:
         """These workers are about to be stopped."""
         self._expected.update(Address(*who) for who in addresses)
 
-    async def forget(self, group: str, addresses: Sequence[Sequence[Any]]) -> None:
+    async def forget(self, addresses: Sequence[Sequence[Any]]) -> None:
         """A group is closed: nothing of it remains here."""
         workers = [Address(*parts) for parts in addresses]
         self._hub.forget(workers)

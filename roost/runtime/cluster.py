@@ -81,10 +81,10 @@ class Cluster:
         job = read_cluster_config(cluster_cfg, findings)
         findings.raise_errors()
         wanted = num_nodes if num_nodes is not None else (job.num_nodes if job is not None else None)
-        self._say, self._reservation_limit = say, reservation_timeout
+        self._say = say
         self._groups: dict[str, WorkerGroup] = {}
         self._agents: dict[str, Any] = {}
-        self._holdings: Any = None
+        self._holdings = Holdings(reservation_timeout, say)
         self._ports: dict[str, tuple[int, int]] = {}  # of each group the node and port its ranks meet at
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
         self._has_own_logs = log_dir is None
@@ -114,7 +114,6 @@ class Cluster:
         for warning in findings.warnings:
             self._say(str(warning))
         self._links = Agents(self.nodes, self._agents)
-        self._holdings = Holdings(self.nodes, self._reservation_limit, self._say)
         self._failures = FailuresSeen(self._links.lead)
         self._ends.callback(self._failures.stop)
         self._ends.callback(self._tell_of_failures)
@@ -208,7 +207,7 @@ class Cluster:
             self._say(f"launching {', '.join(groups)}; the plan also has {', '.join(left)}")
         live = self.verify(plan)
         settings = {name: (options or {}).get(name, LaunchOptions()) for name in groups}
-        self._holdings.take([plan[name] for name in groups], live, settings, groups)
+        self._holdings.take([plan[name] for name in groups], self.nodes, live, settings, groups)
         started: dict[str, WorkerGroup] = {}
         try:
             for name, spec in specs.items():
@@ -232,7 +231,7 @@ class Cluster:
         check_methods(spec.cls)
         component = where if isinstance(where, ComponentPlan) else self._placed(where, name, options)
         live = self._live_nodes(component)
-        self._holdings.take([component], live, {component.name: options}, [name])
+        self._holdings.take([component], self.nodes, live, {component.name: options}, [name])
         try:
             return self._start(spec, component, name, options, live)
         except BaseException:
@@ -310,7 +309,7 @@ class Cluster:
         for host in group.hosts:
             ray.kill(host)
         self._links.directory("remove_group", group.name)
-        self._links.tell_all("forget", group.name, addresses)
+        self._links.tell_all("forget", addresses)
         node, port = self._ports.pop(group.name)
         for _ in self._links.ask_all("release_port", port, nodes=[node]):
             pass
@@ -392,5 +391,4 @@ class Cluster:
             for host in (host for group in self._groups.values() for host in group.hosts):
                 ray.kill(host)
             dismiss(list(self._agents.values()))
-        if self._holdings is not None:
-            self._holdings.give_all_back()
+        self._holdings.give_all_back()

@@ -33,9 +33,8 @@ class FailuresSeen:
         self._seen_at: dict[Failure, float] = {}
         self._settled: set[Failure] = set()
         self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
-        self._told_until: dict[
-            Address, float
-        ] = {}  # ends of these workers up to then belong to an error that was raised
+        # Until when the end of a worker belongs to an error that was raised already.
+        self._told_until: dict[Address, float] = {}
         self._closed: dict[str, int] = {}  # when a group was closed: what is told of it after that is old
         self._changed = threading.Condition()
         self._is_stopped = False

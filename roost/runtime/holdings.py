@@ -28,8 +28,8 @@ _of_this_process: WeakSet[Holdings] = WeakSet()
 class Holdings:
     """Reservations, each kept as long as a group uses something of it. Groups of one job may share devices."""
 
-    def __init__(self, nodes: Sequence[LiveNode], limit: float, say: Callable[[str], None]) -> None:
-        self._nodes, self._limit, self._say = nodes, limit, say
+    def __init__(self, limit: float, say: Callable[[str], None]) -> None:
+        self._limit, self._say = limit, say
         _of_this_process.add(self)
         self._held: list[_Holding] = []
 
@@ -41,11 +41,15 @@ class Holdings:
     def take(
         self,
         components: Sequence[ComponentPlan],
+        nodes: Sequence[LiveNode],
         live_nodes: Sequence[int],
         options: Mapping[str, LaunchOptions],
         users: Collection[str],
     ) -> None:
-        """Reserve what components need and the job does not hold yet, for the groups that will use it."""
+        """Reserve what components need and the job does not hold yet, for the groups that will use it.
+
+        `live_nodes` has for each node of the plan its rank among the nodes of the cluster.
+        """
         demands = demands_of(
             components,
             {name: each.cpus_per_process for name, each in options.items()},
@@ -56,8 +60,8 @@ class Holdings:
         held = self.devices
         needs, wanted = self._missing(demands, live_nodes, planned, held)
         if needs:
-            reports = [node.report for node in self._nodes]
-            made = reserve(needs, wanted, reports, self._supplies, self._limit, self._say_more)
+            reports = [node.report for node in nodes]
+            made = reserve(needs, wanted, reports, lambda: self._supplies(nodes), self._limit, self._say_more)
             self._held.append(_Holding(made, tuple(needs)))
             self._held[-1].users.update(users)
         for holding in self._held:
@@ -87,9 +91,9 @@ class Holdings:
         hint = "; another Cluster of this process holds accelerators: shut it down, or close its groups"
         self._say(text + (hint if others and text.startswith("waiting") else ""))
 
-    def _supplies(self) -> list[Supply]:
+    def _supplies(self, nodes: Sequence[LiveNode]) -> list[Supply]:
         """What the nodes have, less what the job holds itself: it would wait for itself for ever."""
-        return [self._less_ours(supply) for supply in live.supplies(self._nodes)]
+        return [self._less_ours(supply) for supply in live.supplies(nodes)]
 
     def _less_ours(self, supply: Supply) -> Supply:
         ours = [need for holding in self._held for need in holding.needs if need.node == supply.node]

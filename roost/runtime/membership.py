@@ -18,10 +18,7 @@ MAX_DIGITS = 9  # of a node rank
 
 
 def order_nodes(
-    reports: Iterable[NodeReport],
-    findings: Findings,
-    num_nodes: int | None = None,
-    expected_hosts: Sequence[str] = (),
+    reports: Iterable[NodeReport], findings: Findings, num_nodes: int | None = None
 ) -> tuple[NodeReport, ...] | None:
     """The nodes by rank, the first `num_nodes` of them; None where there are findings that stop it.
 
@@ -37,7 +34,7 @@ def order_nodes(
     by_address = sorted(reports, key=_address_order)
     wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
     if len(by_address) < wanted:
-        findings.error(CLUSTER, missing_nodes(wanted, by_address, expected_hosts), fix=how_to_join(by_address))
+        findings.error(CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
     has_ranks = any(_written(report) for report in by_address)
     ordered = _by_rank(by_address, num_nodes, findings) if has_ranks else by_address
     if findings.num_errors > errors:
@@ -161,8 +158,8 @@ def _names(nodes: Sequence[NodeReport | str]) -> str:
     return ", ".join([*named, *more])
 
 
-def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str], expected_hosts: Sequence[str] = ()) -> str:
-    """Which nodes are there and, where ranks or hosts tell, which are not; of a node may be known its address alone.
+def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str]) -> str:
+    """Which nodes are there and, where ranks tell, which are not; of a node may be known its address alone.
 
     >>> missing_nodes(4, ["10.0.0.1", "10.0.0.2"])
     'expected 4 nodes, 2 joined: 10.0.0.1, 10.0.0.2'
@@ -173,9 +170,7 @@ def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str], expected_h
     absent = [rank for rank in range(num_nodes) if rank not in ranks]
     if ranks and None not in ranks and absent:
         text += f"; missing {'is rank' if len(absent) == 1 else 'are ranks'} {spell_ranks(absent)}"
-    known = {name for node in joined for name in ([node] if isinstance(node, str) else [node.hostname, node.address])}
-    hosts = [host for host in expected_hosts if host not in known]
-    return f"{text}; not there: {_names(hosts)}" if hosts else text
+    return text
 
 
 def how_to_join(joined: Sequence[NodeReport | str]) -> str:
