@@ -42,7 +42,8 @@ class Agents:
 
     def ask_all(self, method: str, *args: Any, nodes: Sequence[int] | None = None) -> Iterator[tuple[int, Any]]:
         """Ask all, or those of some nodes, and give the answers with their nodes; one that is lost gives none."""
-        asked = [(node, self.handles[node].ask.remote(method, *args)) for node in nodes or range(len(self.handles))]
+        chosen = range(len(self.handles)) if nodes is None else nodes
+        asked = [(node, self.handles[node].ask.remote(method, *args)) for node in chosen]
         for node, answer in asked:
             with contextlib.suppress(ray.exceptions.RayError):
                 yield node, ray.get(answer, timeout=LIMIT)

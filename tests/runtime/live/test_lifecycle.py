@@ -145,6 +145,11 @@ def test_clusters_of_one_process_end_independently(local_ray):
         assert launched(three, "three").rank().wait() == [0]
 
 
+@pytest.mark.parametrize(("nodes", "answering"), [(None, [0]), ([0], [0]), ([], [])], ids=["all", "one", "none"])
+def test_whom_agents_ask(shared_cluster, nodes, answering):
+    assert [node for node, _ in shared_cluster._links.ask_all("clock", nodes=nodes)] == answering
+
+
 def test_another_address_than_the_one_in_use_is_refused(local_ray):
     with pytest.raises(ValueError, match=r"is connected to Ray at .* already, and cannot be to 192.0.2.1:6379"):
         Cluster(num_nodes=1, address="192.0.2.1:6379")
