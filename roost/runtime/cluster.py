@@ -255,7 +255,7 @@ class Cluster:
                 "component of a plan"
             )
         findings = Findings()
-        table = strategy.place(self._inventory, findings, isolate=options.isolate_accelerator)
+        table = strategy.place(self._inventory, findings, isolate=options.isolate_accelerator is not False)
         findings.raise_errors()
         if table is None:
             raise RuntimeError("a placement without findings must have been made; please report it")

@@ -50,6 +50,8 @@ def process_setups(
     A plan may number the nodes otherwise than the cluster does, as after a restart; workers are told the live numbers.
     """
     reports, agents, log_dirs, inventory = site
+    if options.isolate_accelerator is not None:
+        component = replace(component, table=replace(component.table, isolate=options.isolate_accelerator))
     setups = []
     for process in component.processes():
         node = live_nodes[process.placement.cluster_node_rank]

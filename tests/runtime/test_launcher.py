@@ -1,0 +1,48 @@
+"""What each process of a component is told before it starts."""
+
+import pytest
+
+import roost
+from roost.cluster.inventory import Inventory
+
+pytest.importorskip("ray")
+
+from roost.runtime.group import LaunchOptions
+from roost.runtime.launcher import Site, process_setups
+from roost.runtime.node_report import NodeReport
+from roost.runtime.process import AgentContact
+
+MACHINES = {"nodes": [{"accelerators": 8, "accelerator_type": "SIMULATED"}]}
+REPORT = NodeReport(
+    node_id="f00d",
+    address="10.0.0.1",
+    hostname="alpha",
+    accelerator_type="SIMULATED",
+    physical_ids=tuple("abcdefgh"),
+    memory_gb=24.0,
+)
+
+
+def told(options, placement="2-3", isolate=True, report=REPORT):
+    """The setups of a component on a node of which the job holds accelerators 2 to 4."""
+    job = {"cluster": {"num_nodes": 1, "component_placement": {"actor": placement}}}
+    component = roost.plan(job, MACHINES, isolate_accelerator=isolate)["actor"]
+    site = Site([report], [AgentContact(0, "alpha", 1, "")], ["logs"], Inventory.from_dict(MACHINES))
+    held = {(0, device): device for device in (2, 3, 4)}
+    setups = process_setups("actor", component, options, [0], site, held, ("127.0.0.1", 2950))
+    return [setup for setup, _ in setups]
+
+
+@pytest.mark.parametrize(
+    ("planned", "asked", "expected"),
+    [
+        pytest.param(True, None, ["c", "d"], id="as planned: its own"),
+        pytest.param(False, None, ["c,d,e", "c,d,e"], id="as planned: all that the job holds"),
+        pytest.param(True, False, ["c,d,e", "c,d,e"], id="asked for all"),
+        pytest.param(False, True, ["c", "d"], id="asked for its own"),
+    ],
+)
+def test_what_a_launch_says_of_visible_accelerators_holds_before_the_plan(planned, asked, expected):
+    setups = told(LaunchOptions(isolate_accelerator=asked), isolate=planned)
+    assert [setup.env["ROOST_VISIBLE_DEVICES"] for setup in setups] == expected
+    assert {setup.placement.isolate_accelerator for setup in setups} == {planned if asked is None else asked}
