@@ -23,7 +23,6 @@ from roost.runtime.simulated_torch import show_to_torch
 from roost.runtime.trace.spans import SpanRecorder
 
 CONSTRUCTOR = "__init__"
-SIMULATED = "SIMULATED"
 REGISTER_LIMIT = 60.0  # seconds for the agent to know a worker
 TELL_LIMIT = 10.0  # seconds for it to hear of a failure
 FLUSH_EVERY = 1.0  # seconds between sendings of spans
@@ -65,8 +64,8 @@ class Host:
             _wait_for_agent(registered, setup)  # one that has come back counts as gone until its agent knows it again
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
-        if setup.accelerator_type == SIMULATED:
-            show_to_torch(setup.num_visible, setup.memory_gb)
+        if setup.simulated is not None:
+            show_to_torch(setup.simulated)
         self._worker: Any = None
         self._broken: CallFailed | None = None
         try:

@@ -10,6 +10,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import ACCELERATOR
 from roost.placement.component_plan import ComponentPlan, Process
@@ -19,7 +20,7 @@ from roost.runtime.group import LARGE, GroupSpec, LaunchOptions
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.logs import log_name
 from roost.runtime.node_report import NodeReport
-from roost.runtime.process import AgentContact, ProcessSetup
+from roost.runtime.process import AgentContact, ProcessSetup, SimulatedDevices
 from roost.runtime.process_env import MASKS, process_env, visible_devices
 from roost.runtime.worker import public_methods
 
@@ -75,17 +76,22 @@ def process_setups(
             {**env, **options.env},
             own,
             tuple(physical[held[node, device]] for device in own),
-            len(visible),
             reports[node].accelerator_type,
-            reports[node].memory_gb,
             kind,
             declared_devices(process, kind, inventory.nodes[node]),
             agents[node],
             f"{log_dirs[node]}/{log_name(*address)}",
             options.restarts,
+            simulated_devices(reports[node], len(visible)),
         )
         setups.append((setup, process))
     return setups
+
+
+def simulated_devices(report: NodeReport, count: int) -> SimulatedDevices | None:
+    """What a process that may see so many accelerators of a node has to be shown of them, as no driver shows it."""
+    is_simulated = report.accelerator_type == AcceleratorType.SIMULATED
+    return SimulatedDevices(count, report.memory_gb) if is_simulated else None
 
 
 def declared_devices(process: Process, kind: str, node: Node) -> tuple[Mapping[str, Any], ...]:

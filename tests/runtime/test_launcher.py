@@ -1,5 +1,7 @@
 """What each process of a component is told before it starts."""
 
+from dataclasses import replace
+
 import pytest
 
 import roost
@@ -10,7 +12,7 @@ pytest.importorskip("ray")
 from roost.runtime.group import LaunchOptions
 from roost.runtime.launcher import Site, process_setups
 from roost.runtime.node_report import NodeReport
-from roost.runtime.process import AgentContact
+from roost.runtime.process import AgentContact, SimulatedDevices
 
 MACHINES = {"nodes": [{"accelerators": 8, "accelerator_type": "SIMULATED"}]}
 REPORT = NodeReport(
@@ -46,3 +48,16 @@ def test_what_a_launch_says_of_visible_accelerators_holds_before_the_plan(planne
     setups = told(LaunchOptions(isolate_accelerator=asked), isolate=planned)
     assert [setup.env["ROOST_VISIBLE_DEVICES"] for setup in setups] == expected
     assert {setup.placement.isolate_accelerator for setup in setups} == {planned if asked is None else asked}
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "expected"),
+    [
+        pytest.param("SIMULATED", True, SimulatedDevices(1, 24.0), id="its own"),
+        pytest.param("SIMULATED", False, SimulatedDevices(3, 24.0), id="all that the job holds"),
+        pytest.param("NV_GPU", True, None, id="real ones are shown by their driver"),
+    ],
+)
+def test_simulated_devices_are_shown_as_far_as_they_are_visible(kind, asked, expected):
+    setups = told(LaunchOptions(isolate_accelerator=asked), report=replace(REPORT, accelerator_type=kind))
+    assert [setup.simulated for setup in setups] == [expected] * 2
