@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import os
@@ -100,13 +101,13 @@ class Host:
                 yield
         # Whatever a worker raises, exits included, must reach the one who called and not end the process.
         except BaseException as error:
-            raise self._failed(method, error, begin) from None
+            raise self._told(self._failure(method, error), begin) from None
         finally:
             self._send_spans()
 
-    def _failed(self, method: str, error: BaseException, log_begin: int) -> CallFailed:
+    def _failure(self, method: str, error: BaseException) -> Failure:
         summary = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else _one_line(error)
-        failure = Failure(
+        return Failure(
             self._setup.address,
             FailureKind.RAISED,
             summary,
@@ -117,6 +118,9 @@ class Host:
             cause=_packed(error),
             is_consequence=isinstance(error, PeerLost),
         )
+
+    def _told(self, failure: Failure, log_begin: int) -> CallFailed:
+        """Tell the agent, which knows more of the failure, and may be slow to answer."""
         sys.stdout.flush()
         sys.stderr.flush()
         known = failure
@@ -151,12 +155,20 @@ class AsyncHost(Host):
 
     async def _run_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         self._roost_ready()
-        with self._guarded(method):
-            start = time.perf_counter_ns()
-            result = getattr(self._worker, method)(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
-            return time.perf_counter_ns() - start, result
+        begin = os.fstat(1).st_size
+        try:
+            with self._recorder.timer(method, "call"):
+                start = time.perf_counter_ns()
+                result = getattr(self._worker, method)(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+                return time.perf_counter_ns() - start, result
+        except BaseException as error:
+            # Described here, where Ray knows which call this is; told in a thread, because the other calls go on.
+            failure = self._failure(method, error)
+            raise await asyncio.to_thread(self._told, failure, begin) from None
+        finally:
+            self._send_spans()
 
 
 def host_class(cls: type, methods: Iterable[str]) -> type[Host]:
