@@ -150,6 +150,13 @@ def test_whom_agents_ask(shared_cluster, nodes, answering):
     assert [node for node, _ in shared_cluster._links.ask_all("clock", nodes=nodes)] == answering
 
 
+def test_a_config_may_describe_machines_only(local_ray):
+    section = {"num_nodes": 1, "node_groups": [{"label": "bench", "node_ranks": 0}]}
+    with Cluster(cluster_cfg=section) as cluster:
+        on_bench = PackedPlacementStrategy(2, 2, node_group="bench")
+        assert launched(cluster, "it", on_bench).rank().wait() == [0]
+
+
 def test_another_address_than_the_one_in_use_is_refused(local_ray):
     with pytest.raises(ValueError, match=r"is connected to Ray at .* already, and cannot be to 192.0.2.1:6379"):
         Cluster(num_nodes=1, address="192.0.2.1:6379")
