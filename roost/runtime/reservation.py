@@ -63,13 +63,7 @@ def reserve(
     limit: float,
     say: Say,
 ) -> Reservation:
-    """Reserve everything at once, or say what is missing where.
-
-    What the nodes can never hold is a `ConfigError` at once; what others hold at the moment is waited for.
-    """
-    findings = Findings()
-    check_totals(demands, totals(), findings)
-    findings.raise_errors()
+    """Reserve everything at once. What others hold at the moment is waited for, and it is said what that is."""
     holders = {need.node: list(_hold_back(need, nodes[need.node])) for need in needs}
     try:
         group = _placement_group(needs, nodes)
