@@ -9,19 +9,17 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.mode import PlacementMode
 from roost.placement.plan import Plan
-from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from roost.placement.strategy import PlacementStrategy
 from roost.runtime import current, launcher, nodes, probe
 from roost.runtime.address import DRIVER, Address
@@ -32,22 +30,22 @@ from roost.runtime.failure import Failure, FailureKind
 from roost.runtime.failures_seen import FailuresSeen
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
 from roost.runtime.holdings import Holdings
+from roost.runtime.launch_request import component_of, plan_launch
 from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.logs import LogCollector
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.ray_connection import connect
+from roost.runtime.span_collection import BRIEFLY, collected, flush
 from roost.runtime.start_watch import StartWatch
 from roost.runtime.trace.chrome import TraceSummary, write_trace
-from roost.runtime.trace.spans import SpanRecorder, WorkerSpans
+from roost.runtime.trace.spans import SpanRecorder
 from roost.runtime.verify import check_plan
 from roost.runtime.worker import Worker
-from roost.spec.errors import Findings, did_you_mean
+from roost.spec.errors import Findings
 from roost.spec.job import Notation
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
 RESERVATION_LIMIT = 600.0  # seconds to wait for what others hold
-FLUSH_LIMIT = 3.0  # seconds for workers to hand in what they recorded
-BRIEFLY = 0.5  # the same, for those that are about to be ended
 
 
 def _say(text: str) -> None:
@@ -187,35 +185,20 @@ class Cluster:
 
         `groups` says of which class each component's workers are: `{"actor": Actor.create_group(config), ...}`.
         """
-        specs = {name: each.create_group() if isinstance(each, type) else each for name, each in groups.items()}
-        if not isinstance(plan, Plan):
-            plan = Plan.from_json(Path(plan).read_text(encoding="utf-8"))
-        unknown = [name for name in specs if name not in {part.name for part in plan.components}]
-        if unknown:
-            hint = did_you_mean(unknown[0], [part.name for part in plan.components])
-            raise KeyError(f"the plan has no component {unknown[0]}; {hint}")
-        strangers = [name for name in options or {} if name not in groups]
-        if strangers:
-            raise KeyError(
-                f"there are options for {strangers[0]}, which is not launched; {did_you_mean(strangers[0], groups)}"
-            )
-        for name, spec in specs.items():
-            check_name(name, self._groups)
-            check_methods(spec.cls)
-        left = [part.name for part in plan.components if part.name not in groups]
-        if left:
-            self._say(f"launching {', '.join(groups)}; the plan also has {', '.join(left)}")
-        live = self.verify(plan)
-        settings = {name: (options or {}).get(name, LaunchOptions()) for name in groups}
-        self._holdings.take([plan[name] for name in groups], self.nodes, live, settings, groups)
+        asked = plan_launch(plan, groups, options, self._groups)
+        if asked.left_out:
+            self._say(f"launching {', '.join(asked.specs)}; the plan also has {', '.join(asked.left_out)}")
+        live = self.verify(asked.plan)
+        components = {name: asked.plan[name] for name in asked.specs}
+        self._holdings.take(list(components.values()), self.nodes, live, asked.options, asked.specs)
         started: dict[str, WorkerGroup] = {}
         try:
-            for name, spec in specs.items():
-                started[name] = self._start(spec, plan[name], name, settings[name], live)
+            for name, spec in asked.specs.items():
+                started[name] = self._start(spec, components[name], name, asked.options[name], live)
         except BaseException:
             for group in started.values():
                 group.close()
-            for name in groups:
+            for name in asked.specs:
                 self._holdings.give_back(name)
             raise
         return started
@@ -229,7 +212,7 @@ class Cluster:
     ) -> WorkerGroup:
         check_name(name, self._groups)
         check_methods(spec.cls)
-        component = where if isinstance(where, ComponentPlan) else self._placed(where, name, options)
+        component = component_of(where, name, options, self._inventory, self._registry)
         live = self._live_nodes(component)
         self._holdings.take([component], self.nodes, live, {component.name: options}, [name])
         try:
@@ -244,22 +227,6 @@ class Cluster:
         if inventory is self._inventory:
             return tuple(range(inventory.num_nodes))
         return self.verify(Plan(Notation.RLINF, None, PlacementMode.HYBRID, inventory, (component,)))
-
-    def _placed(self, strategy: PlacementStrategy | None, name: str, options: LaunchOptions) -> ComponentPlan:
-        if strategy is None:
-            count = self.num_accelerators
-            strategy = PackedPlacementStrategy(0, count - 1) if count else NodePlacementStrategy([0])
-        if not isinstance(strategy, PlacementStrategy):
-            raise TypeError(
-                f"placement_strategy is {strategy!r}; give a strategy such as PackedPlacementStrategy(0, 3), or a "
-                "component of a plan"
-            )
-        findings = Findings()
-        table = strategy.place(self._inventory, findings, isolate=options.isolate_accelerator is not False)
-        findings.raise_errors()
-        if table is None:
-            raise RuntimeError("a placement without findings must have been made; please report it")
-        return ComponentPlan(name, name, type(strategy).__name__, np.zeros(0, np.int64), table, registry=self._registry)
 
     def _start(
         self, spec: GroupSpec, component: ComponentPlan, name: str, options: LaunchOptions, live: tuple[int, ...]
@@ -304,7 +271,7 @@ class Cluster:
     def _end_group(self, group: WorkerGroup) -> None:
         addresses = [(group.name, rank) for rank in range(group.world_size)]
         self._starts.forget(group.name)
-        self._flush([group], BRIEFLY)
+        flush([group], BRIEFLY)
         self._links.tell_all("expect_end", addresses)
         for host in group.hosts:
             ray.kill(host)
@@ -325,24 +292,9 @@ class Cluster:
 
     def write_trace(self, path: str | Path) -> TraceSummary:
         """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were."""
-        self._flush(list(self._groups.values()), FLUSH_LIMIT)
-        workers = []
-        for node, found in self._links.ask_all("spans"):
-            offset = self.nodes[node].report.clock_offset_ns if node < len(self.nodes) else 0
-            for who, devices, spans, dropped in found:
-                shifted = tuple(
-                    span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans
-                )
-                held = tuple((node, device) for device in devices)
-                workers.append(WorkerSpans(who.group, who.rank, node, held, shifted, dropped))
+        flush(self._groups.values())
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
-        return write_trace(Path(path), workers, names)
-
-    def _flush(self, groups: Sequence[WorkerGroup], limit: float) -> None:
-        """Let workers hand in what they have recorded; one that is in a long call is not waited for."""
-        flushed = [host._roost_flush.remote() for group in groups for host in group.hosts]
-        if flushed:
-            ray.wait(flushed, num_returns=len(flushed), timeout=limit)
+        return write_trace(Path(path), collected(self._links, self.nodes), names)
 
     def _collect_logs(self, show: bool) -> None:
         here = str(self.log_dir)
