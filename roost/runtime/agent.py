@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,15 @@ class WorkerEntry(NamedTuple):
     max_restarts: int
 
 
+class Assignment(NamedTuple):
+    """What a worker is, as its launch says: in part for its agent, and packed for itself."""
+
+    devices: tuple[int, ...]
+    log_path: str
+    max_restarts: int
+    packed: bytes
+
+
 class NodeAgent:
     """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
 
@@ -57,6 +66,7 @@ class NodeAgent:
         self._server: SocketServer | None = None
         self._workers: dict[Address, WorkerEntry] = {}
         self._deaths: dict[Address, int] = {}
+        self._assignments: defaultdict[Address, asyncio.Future[Assignment]] = defaultdict(asyncio.Future)
         self._expected: set[Address] = set()  # workers that are being stopped: their end is no failure
         self._failures: dict[Address, Failure] = {}
         self._is_ending = False
@@ -184,9 +194,16 @@ class NodeAgent:
     async def release_port(self, port: int) -> None:
         self._hub.ports.release(port)
 
-    async def register(self, worker: Sequence[Any]) -> None:
-        """A worker has started, or started again."""
-        entry = WorkerEntry(Address(*worker[0]), *worker[1:])
+    async def assign(self, entries: Sequence[Sequence[Any]]) -> None:
+        """What workers of this node are, whether they have asked for it yet or not."""
+        for who, *parts in entries:
+            self._assignments[Address(*who)].set_result(Assignment(*parts))
+
+    async def enroll(self, who: Sequence[Any], pid: int) -> bytes:
+        """A worker has started, or started again: it is told what it is, as soon as that is known."""
+        address = Address(*who)
+        assignment = await asyncio.shield(self._assignments[address])
+        entry = WorkerEntry(address, pid, assignment.devices, assignment.log_path, assignment.max_restarts)
         before = self._workers.get(entry.address)
         if before is not None:
             self._ended(before)  # the new process was faster than the news of the old one's end
@@ -194,6 +211,7 @@ class NodeAgent:
             await self._everywhere("find_again", tuple(entry.address))
         self._workers[entry.address] = entry
         self._watch.watch(entry.pid, lambda pid: self._ended(entry))
+        return assignment.packed
 
     async def expect_end(self, addresses: Sequence[Sequence[Any]]) -> None:
         """These workers are about to be stopped."""
@@ -206,6 +224,8 @@ class NodeAgent:
         for who in workers:
             self._expected.discard(who)
             self._workers.pop(who, None)
+            if who in self._assignments:
+                self._assignments.pop(who).cancel()
             self._deaths.pop(who, None)
             self._failures.pop(who, None)
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from roost.runtime.nodes import LiveNode
-from roost.runtime.process import AgentContact
+from roost.runtime.process import AgentContact, ProcessSetup
 from roost.runtime.ray_errors import cause_of
 
 LIMIT = 60.0  # seconds for an agent to answer
@@ -52,6 +53,16 @@ class Agents:
         """Ask all, for what it does."""
         for _ in self.ask_all(method, *args):
             pass
+
+    def assign(self, setups: Sequence[ProcessSetup]) -> None:
+        """Give the agents what the workers of their nodes are waiting to be told."""
+        of_node: dict[int, list[tuple[Any, ...]]] = {}
+        for setup in setups:
+            packed = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
+            entry = (tuple(setup.address), setup.devices, setup.log_path, setup.max_restarts, packed)
+            of_node.setdefault(setup.agent.node, []).append(entry)
+        told = [self.handles[node].ask.remote("assign", entries) for node, entries in of_node.items()]
+        ray.get(told, timeout=LIMIT)
 
     def directory(self, method: str, *args: Any) -> Any:
         """Ask the job's directory."""

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from roost.runtime.failures_seen import FailuresSeen
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
 from roost.runtime.holdings import Holdings
 from roost.runtime.launch_request import component_of, plan_launch
+from roost.runtime.launching import Launching, Request
 from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.logs import LogCollector
 from roost.runtime.process_link import ProcessLink
@@ -189,19 +190,13 @@ class Cluster:
         if asked.left_out:
             self._say(f"launching {', '.join(asked.specs)}; the plan also has {', '.join(asked.left_out)}")
         live = self.verify(asked.plan)
-        components = {name: asked.plan[name] for name in asked.specs}
-        self._holdings.take(list(components.values()), self.nodes, live, asked.options, asked.specs)
-        started: dict[str, WorkerGroup] = {}
-        try:
-            for name, spec in asked.specs.items():
-                started[name] = self._start(spec, components[name], name, asked.options[name], live)
-        except BaseException:
-            for group in started.values():
-                group.close()
-            for name in asked.specs:
-                self._holdings.give_back(name)
-            raise
-        return started
+        return self._start(
+            [
+                Request(name, spec, self._known(asked.plan[name]), asked.options[name], launcher.packed(spec))
+                for name, spec in asked.specs.items()
+            ],
+            live,
+        )
 
     def _launch(
         self,
@@ -214,12 +209,8 @@ class Cluster:
         check_methods(spec.cls)
         component = component_of(where, name, options, self._inventory, self._registry)
         live = self._live_nodes(component)
-        self._holdings.take([component], self.nodes, live, {component.name: options}, [name])
-        try:
-            return self._start(spec, component, name, options, live)
-        except BaseException:
-            self._holdings.give_back(name)
-            raise
+        asked = Request(name, spec, self._known(component), options, launcher.packed(spec))
+        return self._start([asked], live)[name]
 
     def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
         """The live node of each node of a component's plan: themselves, if it was planned on this cluster."""
@@ -228,32 +219,36 @@ class Cluster:
             return tuple(range(inventory.num_nodes))
         return self.verify(Plan(Notation.RLINF, None, PlacementMode.HYBRID, inventory, (component,)))
 
-    def _start(
-        self, spec: GroupSpec, component: ComponentPlan, name: str, options: LaunchOptions, live: tuple[int, ...]
-    ) -> WorkerGroup:
-        packed = launcher.packed(spec)  # first: what cannot be sent must not leave anything behind
-        placed = [live[int(node)] for node in component.table.nodes]
+    def _known(self, component: ComponentPlan) -> ComponentPlan:
+        """A component that knows the hardware of this cluster."""
+        return replace(component, registry=self._registry)
+
+    def _start(self, requests: Sequence[Request], live: tuple[int, ...]) -> dict[str, WorkerGroup]:
+        """Reserve what the groups need, and start all of them; processes start while Ray gives out accelerators."""
+        needed = {asked.component.name: asked.options for asked in requests}
+        components, names = [asked.component for asked in requests], [asked.name for asked in requests]
+        self._holdings.take(components, self.nodes, live, needed, names)
         reports = [node.report for node in self.nodes]
+        site = launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory)
+        launches: dict[str, Launching] = {}
         with contextlib.ExitStack() as undo:
-            port = self._links.ask(placed[0], "lease_port")
-            undo.callback(self._links.ask, placed[0], "release_port", port)
-            setups = launcher.process_setups(
-                name,
-                replace(component, registry=self._registry),
-                options,
-                live,
-                launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory),
-                self._holdings.devices,
-                (launcher.master_address(placed, reports), port),
-            )
-            self._links.directory("add_group", launcher.group_entry(name, setups))
-            undo.callback(self._links.directory, "remove_group", name)
-            hosts = launcher.start_hosts(spec, packed, setups, reports, options)
+            for name in names:
+                undo.callback(self._holdings.give_back, name)
+            for asked in requests:
+                launches[asked.name] = Launching(asked, live, site, self._links)
+                undo.callback(launches[asked.name].abandon)
+            devices = self._holdings.devices
+            for launch in launches.values():
+                launch.assign(devices)
             undo.pop_all()
-        group = WorkerGroup(name, spec.cls, hosts, self._failures, self._end_group, packed)
-        self._ports[name] = (placed[0], port)
-        self._groups[name] = group
-        self._starts.add([setup.address for setup, _ in setups], [host._roost_ready.remote() for host in hosts])
+        return {asked.name: self._enter(asked, launches[asked.name]) for asked in requests}
+
+    def _enter(self, asked: Request, launch: Launching) -> WorkerGroup:
+        group = WorkerGroup(asked.name, asked.spec.cls, launch.hosts, self._failures, self._end_group, asked.packed)
+        self._ports[asked.name] = (launch.meeting_node, launch.port)
+        self._groups[asked.name] = group
+        ready = [host._roost_ready.remote() for host in launch.hosts]
+        self._starts.add([place.address for place in launch.places], ready)
         return group
 
     def _never_started(self, who: Address, why: str) -> None:

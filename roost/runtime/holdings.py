@@ -21,7 +21,7 @@ from roost.runtime.capacity import (
 )
 from roost.runtime.group import LaunchOptions
 from roost.runtime.nodes import LiveNode
-from roost.runtime.reservation import NodeNeed, Reservation, reserve
+from roost.runtime.reservation import NodeNeed, Reservation, reserve, stand_ins
 from roost.spec.errors import Findings
 
 
@@ -30,6 +30,7 @@ class _Holding:
     reservation: Reservation
     needs: Mapping[str, NodeNeed]  # by Ray's id of the node: clusters of one process may rank the nodes differently
     users: set[str] = field(default_factory=set)
+    devices: Mapping[tuple[int, int], int] | None = None  # once it is known
 
 
 _of_this_process: WeakSet[Holdings] = WeakSet()
@@ -46,7 +47,15 @@ class Holdings:
     @property
     def devices(self) -> dict[tuple[int, int], int]:
         """For each accelerator that the job holds, as planned on its node, the one that stands for it."""
-        return {planned: there for holding in self._held for planned, there in holding.reservation.devices.items()}
+        return {planned: there for holding in self._held for planned, there in self._devices_of(holding).items()}
+
+    def _devices_of(self, holding: _Holding) -> Mapping[tuple[int, int], int]:
+        """Waits for the keepers the first time."""
+        if holding.devices is None:
+            holding.devices = holding.reservation.devices()
+            for text in stand_ins(holding.devices):
+                self._say(text)
+        return holding.devices
 
     def take(
         self,
@@ -75,7 +84,7 @@ class Holdings:
             made = reserve(needs, wanted, reports, lambda: self._supplies(nodes), self._limit, self._say)
             self._held.append(_Holding(made, {reports[need.node].node_id: need for need in needs}, set(users)))
         for holding in self._held:
-            if planned & holding.reservation.devices.keys():
+            if planned & holding.reservation.planned:
                 holding.users.update(users)
 
     def _missing(

@@ -16,15 +16,16 @@ import ray
 from ray import cloudpickle
 
 from roost.runtime import current
+from roost.runtime.address import Address
 from roost.runtime.failure import Failure, FailureKind, PeerLost, WaitedTooLong
 from roost.runtime.logs import redirect_output
-from roost.runtime.process import ProcessSetup
+from roost.runtime.process import AgentContact, ProcessSetup
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.simulated_torch import show_to_torch
 from roost.runtime.trace.spans import SpanRecorder
 
 CONSTRUCTOR = "__init__"
-REGISTER_LIMIT = 60.0  # seconds for the agent to know a worker
+ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the agent to answer
 TELL_LIMIT = 10.0  # seconds for it to hear of a failure
 FLUSH_EVERY = 1.0  # seconds between sendings of spans
 
@@ -46,11 +47,11 @@ class Host:
     The class comes packed, so that one that cannot be imported here is reported like any other failure of a worker.
     """
 
-    def __init__(self, packed_setup: bytes, packed: bytes) -> None:
+    def __init__(self, address: tuple[str, int], packed_agent: bytes, packed: bytes) -> None:
         from pathlib import Path
 
-        # Packed too, because Ray takes the agent's handle in it for an object that might get lost.
-        setup: ProcessSetup = cloudpickle.loads(packed_setup)
+        agent: AgentContact = cloudpickle.loads(packed_agent)
+        setup: ProcessSetup = cloudpickle.loads(_enrolled(address, agent))
 
         redirect_output(Path(setup.log_path))
         # The plan's own variables, before the worker's class and all it imports; a user's are there since the start.
@@ -58,11 +59,6 @@ class Host:
         self._setup = setup
         self._recorder = SpanRecorder()
         self._link = ProcessLink(setup.address, setup.agent)
-        agent = setup.agent.handle
-        entry = (tuple(setup.address), os.getpid(), setup.devices, setup.log_path, setup.max_restarts)
-        registered = agent.ask.remote("register", entry)
-        if setup.max_restarts:
-            _wait_for_agent(registered, setup)  # one that has come back counts as gone until its agent knows it again
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
         if setup.simulated is not None:
@@ -204,14 +200,16 @@ def is_asynchronous(cls: type) -> bool:
     )
 
 
-def _wait_for_agent(registered: Any, setup: ProcessSetup) -> None:
+def _enrolled(address: tuple[str, int], agent: AgentContact) -> bytes:
+    """What this process is, from its agent; it starts while the job still finds out which accelerators it gets."""
     try:
-        ray.get(registered, timeout=REGISTER_LIMIT)
+        told: bytes = ray.get(agent.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
     except ray.exceptions.GetTimeoutError:
         raise WaitedTooLong(
-            f"{setup.address} could not start: the agent of node {setup.agent.node} ({setup.agent.host}) did not "
-            f"answer within {REGISTER_LIMIT:g} s"
+            f"{Address(*address)} could not start: the agent of node {agent.node} ({agent.host}) did not say within "
+            f"{ENROLL_LIMIT:g} s what it is"
         ) from None
+    return told
 
 
 def _one_line(error: BaseException) -> str:

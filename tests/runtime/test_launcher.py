@@ -10,7 +10,7 @@ from roost.cluster.inventory import Inventory
 pytest.importorskip("ray")
 
 from roost.runtime.group import LaunchOptions
-from roost.runtime.launcher import Site, process_setups
+from roost.runtime.launcher import Site, places, process_setups
 from roost.runtime.node_report import NodeReport
 from roost.runtime.process import AgentContact, SimulatedDevices
 
@@ -31,8 +31,8 @@ def told(options, placement="2-3", isolate=True, report=REPORT):
     component = roost.plan(job, MACHINES, isolate_accelerator=isolate)["actor"]
     site = Site([report], [AgentContact(0, "alpha", 1, "")], ["logs"], Inventory.from_dict(MACHINES))
     held = {(0, device): device for device in (2, 3, 4)}
-    setups = process_setups("actor", component, options, [0], site, held, ("127.0.0.1", 2950))
-    return [setup for setup, _ in setups]
+    where = places("actor", component, options, [0])
+    return process_setups(where, component, options, [0], site, held, ("127.0.0.1", 2950))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 import pytest
 import ray
 
+import roost
 from roost import (
     Cluster,
     ConfigError,
@@ -61,6 +62,22 @@ def test_a_launch_that_cannot_be_sent_leaves_nothing_behind(cluster):
         launched(cluster, "it", PackedPlacementStrategy(0, 7), threading.Lock())
     assert cluster.groups == {}
     assert launched(cluster, "it", PackedPlacementStrategy(0, 0)).rank().wait() == [0]
+
+
+def test_a_launch_that_fails_half_way_leaves_nothing_behind(cluster, monkeypatch):
+    cut = {"num_nodes": 1, "component_placement": {"actor": "0-1", "rollout": "2-3"}}
+    plan = roost.plan({"cluster": cut}, cluster)
+
+    def fail(setups):
+        raise RuntimeError("no agent answers")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no agent answers"):
+        patch.setattr(cluster._links, "assign", fail)
+        cluster.launch(plan, {"actor": Plain, "rollout": Plain})
+    assert cluster.groups == {}
+    assert until(lambda: ray.available_resources().get("GPU") == 8)
+    groups = cluster.launch(plan, {"actor": Plain, "rollout": Plain})
+    assert [group.rank().wait() for group in groups.values()] == [[0, 1], [0, 1]]
 
 
 def test_a_closed_group_gives_its_devices_to_other_jobs(cluster):
