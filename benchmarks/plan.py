@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,7 +20,8 @@ from typing import Annotated, Any
 
 import peer_environment
 import typer
-from plan_report import print_command_line, print_comparisons, print_growth, print_verdicts
+from peer_environment import PeerPython, SetupPeer
+from plan_report import print_command_line, print_comparisons, print_growth
 from plan_results import (
     UNWANTED,
     CommandLine,
@@ -38,6 +37,7 @@ from plan_results import (
     verdicts,
 )
 from rich.console import Console
+from verdicts import JsonFile, print_verdicts, write_results
 
 HERE = Path(__file__).parent
 SMALL_JOB = """\
@@ -55,22 +55,21 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each size of the growth series.")] = 5,
     peer_nodes: Annotated[list[int] | None, typer.Option(help="A size to compare; may be given several times.")] = None,
     peer_repeats: Annotated[int, typer.Option(min=1, help="Runs of each compared size.")] = 3,
-    peer_python: Annotated[Path | None, typer.Option(exists=True, help="The interpreter that has the peer.")] = None,
-    setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make benchmarks/.peer first.")] = False,
+    peer_python: PeerPython = None,
+    setup_peer: SetupPeer = False,
     cli_runs: Annotated[int, typer.Option(min=1, help="Runs of the command line.")] = 10,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure how fast Roost plans, and print it beside the targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     if setup_peer:
-        progress.print("setting up the peer's environment")
-        peer_environment.set_up()
+        peer_environment.set_up(progress)
     growth = run_growth(doublings(16, max_nodes), repeats, progress)
     print_growth(growth, console)
     comparisons: tuple[Comparison, ...] = ()
     peer = peer_environment.find(peer_python)
     if peer is None:
-        console.print("No comparison: there is no peer. Make one with --setup-peer, or name it with --peer-python.\n")
+        peer_environment.print_no_peer(console)
     else:
         comparisons = tuple(run_peer(peer, nodes, peer_repeats, progress) for nodes in peer_nodes or (128, 1024))
         print_comparisons(comparisons, console)
@@ -80,13 +79,11 @@ def main(
     print_verdicts(judged, console)
     if json_file is not None:
         results = {
-            "machine": machine(),
             "growth": [asdict(row) for row in growth],
             "peer": [asdict(row) for row in comparisons],
             "command_line": asdict(command_line),
-            "targets": [asdict(verdict) for verdict in judged],
         }
-        json_file.write_text(json.dumps(results, indent=2) + "\n")
+        write_results(json_file, results, judged)
 
 
 def run_growth(sizes: Sequence[int], repeats: int, progress: Console) -> tuple[Growth, ...]:
@@ -155,11 +152,6 @@ def finish(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr}")
     return done
-
-
-def machine() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return {"cores": os.cpu_count(), "memory_gb": round(memory), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

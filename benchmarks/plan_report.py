@@ -13,7 +13,6 @@ from plan_results import (
     CommandLine,
     Comparison,
     Growth,
-    Verdict,
     constant_cost_until,
 )
 from rich.console import Console
@@ -70,13 +69,6 @@ def print_command_line(result: CommandLine, console: Console) -> None:
     )
     console.print(table)
     console.print("Target: neither Ray nor torch among the modules.\n")
-
-
-def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
-    table = Table("target", "measured", "", title="Targets", title_justify="left")
-    for verdict in verdicts:
-        table.add_row(verdict.target, verdict.measured, "[green]met[/]" if verdict.met else "[red]missed[/]")
-    console.print(table)
 
 
 def duration(seconds: float) -> str:

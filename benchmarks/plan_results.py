@@ -8,6 +8,8 @@ from itertools import pairwise, zip_longest
 from statistics import median
 from typing import Any
 
+from verdicts import Verdict
+
 MILLION = 1_048_576
 TARGET_SECONDS = 2.0
 TARGET_MB = 1000.0
@@ -60,15 +62,6 @@ class CommandLine:
     modules: int
     unwanted: tuple[str, ...]
     installed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A target and what was measured."""
-
-    target: str
-    measured: str
-    met: bool
 
 
 def doublings(first: int, last: int) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -15,13 +14,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import peer_environment
 import typer
+from peer_environment import PeerPython, SetupPeer
 from rich.console import Console
-from runtime_report import print_missing, print_overheads, print_throughputs, print_verdicts
+from runtime_report import print_missing, print_overheads, print_throughputs
 from runtime_results import ONES, WAYS, Missing, Overhead, Row, Throughput, overhead, throughputs, verdicts
+from verdicts import JsonFile, print_verdicts, write_results
 
 HERE = Path(__file__).parent
 STATISTICS = Path("/proc/stat")
@@ -42,15 +43,14 @@ def main(
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one measurement of one side.")] = 400,
     patience: Annotated[int, typer.Option(min=0, help="Seconds to wait for an idle machine before each.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only this measurement; may be given several times.")] = None,
-    peer_python: Annotated[Path | None, typer.Option(exists=True, help="The interpreter that has the peer.")] = None,
-    setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make benchmarks/.peer first.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
+    peer_python: PeerPython = None,
+    setup_peer: SetupPeer = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure what Roost's runtime costs, and print it beside the targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     if setup_peer:
-        progress.print("setting up the peer's environment")
-        peer_environment.set_up()
+        peer_environment.set_up(progress)
     rounds = {"launch": launches, "accelerators": launches, "call": calls, "channel": streams, "send": streams}
     unknown = set(only or ()) - set(rounds)
     if unknown:
@@ -78,18 +78,16 @@ def main(
         print_throughputs(flows, console)
     print_missing(missing, console)
     if peer is None:
-        console.print("No comparison: there is no peer. Make one with --setup-peer, or name it with --peer-python.\n")
+        peer_environment.print_no_peer(console)
     print_verdicts(judged, console)
     if json_file is not None:
         results = {
-            "machine": machine(),
             "busy_before": busy,
             "overheads": [asdict(row) for row in overheads],
             "throughputs": [asdict(row) for row in flows],
             "missing": [asdict(row) for row in missing],
-            "targets": [asdict(verdict) for verdict in judged],
         }
-        json_file.write_text(json.dumps(results, indent=2) + "\n")
+        write_results(json_file, results, judged)
 
 
 def run(python: Path, side: str, what: str, rounds: int, limit: float) -> list[Result]:
@@ -150,11 +148,6 @@ def busy_share(seconds: float) -> float:
     time.sleep(seconds)
     idle_then, total_then = idle_and_all()
     return round(1 - (idle_then - idle) / max(total_then - total, 1), 3)
-
-
-def machine() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return {"cores": os.cpu_count(), "memory_gb": round(memory), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

@@ -93,16 +93,26 @@ class Trivial:
 
 
 class Producer:
-    def produce(self, queue: Any, load: Load) -> float:
-        return produce(queue.put, load)
+    """Produces into a queue or a channel; where it is a runtime's worker too, it can also send."""
+
+    def through_channel(self, channel: Any, load: Load) -> float:
+        return produce(channel.put, load)
+
+    def by_send(self, load: Load) -> float:
+        return produce(lambda item: self.send(item, "consumer", 0), load)
 
     def copy_seconds(self, nbytes: int) -> float:
         return copy_seconds(nbytes)
 
 
 class Consumer:
-    def consume(self, queue: Any, load: Load) -> float:
-        return consume(queue.get, load)
+    """The other end."""
+
+    def through_channel(self, channel: Any, load: Load) -> float:
+        return consume(channel.get, load)
+
+    def by_send(self, load: Load) -> float:
+        return consume(lambda: self.recv("producer", 0), load)
 
 
 class Bare:
@@ -134,7 +144,7 @@ class BarePair:
 
     def seconds(self, load: Load) -> float:
         """From the begin of the first put to the end of the last get."""
-        end = self._consumer.consume.remote(self._queue, load)
-        start = self._producer.produce.remote(self._queue, load)
+        end = self._consumer.through_channel.remote(self._queue, load)
+        start = self._producer.through_channel.remote(self._queue, load)
         began, ended = ray.get([start, end], timeout=LIMIT)
         return ended - began

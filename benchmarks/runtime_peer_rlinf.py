@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import runtime_bare
@@ -11,28 +10,13 @@ from rlinf.scheduler import Channel, Cluster, NodePlacementStrategy, Worker
 from runtime_bare import IN_FLIGHT, Load
 
 
-class Trivial(Worker):
-    def answer(self) -> int:
-        return os.getpid()
+class Trivial(runtime_bare.Trivial, Worker): ...
 
 
-class Producer(Worker):
-    def through_channel(self, channel: Any, load: Load) -> float:
-        return runtime_bare.produce(channel.put, load)
-
-    def by_send(self, load: Load) -> float:
-        return runtime_bare.produce(lambda item: self.send(item, "consumer", 0), load)
-
-    def copy_seconds(self, nbytes: int) -> float:
-        return runtime_bare.copy_seconds(nbytes)
+class Producer(runtime_bare.Producer, Worker): ...
 
 
-class Consumer(Worker):
-    def through_channel(self, channel: Any, load: Load) -> float:
-        return runtime_bare.consume(channel.get, load)
-
-    def by_send(self, load: Load) -> float:
-        return runtime_bare.consume(lambda: self.recv("producer", 0), load)
+class Consumer(runtime_bare.Consumer, Worker): ...
 
 
 class Side:

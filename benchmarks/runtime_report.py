@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
-from runtime_results import ONES, WAYS, Missing, Overhead, Ratio, Throughput, Verdict
+from runtime_results import ONES, WAYS, Missing, Overhead, Ratio, Throughput
 
 
 def print_overheads(rows: Sequence[Overhead], console: Console) -> None:
@@ -43,13 +43,6 @@ def print_throughputs(rows: Sequence[Throughput], console: Console) -> None:
 def print_missing(rows: Sequence[Missing], console: Console) -> None:
     for row in rows:
         console.print(f"No result of {row.side} for {(ONES | WAYS)[row.what]}: {row.why}\n", markup=False)
-
-
-def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
-    table = Table("target", "measured", "", title="Targets", title_justify="left")
-    for verdict in verdicts:
-        table.add_row(verdict.target, verdict.measured, "[green]met[/]" if verdict.met else "[red]missed[/]")
-    console.print(table)
 
 
 def duration(seconds: float) -> str:

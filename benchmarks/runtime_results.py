@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from verdicts import Verdict
+
 MB = 1 << 20
 LAUNCH_TARGET = 1.2
 CALL_TARGET = 1.3
@@ -65,15 +67,6 @@ class Missing:
     side: str
     what: str
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A target and what was measured."""
-
-    target: str
-    measured: str
-    met: bool
 
 
 def ratio(values: Sequence[float]) -> Ratio:

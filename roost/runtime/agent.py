@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from roost.runtime.logs import last_lines, read_from
 from roost.runtime.node_report import NodeReport
 from roost.runtime.parcel import INLINE_LIMIT
 from roost.runtime.process import AgentContact
+from roost.runtime.ray_errors import cause_of, first_line
 from roost.runtime.socket_server import SocketServer
 from roost.runtime.trace.spans import Span
 from roost.runtime.watch import ProcessWatch, is_alive
@@ -44,6 +45,15 @@ class WorkerEntry(NamedTuple):
     max_restarts: int
 
 
+class Assignment(NamedTuple):
+    """What a worker is, as its launch says: in part for its agent, and packed for itself."""
+
+    devices: tuple[int, ...]
+    log_path: str
+    max_restarts: int
+    packed: bytes
+
+
 class NodeAgent:
     """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
 
@@ -56,6 +66,7 @@ class NodeAgent:
         self._server: SocketServer | None = None
         self._workers: dict[Address, WorkerEntry] = {}
         self._deaths: dict[Address, int] = {}
+        self._assignments: defaultdict[Address, asyncio.Future[Assignment]] = defaultdict(asyncio.Future)
         self._expected: set[Address] = set()  # workers that are being stopped: their end is no failure
         self._failures: dict[Address, Failure] = {}
         self._is_ending = False
@@ -92,10 +103,10 @@ class NodeAgent:
         """Take this node's place in the job, and open its socket."""
         self._rank, self._agents, self._lead = rank, agents, agents[lead]
         if rank == lead:
-            self._directory = Directory()
+            self._directory = directory = Directory()
             for node, agent in enumerate(agents):
                 if node != lead:
-                    asyncio.get_running_loop().create_task(self._watch_node(node, agent))
+                    asyncio.get_running_loop().create_task(self._watch_node(node, agent, directory))
         self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(agents))
         self._server = SocketServer(self._folder / "agent", self._exchange.serve, self._hear)
         return AgentContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
@@ -120,7 +131,7 @@ class NodeAgent:
         try:
             value, back = await self._agents[node].ask.remote("serve_node", tuple(who), op, args, pieces)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            raise cause_of(error) from None
         except ray.exceptions.RayActorError:
             raise PeerLost(f"node {node} is lost") from None
         return value, [Freight(*piece) for piece in back]
@@ -137,7 +148,7 @@ class NodeAgent:
         try:
             return await self._lead.ask.remote("directory", method, *args)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            raise cause_of(error) from None
         except ray.exceptions.RayActorError:
             raise PeerLost("the node that keeps the job's directory is lost") from None
 
@@ -145,23 +156,21 @@ class NodeAgent:
         """Never returns: whoever waits for it learns when this node is lost."""
         await asyncio.Event().wait()
 
-    async def _watch_node(self, node: int, agent: Any) -> None:
+    async def _watch_node(self, node: int, agent: Any, directory: Directory) -> None:
         try:
             await agent.ask.remote("lives")
         except ray.exceptions.ActorUnavailableError:
             await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
-            await self._watch_node(node, agent)
+            await self._watch_node(node, agent, directory)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-            if self._directory is not None and not self._is_ending:
-                why = next((line.strip() for line in str(error).splitlines() if line.strip()), "no answer")
-                await self._lose_node(node, f"node {node} is lost: {why}")
+            if not self._is_ending:
+                await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
 
-    async def _lose_node(self, node: int, why: str) -> None:
-        assert self._directory is not None
+    async def _lose_node(self, node: int, why: str, directory: Directory) -> None:
         now = time.time_ns()
         carried = [
             Address(group.name, rank)
-            for group in self._directory.groups()
+            for group in directory.groups()
             for rank, on in enumerate(group.nodes)
             if on == node
         ]
@@ -172,7 +181,7 @@ class NodeAgent:
                 agent.ask.remote("lose", tuple(who), why, False)
         summary = f"{why}; it carried {', '.join(map(str, carried)) or 'no worker'}"
         who = carried[0] if carried else Address(f"node {node}", 0)
-        await self._directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
+        await directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
 
     # Workers ------------------------------------------------------------------------------------------------------
 
@@ -185,9 +194,16 @@ class NodeAgent:
     async def release_port(self, port: int) -> None:
         self._hub.ports.release(port)
 
-    async def register(self, worker: Sequence[Any]) -> None:
-        """A worker has started, or started again."""
-        entry = WorkerEntry(Address(*worker[0]), *worker[1:])
+    async def assign(self, entries: Sequence[Sequence[Any]]) -> None:
+        """What workers of this node are, whether they have asked for it yet or not."""
+        for who, *parts in entries:
+            self._assignments[Address(*who)].set_result(Assignment(*parts))
+
+    async def enroll(self, who: Sequence[Any], pid: int) -> bytes:
+        """A worker has started, or started again: it is told what it is, as soon as that is known."""
+        address = Address(*who)
+        assignment = await asyncio.shield(self._assignments[address])
+        entry = WorkerEntry(address, pid, assignment.devices, assignment.log_path, assignment.max_restarts)
         before = self._workers.get(entry.address)
         if before is not None:
             self._ended(before)  # the new process was faster than the news of the old one's end
@@ -195,18 +211,21 @@ class NodeAgent:
             await self._everywhere("find_again", tuple(entry.address))
         self._workers[entry.address] = entry
         self._watch.watch(entry.pid, lambda pid: self._ended(entry))
+        return assignment.packed
 
     async def expect_end(self, addresses: Sequence[Sequence[Any]]) -> None:
         """These workers are about to be stopped."""
         self._expected.update(Address(*who) for who in addresses)
 
-    async def forget(self, group: str, addresses: Sequence[Sequence[Any]]) -> None:
+    async def forget(self, addresses: Sequence[Sequence[Any]]) -> None:
         """A group is closed: nothing of it remains here."""
         workers = [Address(*parts) for parts in addresses]
         self._hub.forget(workers)
         for who in workers:
             self._expected.discard(who)
             self._workers.pop(who, None)
+            if who in self._assignments:
+                self._assignments.pop(who).cancel()
             self._deaths.pop(who, None)
             self._failures.pop(who, None)
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from roost.runtime.nodes import LiveNode
-from roost.runtime.process import AgentContact
+from roost.runtime.process import AgentContact, ProcessSetup
+from roost.runtime.ray_errors import cause_of
 
 LIMIT = 60.0  # seconds for an agent to answer
 CLOSING_LIMIT = 5.0
@@ -41,7 +43,8 @@ class Agents:
 
     def ask_all(self, method: str, *args: Any, nodes: Sequence[int] | None = None) -> Iterator[tuple[int, Any]]:
         """Ask all, or those of some nodes, and give the answers with their nodes; one that is lost gives none."""
-        asked = [(node, self.handles[node].ask.remote(method, *args)) for node in nodes or range(len(self.handles))]
+        chosen = range(len(self.handles)) if nodes is None else nodes
+        asked = [(node, self.handles[node].ask.remote(method, *args)) for node in chosen]
         for node, answer in asked:
             with contextlib.suppress(ray.exceptions.RayError):
                 yield node, ray.get(answer, timeout=LIMIT)
@@ -51,12 +54,22 @@ class Agents:
         for _ in self.ask_all(method, *args):
             pass
 
+    def assign(self, setups: Sequence[ProcessSetup]) -> None:
+        """Give the agents what the workers of their nodes are waiting to be told."""
+        of_node: dict[int, list[tuple[Any, ...]]] = {}
+        for setup in setups:
+            packed = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
+            entry = (tuple(setup.address), setup.devices, setup.log_path, setup.max_restarts, packed)
+            of_node.setdefault(setup.agent.node, []).append(entry)
+        told = [self.handles[node].ask.remote("assign", entries) for node, entries in of_node.items()]
+        ray.get(told, timeout=LIMIT)
+
     def directory(self, method: str, *args: Any) -> Any:
         """Ask the job's directory."""
         try:
             return ray.get(self.lead.ask.remote("directory", method, *args), timeout=LIMIT)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            raise cause_of(error) from None
 
 
 def dismiss(agents: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,17 @@ class Supply:
     free_cpus: float
     total_memory_gb: float
     free_memory_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a cluster holds on one node, and for which of its groups."""
+
+    node: int
+    accelerators: int
+    cpus: float
+    host_memory_gb: float
+    groups: tuple[str, ...] = ()
 
 
 def accelerators_used(components: Iterable[ComponentPlan]) -> dict[int, Ints]:
@@ -145,6 +156,45 @@ def check_totals(
                     f"the plan needs {_number(need.needed)} there",
                     need.why,
                     need.fix,
+                )
+
+
+def without(supply: Supply, held: Iterable[Held]) -> Supply:
+    """What a node has for somebody who can never get what is held on it."""
+    there = [each for each in held if each.node == supply.node]
+    return replace(
+        supply,
+        total_accelerators=supply.total_accelerators - sum(each.accelerators for each in there),
+        total_cpus=supply.total_cpus - math.fsum(each.cpus for each in there),
+        total_memory_gb=supply.total_memory_gb - math.fsum(each.host_memory_gb for each in there),
+    )
+
+
+def check_own_process(
+    demands: Iterable[Demand], supplies: Iterable[Supply], held: Sequence[Held], findings: Findings
+) -> None:
+    """Everything that this process would wait for in vain, because it holds it itself, for another cluster.
+
+    >>> findings = Findings()
+    >>> supply = Supply(1, "10.0.0.2 (beta)", "GPU", 8, 2, 24, 24, 100, 100)
+    >>> check_own_process([Demand(1, 4, 0, 0)], [supply], [Held(1, 6, 0, 0, ("actor",))], findings)
+    >>> findings.errors[0].what
+    'node 1, 10.0.0.2 (beta): 4 accelerators needed, 6 of 8 held by another Cluster of this process'
+    >>> findings.errors[0].why
+    'it holds them for actor'
+    """
+    for demand, supply in _paired(demands, supplies):
+        left = without(supply, held)
+        groups = sorted({group for each in held if each.node == demand.node for group in each.groups})
+        for need, rest in zip(_needs(demand, supply), _needs(demand, left), strict=True):
+            if rest.exceeds(rest.total) and not need.exceeds(need.total):
+                findings.error(
+                    Where(),
+                    f"node {demand.node}, {supply.name}: {need.amount(need.needed)} needed, "
+                    f"{_number(need.total - rest.total)} of {_number(_rounded_down(need.total))} held by another "
+                    "Cluster of this process",
+                    f"it holds them for {', '.join(groups)}",
+                    "close those groups, shut that Cluster down, or launch on it: its groups may share accelerators",
                 )
 
 

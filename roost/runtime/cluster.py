@@ -14,14 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.mode import PlacementMode
 from roost.placement.plan import Plan
-from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from roost.placement.strategy import PlacementStrategy
 from roost.runtime import current, launcher, nodes, probe
 from roost.runtime.address import DRIVER, Address
@@ -32,22 +30,23 @@ from roost.runtime.failure import Failure, FailureKind
 from roost.runtime.failures_seen import FailuresSeen
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
 from roost.runtime.holdings import Holdings
+from roost.runtime.launch_request import component_of, plan_launch
+from roost.runtime.launching import Launching, Request
 from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.logs import LogCollector
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.ray_connection import connect
+from roost.runtime.span_collection import BRIEFLY, collected, flush
 from roost.runtime.start_watch import StartWatch
 from roost.runtime.trace.chrome import TraceSummary, write_trace
-from roost.runtime.trace.spans import SpanRecorder, WorkerSpans
+from roost.runtime.trace.spans import SpanRecorder
 from roost.runtime.verify import check_plan
 from roost.runtime.worker import Worker
-from roost.spec.errors import Findings, did_you_mean
+from roost.spec.errors import Findings
 from roost.spec.job import Notation
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
 RESERVATION_LIMIT = 600.0  # seconds to wait for what others hold
-FLUSH_LIMIT = 3.0  # seconds for workers to hand in what they recorded
-BRIEFLY = 0.5  # the same, for those that are about to be ended
 
 
 def _say(text: str) -> None:
@@ -81,10 +80,10 @@ class Cluster:
         job = read_cluster_config(cluster_cfg, findings)
         findings.raise_errors()
         wanted = num_nodes if num_nodes is not None else (job.num_nodes if job is not None else None)
-        self._say, self._reservation_limit = say, reservation_timeout
+        self._say = say
         self._groups: dict[str, WorkerGroup] = {}
         self._agents: dict[str, Any] = {}
-        self._holdings: Any = None
+        self._holdings = Holdings(reservation_timeout, say)
         self._ports: dict[str, tuple[int, int]] = {}  # of each group the node and port its ranks meet at
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
         self._has_own_logs = log_dir is None
@@ -114,7 +113,6 @@ class Cluster:
         for warning in findings.warnings:
             self._say(str(warning))
         self._links = Agents(self.nodes, self._agents)
-        self._holdings = Holdings(self.nodes, self._reservation_limit, self._say)
         self._failures = FailuresSeen(self._links.lead)
         self._ends.callback(self._failures.stop)
         self._ends.callback(self._tell_of_failures)
@@ -188,38 +186,17 @@ class Cluster:
 
         `groups` says of which class each component's workers are: `{"actor": Actor.create_group(config), ...}`.
         """
-        specs = {name: each.create_group() if isinstance(each, type) else each for name, each in groups.items()}
-        if not isinstance(plan, Plan):
-            plan = Plan.from_json(Path(plan).read_text(encoding="utf-8"))
-        unknown = [name for name in specs if name not in {part.name for part in plan.components}]
-        if unknown:
-            hint = did_you_mean(unknown[0], [part.name for part in plan.components])
-            raise KeyError(f"the plan has no component {unknown[0]}; {hint}")
-        strangers = [name for name in options or {} if name not in groups]
-        if strangers:
-            raise KeyError(
-                f"there are options for {strangers[0]}, which is not launched; {did_you_mean(strangers[0], groups)}"
-            )
-        for name, spec in specs.items():
-            check_name(name, self._groups)
-            check_methods(spec.cls)
-        left = [part.name for part in plan.components if part.name not in groups]
-        if left:
-            self._say(f"launching {', '.join(groups)}; the plan also has {', '.join(left)}")
-        live = self.verify(plan)
-        settings = {name: (options or {}).get(name, LaunchOptions()) for name in groups}
-        self._holdings.take([plan[name] for name in groups], live, settings, groups)
-        started: dict[str, WorkerGroup] = {}
-        try:
-            for name, spec in specs.items():
-                started[name] = self._start(spec, plan[name], name, settings[name], live)
-        except BaseException:
-            for group in started.values():
-                group.close()
-            for name in groups:
-                self._holdings.give_back(name)
-            raise
-        return started
+        asked = plan_launch(plan, groups, options, self._groups)
+        if asked.left_out:
+            self._say(f"launching {', '.join(asked.specs)}; the plan also has {', '.join(asked.left_out)}")
+        live = self.verify(asked.plan)
+        return self._start(
+            [
+                Request(name, spec, self._known(asked.plan[name]), asked.options[name], launcher.packed(spec))
+                for name, spec in asked.specs.items()
+            ],
+            live,
+        )
 
     def _launch(
         self,
@@ -230,14 +207,10 @@ class Cluster:
     ) -> WorkerGroup:
         check_name(name, self._groups)
         check_methods(spec.cls)
-        component = where if isinstance(where, ComponentPlan) else self._placed(where, name, options)
+        component = component_of(where, name, options, self._inventory, self._registry)
         live = self._live_nodes(component)
-        self._holdings.take([component], live, {component.name: options}, [name])
-        try:
-            return self._start(spec, component, name, options, live)
-        except BaseException:
-            self._holdings.give_back(name)
-            raise
+        asked = Request(name, spec, self._known(component), options, launcher.packed(spec))
+        return self._start([asked], live)[name]
 
     def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
         """The live node of each node of a component's plan: themselves, if it was planned on this cluster."""
@@ -246,55 +219,46 @@ class Cluster:
             return tuple(range(inventory.num_nodes))
         return self.verify(Plan(Notation.RLINF, None, PlacementMode.HYBRID, inventory, (component,)))
 
-    def _placed(self, strategy: PlacementStrategy | None, name: str, options: LaunchOptions) -> ComponentPlan:
-        if strategy is None:
-            count = self.num_accelerators
-            strategy = PackedPlacementStrategy(0, count - 1) if count else NodePlacementStrategy([0])
-        if not isinstance(strategy, PlacementStrategy):
-            raise TypeError(
-                f"placement_strategy is {strategy!r}; give a strategy such as PackedPlacementStrategy(0, 3), or a "
-                "component of a plan"
-            )
-        findings = Findings()
-        table = strategy.place(self._inventory, findings, isolate=options.isolate_accelerator)
-        findings.raise_errors()
-        if table is None:
-            raise RuntimeError("a placement without findings must have been made; please report it")
-        return ComponentPlan(name, name, type(strategy).__name__, np.zeros(0, np.int64), table, registry=self._registry)
+    def _known(self, component: ComponentPlan) -> ComponentPlan:
+        """A component that knows the hardware of this cluster."""
+        return replace(component, registry=self._registry)
 
-    def _start(
-        self, spec: GroupSpec, component: ComponentPlan, name: str, options: LaunchOptions, live: tuple[int, ...]
-    ) -> WorkerGroup:
-        packed = launcher.packed(spec)  # first: what cannot be sent must not leave anything behind
-        placed = [live[int(node)] for node in component.table.nodes]
+    def _start(self, requests: Sequence[Request], live: tuple[int, ...]) -> dict[str, WorkerGroup]:
+        """Reserve what the groups need, and start all of them; processes start while Ray gives out accelerators."""
+        needed = {asked.component.name: asked.options for asked in requests}
+        components, names = [asked.component for asked in requests], [asked.name for asked in requests]
+        self._holdings.take(components, self.nodes, live, needed, names)
         reports = [node.report for node in self.nodes]
+        site = launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory)
+        launches: dict[str, Launching] = {}
         with contextlib.ExitStack() as undo:
-            port = self._links.ask(placed[0], "lease_port")
-            undo.callback(self._links.ask, placed[0], "release_port", port)
-            setups = launcher.process_setups(
-                name,
-                replace(component, registry=self._registry),
-                options,
-                live,
-                launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory),
-                self._holdings.devices,
-                (launcher.master_address(placed, reports), port),
-            )
-            self._links.directory("add_group", launcher.group_entry(name, setups))
-            undo.callback(self._links.directory, "remove_group", name)
-            hosts = launcher.start_hosts(spec, packed, setups, reports, options)
+            for name in names:
+                undo.callback(self._holdings.give_back, name)
+            for asked in requests:
+                launches[asked.name] = Launching(asked, live, site, self._links)
+                undo.callback(launches[asked.name].abandon)
+            devices = self._holdings.devices
+            for launch in launches.values():
+                launch.assign(devices)
             undo.pop_all()
-        group = WorkerGroup(name, spec.cls, hosts, self._failures, self._end_group, packed)
-        self._ports[name] = (placed[0], port)
-        self._groups[name] = group
-        self._starts.add([setup.address for setup, _ in setups], [host._roost_ready.remote() for host in hosts])
+        return {asked.name: self._enter(asked, launches[asked.name]) for asked in requests}
+
+    def _enter(self, asked: Request, launch: Launching) -> WorkerGroup:
+        group = WorkerGroup(asked.name, asked.spec.cls, launch.hosts, self._failures, self._end_group, asked.packed)
+        self._ports[asked.name] = (launch.meeting_node, launch.port)
+        self._groups[asked.name] = group
+        ready = [host._roost_ready.remote() for host in launch.hosts]
+        self._starts.add([place.address for place in launch.places], ready)
         return group
 
     def _never_started(self, who: Address, why: str) -> None:
         """A worker's process did not come to life: tell the whole job, as its agent would of one that died."""
         if any(failure.address == who for failure in self._failures.all):
             return  # its agent knew it
-        group = self._links.directory("group", who.group, 0.0)
+        try:
+            group = self._links.directory("group", who.group, 0.0)
+        except LookupError:
+            return  # its group was closed meanwhile
         failure = Failure(who, FailureKind.DIED, why, time.time_ns(), group.nodes[who.rank])
         self._links.tell_all("lose", tuple(who), why, False)
         self._links.directory("add_failure", failure)
@@ -302,12 +266,12 @@ class Cluster:
     def _end_group(self, group: WorkerGroup) -> None:
         addresses = [(group.name, rank) for rank in range(group.world_size)]
         self._starts.forget(group.name)
-        self._flush([group], BRIEFLY)
+        flush([group], BRIEFLY)
         self._links.tell_all("expect_end", addresses)
         for host in group.hosts:
             ray.kill(host)
         self._links.directory("remove_group", group.name)
-        self._links.tell_all("forget", group.name, addresses)
+        self._links.tell_all("forget", addresses)
         node, port = self._ports.pop(group.name)
         for _ in self._links.ask_all("release_port", port, nodes=[node]):
             pass
@@ -323,24 +287,9 @@ class Cluster:
 
     def write_trace(self, path: str | Path) -> TraceSummary:
         """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were."""
-        self._flush(list(self._groups.values()), FLUSH_LIMIT)
-        workers = []
-        for node, found in self._links.ask_all("spans"):
-            offset = self.nodes[node].report.clock_offset_ns if node < len(self.nodes) else 0
-            for who, devices, spans, dropped in found:
-                shifted = tuple(
-                    span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans
-                )
-                held = tuple((node, device) for device in devices)
-                workers.append(WorkerSpans(who.group, who.rank, node, held, shifted, dropped))
+        flush(self._groups.values())
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
-        return write_trace(Path(path), workers, names)
-
-    def _flush(self, groups: Sequence[WorkerGroup], limit: float) -> None:
-        """Let workers hand in what they have recorded; one that is in a long call is not waited for."""
-        flushed = [host._roost_flush.remote() for group in groups for host in group.hosts]
-        if flushed:
-            ray.wait(flushed, num_returns=len(flushed), timeout=limit)
+        return write_trace(Path(path), collected(self._links, self.nodes), names)
 
     def _collect_logs(self, show: bool) -> None:
         here = str(self.log_dir)
@@ -389,5 +338,4 @@ class Cluster:
             for host in (host for group in self._groups.values() for host in group.hosts):
                 ray.kill(host)
             dismiss(list(self._agents.values()))
-        if self._holdings is not None:
-            self._holdings.give_all_back()
+        self._holdings.give_all_back()

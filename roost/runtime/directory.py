@@ -88,12 +88,11 @@ class Directory:
             try:
                 # Not `wait_for`, which in Python 3.11 runs a task: a timeout of 0 would not even look.
                 async with asyncio.timeout(timeout):
-                    await self._changed.wait_for(lambda: look() is not None)
+                    while (found := look()) is None:
+                        await self._changed.wait()
+                    return found
             except TimeoutError:
                 raise LookupError(f"{otherwise} (waited {timeout:g} s)") from None
-        found = look()
-        assert found is not None  # the condition was just true, and nothing ran in between
-        return found
 
     async def _tell(self) -> None:
         async with self._changed:

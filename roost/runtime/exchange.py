@@ -90,7 +90,8 @@ class Exchange:
     def _working_for(self, who: Address) -> Iterator[None]:
         """Let what is done for a worker end when it is lost."""
         task = asyncio.current_task()
-        assert task is not None  # only coroutines come here
+        if task is None:
+            raise RuntimeError("a request is served in a task, or it could not be ended")
         self._at_work[who].add(task)
         try:
             yield

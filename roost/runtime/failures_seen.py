@@ -14,6 +14,7 @@ from ray import cloudpickle
 
 from roost.runtime.address import Address
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed, in_order_of_cause
+from roost.runtime.ray_errors import first_line
 
 KEPT = 1_000  # failures that are remembered
 GRACE = 3.0  # seconds: for the cause to be told after a consequence was seen, and for a wait to end by itself
@@ -32,9 +33,8 @@ class FailuresSeen:
         self._seen_at: dict[Failure, float] = {}
         self._settled: set[Failure] = set()
         self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
-        self._told_until: dict[
-            Address, float
-        ] = {}  # ends of these workers up to then belong to an error that was raised
+        # Until when the end of a worker belongs to an error that was raised already.
+        self._told_until: dict[Address, float] = {}
         self._closed: dict[str, int] = {}  # when a group was closed: what is told of it after that is old
         self._changed = threading.Condition()
         self._is_stopped = False
@@ -47,7 +47,7 @@ class FailuresSeen:
             try:
                 count, new = ray.get(self._lead.ask.remote("directory", "failures_after", count))
                 self._add(new)
-            except Exception as error:
+            except ray.exceptions.RayError as error:
                 if not self._is_stopped:
                     self._add([_failure(Address("agent", 0), FailureKind.NODE_LOST, str(error))])
                 return
@@ -146,5 +146,4 @@ class FailuresSeen:
 
 
 def _failure(address: Address, kind: FailureKind, ray_says: str) -> Failure:
-    lines = [line.strip() for line in ray_says.splitlines() if line.strip()]
-    return Failure(address, kind, lines[0] if lines else "its process ended", time.time_ns())
+    return Failure(address, kind, first_line(ray_says, "its process ended"), time.time_ns())

@@ -28,7 +28,8 @@ class LaunchOptions:
     """How a group is launched, beside where."""
 
     max_concurrency: int | None = None  # calls that a worker runs at a time, in threads; one, in the main thread
-    isolate_accelerator: bool = True  # whether a worker sees only its own accelerators
+    # Whether a worker sees only its own accelerators; left out, what a plan says, and with a strategy that it does.
+    isolate_accelerator: bool | None = None
     restarts: int = 0  # how often a worker that died is started again on its place
     env: Mapping[str, str] = field(default_factory=dict)
     cpus_per_process: float = 0.0  # reserved with the accelerators
@@ -49,7 +50,7 @@ class GroupSpec:
         placement_strategy: PlacementStrategy | ComponentPlan | None = None,
         name: str | None = None,
         max_concurrency: int | None = None,
-        isolate_accelerator: bool = True,
+        isolate_accelerator: bool | None = None,
         isolate_gpu: bool | None = None,
         restarts: int = 0,
         env: Mapping[str, str] | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import os
@@ -15,15 +16,17 @@ import ray
 from ray import cloudpickle
 
 from roost.runtime import current
-from roost.runtime.failure import Failure, FailureKind, PeerLost
+from roost.runtime.address import Address
+from roost.runtime.failure import Failure, FailureKind, PeerLost, WaitedTooLong
 from roost.runtime.logs import redirect_output
-from roost.runtime.process import ProcessSetup
+from roost.runtime.process import AgentContact, ProcessSetup
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.simulated_torch import show_to_torch
 from roost.runtime.trace.spans import SpanRecorder
 
 CONSTRUCTOR = "__init__"
-SIMULATED = "SIMULATED"
+ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the agent to answer
+TELL_LIMIT = 10.0  # seconds for it to hear of a failure
 FLUSH_EVERY = 1.0  # seconds between sendings of spans
 
 
@@ -44,11 +47,11 @@ class Host:
     The class comes packed, so that one that cannot be imported here is reported like any other failure of a worker.
     """
 
-    def __init__(self, packed_setup: bytes, packed: bytes) -> None:
+    def __init__(self, address: tuple[str, int], packed_agent: bytes, packed: bytes) -> None:
         from pathlib import Path
 
-        # Packed too, because Ray takes the agent's handle in it for an object that might get lost.
-        setup: ProcessSetup = cloudpickle.loads(packed_setup)
+        agent: AgentContact = cloudpickle.loads(packed_agent)
+        setup: ProcessSetup = cloudpickle.loads(_enrolled(address, agent))
 
         redirect_output(Path(setup.log_path))
         # The plan's own variables, before the worker's class and all it imports; a user's are there since the start.
@@ -56,15 +59,10 @@ class Host:
         self._setup = setup
         self._recorder = SpanRecorder()
         self._link = ProcessLink(setup.address, setup.agent)
-        agent = setup.agent.handle
-        entry = (tuple(setup.address), os.getpid(), setup.devices, setup.log_path, setup.max_restarts)
-        registered = agent.ask.remote("register", entry)
-        if setup.max_restarts:
-            ray.get(registered)  # one that has come back counts as gone until its agent knows it again
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
-        if setup.accelerator_type == SIMULATED:
-            show_to_torch(setup.num_visible, setup.memory_gb)
+        if setup.simulated is not None:
+            show_to_torch(setup.simulated)
         self._worker: Any = None
         self._broken: CallFailed | None = None
         try:
@@ -99,13 +97,13 @@ class Host:
                 yield
         # Whatever a worker raises, exits included, must reach the one who called and not end the process.
         except BaseException as error:
-            raise self._failed(method, error, begin) from None
+            raise self._told(self._failure(method, error), begin) from None
         finally:
             self._send_spans()
 
-    def _failed(self, method: str, error: BaseException, log_begin: int) -> CallFailed:
+    def _failure(self, method: str, error: BaseException) -> Failure:
         summary = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else _one_line(error)
-        failure = Failure(
+        return Failure(
             self._setup.address,
             FailureKind.RAISED,
             summary,
@@ -116,12 +114,15 @@ class Host:
             cause=_packed(error),
             is_consequence=isinstance(error, PeerLost),
         )
+
+    def _told(self, failure: Failure, log_begin: int) -> CallFailed:
+        """Tell the agent, which knows more of the failure, and may be slow to answer."""
         sys.stdout.flush()
         sys.stderr.flush()
         known = failure
         # Told through Ray, as every failure: a worker may fail before it has a link.
-        with contextlib.suppress(Exception):
-            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure, log_begin), timeout=10)
+        with contextlib.suppress(ray.exceptions.RayError):
+            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
         print(failure.traceback, flush=True)  # after the agent has read the log's last lines, which come before it
         return CallFailed(known)
 
@@ -150,12 +151,20 @@ class AsyncHost(Host):
 
     async def _run_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         self._roost_ready()
-        with self._guarded(method):
-            start = time.perf_counter_ns()
-            result = getattr(self._worker, method)(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
-            return time.perf_counter_ns() - start, result
+        begin = os.fstat(1).st_size
+        try:
+            with self._recorder.timer(method, "call"):
+                start = time.perf_counter_ns()
+                result = getattr(self._worker, method)(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+                return time.perf_counter_ns() - start, result
+        except BaseException as error:
+            # Described here, where Ray knows which call this is; told in a thread, because the other calls go on.
+            failure = self._failure(method, error)
+            raise await asyncio.to_thread(self._told, failure, begin) from None
+        finally:
+            self._send_spans()
 
 
 def host_class(cls: type, methods: Iterable[str]) -> type[Host]:
@@ -189,6 +198,18 @@ def is_asynchronous(cls: type) -> bool:
         for name, member in inspect.getmembers(cls, callable)
         if not name.startswith("_")
     )
+
+
+def _enrolled(address: tuple[str, int], agent: AgentContact) -> bytes:
+    """What this process is, from its agent; it starts while the job still finds out which accelerators it gets."""
+    try:
+        told: bytes = ray.get(agent.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
+    except ray.exceptions.GetTimeoutError:
+        raise WaitedTooLong(
+            f"{Address(*address)} could not start: the agent of node {agent.node} ({agent.host}) did not say within "
+            f"{ENROLL_LIMIT:g} s what it is"
+        ) from None
+    return told
 
 
 def _one_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import ACCELERATOR
 from roost.placement.component_plan import ComponentPlan, Process
@@ -19,7 +20,7 @@ from roost.runtime.group import LARGE, GroupSpec, LaunchOptions
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.logs import log_name
 from roost.runtime.node_report import NodeReport
-from roost.runtime.process import AgentContact, ProcessSetup
+from roost.runtime.process import AgentContact, ProcessSetup, SimulatedDevices
 from roost.runtime.process_env import MASKS, process_env, visible_devices
 from roost.runtime.worker import public_methods
 
@@ -36,34 +37,50 @@ class Site(NamedTuple):
     inventory: Inventory
 
 
+class Place(NamedTuple):
+    """Where a process runs: known before it is known which accelerators stand for the planned ones."""
+
+    address: Address
+    node: int
+    process: Process
+
+
+def places(name: str, component: ComponentPlan, options: LaunchOptions, live_nodes: Sequence[int]) -> list[Place]:
+    """The processes of a component in rank order, on the live nodes.
+
+    A plan may number the nodes otherwise than the cluster does, as after a restart; `live_nodes` has the live node of
+    each node of the plan.
+    """
+    if options.isolate_accelerator is not None:
+        component = replace(component, table=replace(component.table, isolate=options.isolate_accelerator))
+    return [
+        Place(Address(name, process.placement.rank), live_nodes[process.placement.cluster_node_rank], process)
+        for process in component.processes()
+    ]
+
+
 def process_setups(
-    name: str,
+    places: Sequence[Place],
     component: ComponentPlan,
     options: LaunchOptions,
     live_nodes: Sequence[int],
     site: Site,
     held: Mapping[tuple[int, int], int],
     master: tuple[str, int],
-) -> list[tuple[ProcessSetup, Process]]:
-    """What each process is told, in rank order. `live_nodes` has the live node of each node of the plan.
-
-    A plan may number the nodes otherwise than the cluster does, as after a restart; workers are told the live numbers.
-    """
-    reports, agents, log_dirs, inventory = site
+) -> list[ProcessSetup]:
+    """What each process is told, in rank order; of nodes the live numbers."""
     setups = []
-    for process in component.processes():
-        node = live_nodes[process.placement.cluster_node_rank]
-        placement = process.placement._replace(
+    for address, node, planned in places:
+        report = site.reports[node]
+        placement = planned.placement._replace(
             cluster_node_rank=node,
-            accelerator_type=reports[node].accelerator_type,
-            devices=tuple((live_nodes[on], device) for on, device in process.placement.devices),
+            accelerator_type=report.accelerator_type,
+            devices=tuple((live_nodes[on], device) for on, device in planned.placement.devices),
         )
-        process = replace(process, placement=placement)
-        address = Address(name, placement.rank)
-        physical = reports[node].physical_ids
-        visible = visible_devices(process, node, held, physical)
-        vendor = component.registry.accelerator(reports[node].accelerator_type)
-        env = process_env(address, component.world_size, process, vendor, visible, master, reports[node].interface)
+        process = replace(planned, placement=placement)
+        visible = visible_devices(process, node, held, report.physical_ids)
+        vendor = component.registry.accelerator(report.accelerator_type)
+        env = process_env(address, component.world_size, process, vendor, visible, master, report.interface)
         kind = component.table.kinds[component.table.labels.index(placement.node_group_label)]
         own = tuple(placement.local_hardware_ranks) if kind == ACCELERATOR else ()
         setup = ProcessSetup(
@@ -72,18 +89,23 @@ def process_setups(
             placement,
             {**env, **options.env},
             own,
-            tuple(physical[held[node, device]] for device in own),
-            len(visible),
-            reports[node].accelerator_type,
-            reports[node].memory_gb,
+            tuple(report.physical_ids[held[node, device]] for device in own),
+            report.accelerator_type,
             kind,
-            declared_devices(process, kind, inventory.nodes[node]),
-            agents[node],
-            f"{log_dirs[node]}/{log_name(*address)}",
+            declared_devices(process, kind, site.inventory.nodes[node]),
+            site.agents[node],
+            f"{site.log_dirs[node]}/{log_name(*address)}",
             options.restarts,
+            simulated_devices(report, len(visible)),
         )
-        setups.append((setup, process))
+        setups.append(setup)
     return setups
+
+
+def simulated_devices(report: NodeReport, count: int) -> SimulatedDevices | None:
+    """What a process that may see so many accelerators of a node has to be shown of them, as no driver shows it."""
+    is_simulated = report.accelerator_type == AcceleratorType.SIMULATED
+    return SimulatedDevices(count, report.memory_gb) if is_simulated else None
 
 
 def declared_devices(process: Process, kind: str, node: Node) -> tuple[Mapping[str, Any], ...]:
@@ -104,22 +126,24 @@ def packed(spec: GroupSpec) -> Any:
 def start_hosts(
     spec: GroupSpec,
     packed: Any,
-    setups: Sequence[tuple[ProcessSetup, Process]],
-    reports: Sequence[NodeReport],
+    places: Sequence[Place],
+    site: Site,
     options: LaunchOptions,
 ) -> list[Any]:
-    """Start all processes at once; Ray starts them while this returns."""
+    """Start all processes at once; Ray starts them while this returns, and each asks its agent what it is."""
     is_async = is_asynchronous(spec.cls)
     actor = ray.remote(host_class(spec.cls, public_methods(spec.cls)))
+    # Packed, because Ray takes the agent's handle in it for an object that might get lost.
+    contacts = {node: cloudpickle.dumps(site.agents[node]) for node in {place.node for place in places}}  # type: ignore[no-untyped-call]
     return [
         actor.options(
             num_cpus=0,
             max_restarts=options.restarts,
             max_concurrency=options.max_concurrency or (MANY if is_async else 1),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(reports[setup.agent.node].node_id, soft=False),
-            runtime_env=runtime_env(process, options),
-        ).remote(cloudpickle.dumps(setup), packed)  # type: ignore[no-untyped-call]
-        for setup, process in setups
+            scheduling_strategy=NodeAffinitySchedulingStrategy(site.reports[place.node].node_id, soft=False),
+            runtime_env=runtime_env(place.process, options),
+        ).remote(tuple(place.address), contacts[place.node], packed)
+        for place in places
     ]
 
 
@@ -135,12 +159,12 @@ def runtime_env(process: Process, options: LaunchOptions) -> dict[str, Any] | No
     return env or None
 
 
-def group_entry(name: str, setups: Sequence[tuple[ProcessSetup, Process]]) -> GroupEntry:
+def group_entry(name: str, setups: Sequence[ProcessSetup]) -> GroupEntry:
     """The group as the other groups know it."""
     return GroupEntry(
         name,
-        tuple(setup.agent.node for setup, _ in setups),
-        tuple(setup.physical_ids for setup, _ in setups),
+        tuple(setup.agent.node for setup in setups),
+        tuple(setup.physical_ids for setup in setups),
     )
 
 

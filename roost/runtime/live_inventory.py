@@ -31,15 +31,20 @@ def read_cluster_config(config: ClusterConfig, findings: Findings) -> Job | None
         return None
     if not isinstance(config, Mapping | str | Path) and not hasattr(config, "keys"):
         raise TypeError(f"cluster_cfg is {config!r}; give a config's path, or its cluster section as a mapping")
-    if not isinstance(config, str | Path):
-        section = dict(config.get("cluster", config))
-        # Who runs where is for plans to say; a section that says nothing of it describes machines all the same.
-        section.setdefault("component_placement", {"agent": {"node_group": "node", "placement": "0"}})
-        config = {**(config if "cluster" in config else {}), "cluster": section}
+    if not isinstance(config, str | Path) and "cluster" not in config:
+        config = {"cluster": _plain(config)}
     source = load(config, (), findings)
-    if source is None:
-        return None
-    return read_job(source, findings)
+    # Who runs where is for plans to say; a config that says nothing of it describes machines all the same.
+    return read_job(source, findings, needs_components=False) if source is not None else None
+
+
+def _plain(section: Mapping[str, Any]) -> Any:
+    """A section as plain values; what OmegaConf's interpolations in it refer to is outside of it."""
+    if not type(section).__module__.startswith("omegaconf"):
+        return section
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(section, resolve=True)
 
 
 def live_inventory(

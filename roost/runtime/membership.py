@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
-from roost.runtime.node_report import RANK_VARIABLE, NodeReport
+from roost.runtime.node_report import RANK_VARIABLES, NodeReport
 from roost.spec.errors import Findings, Where, counted, shown
 from roost.spec.ranks import spell_ranks
 
@@ -18,10 +18,7 @@ MAX_DIGITS = 9  # of a node rank
 
 
 def order_nodes(
-    reports: Iterable[NodeReport],
-    findings: Findings,
-    num_nodes: int | None = None,
-    expected_hosts: Sequence[str] = (),
+    reports: Iterable[NodeReport], findings: Findings, num_nodes: int | None = None
 ) -> tuple[NodeReport, ...] | None:
     """The nodes by rank, the first `num_nodes` of them; None where there are findings that stop it.
 
@@ -37,7 +34,7 @@ def order_nodes(
     by_address = sorted(reports, key=_address_order)
     wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
     if len(by_address) < wanted:
-        findings.error(CLUSTER, missing_nodes(wanted, by_address, expected_hosts), fix=how_to_join(by_address))
+        findings.error(CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
     has_ranks = any(_written(report) for report in by_address)
     ordered = _by_rank(by_address, num_nodes, findings) if has_ranks else by_address
     if findings.num_errors > errors:
@@ -49,7 +46,7 @@ def order_nodes(
             CLUSTER,
             f"{len(ordered) - num_nodes} of {len(ordered)} nodes are left out: {_names(ordered[num_nodes:])}",
             f"num_nodes is {num_nodes}",
-            f"raise num_nodes to use them, or choose the nodes with {RANK_VARIABLE}",
+            f"raise num_nodes to use them, or choose the nodes with {RANK_VARIABLES[0]}",
         )
     return tuple(ordered[:num_nodes])
 
@@ -128,7 +125,7 @@ def _find_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) ->
 
 
 def _variable(report: NodeReport) -> str:
-    return report.rank_variable or RANK_VARIABLE
+    return report.rank_variable or RANK_VARIABLES[0]
 
 
 def _export(ranks: Iterable[tuple[NodeReport, int]]) -> str:
@@ -151,7 +148,7 @@ def _warn_of_shared_addresses(ordered: Sequence[NodeReport], used: int, findings
                 CLUSTER,
                 f"{len(ranks)} nodes share the address {address}; they are ordered by their Ray ids",
                 "the ids are new whenever Ray starts, so after a restart the order is arbitrary",
-                f"export {RANK_VARIABLE}, 0 to {len(ordered) - 1}, before `ray start` of every node",
+                f"export {RANK_VARIABLES[0]}, 0 to {len(ordered) - 1}, before `ray start` of every node",
             )
 
 
@@ -161,8 +158,8 @@ def _names(nodes: Sequence[NodeReport | str]) -> str:
     return ", ".join([*named, *more])
 
 
-def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str], expected_hosts: Sequence[str] = ()) -> str:
-    """Which nodes are there and, where ranks or hosts tell, which are not; of a node may be known its address alone.
+def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str]) -> str:
+    """Which nodes are there and, where ranks tell, which are not; of a node may be known its address alone.
 
     >>> missing_nodes(4, ["10.0.0.1", "10.0.0.2"])
     'expected 4 nodes, 2 joined: 10.0.0.1, 10.0.0.2'
@@ -173,9 +170,7 @@ def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str], expected_h
     absent = [rank for rank in range(num_nodes) if rank not in ranks]
     if ranks and None not in ranks and absent:
         text += f"; missing {'is rank' if len(absent) == 1 else 'are ranks'} {spell_ranks(absent)}"
-    known = {name for node in joined for name in ([node] if isinstance(node, str) else [node.hostname, node.address])}
-    hosts = [host for host in expected_hosts if host not in known]
-    return f"{text}; not there: {_names(hosts)}" if hosts else text
+    return text
 
 
 def how_to_join(joined: Sequence[NodeReport | str]) -> str:

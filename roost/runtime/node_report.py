@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roost.cluster.inventory import NO_ACCELERATOR, Node
 
-RANK_VARIABLE = "ROOST_NODE_RANK"
+RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")  # whichever is set; the first is the one to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from roost.runtime.capacity import Supply
 from roost.runtime.membership import check_device_counts, check_versions, order_nodes
 from roost.runtime.node_report import NodeReport
 from roost.runtime.ray_connection import alive_nodes, free_resources, node_resources
+from roost.runtime.ray_errors import raised_line
 from roost.spec.errors import Findings
 
 LOOK_EVERY = 0.2  # seconds
@@ -73,17 +73,10 @@ def ask_nodes(
             report = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
         except ray.exceptions.RayError as error:
             addresses = {each["NodeID"]: each["NodeManagerAddress"] for each in alive_nodes()}
-            say(f"node {addresses.get(node, node)} is left out, its agent did not start: {_first_line(error)}")
+            say(f"node {addresses.get(node, node)} is left out, its agent did not start: {raised_line(error)}")
             continue
         reports.append(replace(report, clock_offset_ns=_clock_offset(agents[node])))
     return reports
-
-
-def _first_line(error: Exception) -> str:
-    """What Ray says first, or the last line of a traceback, which says what was raised."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
-    return (raised or lines or [type(error).__name__])[-1 if raised else 0]
 
 
 def _clock_offset(agent: Any, tries: int = 3) -> int:

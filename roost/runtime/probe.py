@@ -16,19 +16,16 @@ from typing import Any
 import roost
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import NO_ACCELERATOR
-from roost.runtime.node_report import NodeReport
+from roost.runtime.node_report import RANK_VARIABLES, NodeReport
 from roost.runtime.segments import memory_limit
 
-RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")
 MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
 SIOCGIFADDR = 0x8915  # "get interface address", as Linux numbers it
 INTERPRETER_LIMIT = 60  # seconds for an interpreter to import Ray
 CHECK = "import json, sys, ray, roost; print(json.dumps([sys.version_info[:2], ray.__version__, roost.__version__]))"
 
 
-def report(
-    node_id: str, driver_node: str, counted: Mapping[str, float], environ: Mapping[str, str], address: str = ""
-) -> NodeReport:
+def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ: Mapping[str, str]) -> NodeReport:
     """This node as it is, and as Ray counts it."""
     import ray
 
@@ -40,7 +37,7 @@ def report(
         problem = str(error)
     vendor, devices = found or (None, None)
     resource = vendor.ray_resource if vendor is not None else "GPU"
-    address = address or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return NodeReport(
         node_id=node_id,
         address=address,

@@ -24,6 +24,14 @@ class AgentContact:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedDevices:
+    """Accelerators that are not there, and that a worker is to count all the same."""
+
+    count: int
+    memory_gb: float | None  # of each
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSetup:
     """Everything a worker is started with, beside its class and arguments."""
 
@@ -33,11 +41,10 @@ class ProcessSetup:
     env: Mapping[str, str]
     devices: tuple[int, ...]  # accelerators it holds, as numbered on its node
     physical_ids: tuple[str, ...]  # what the vendor calls them
-    num_visible: int  # accelerators that it may see
     accelerator_type: str
-    memory_gb: float | None  # of each
     hardware_type: str  # "accelerator", "node", or the kind of its declared devices
     hardware: tuple[Mapping[str, Any], ...]  # the configs of those
     agent: AgentContact
     log_path: str
     max_restarts: int = 0
+    simulated: SimulatedDevices | None = None  # what it sees, where that is simulated

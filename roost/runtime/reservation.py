@@ -41,14 +41,30 @@ class NodeNeed:
 
 @dataclass(slots=True)
 class Reservation:
-    """A placement group with a bundle for each node in plan order, and the keepers of its devices.
-
-    `devices` says which of a node's accelerators stands for each that was planned: itself, unless another job has it.
-    """
+    """A placement group with a bundle for each node in plan order, and the keepers of its devices."""
 
     group: PlacementGroup
-    keepers: list[Any]
-    devices: dict[tuple[int, int], int] = field(default_factory=dict)
+    needs: Sequence[NodeNeed]
+    keepers: dict[int, Any] = field(default_factory=dict)  # by node
+    answers: dict[int, Any] = field(default_factory=dict)  # what each keeper was given, once it has started
+
+    @property
+    def planned(self) -> set[tuple[int, int]]:
+        """The accelerators that it is for, with their nodes."""
+        return {(need.node, device) for need in self.needs for device in need.accelerators}
+
+    def devices(self) -> dict[tuple[int, int], int]:
+        """Which of a node's accelerators stands for each that was planned: itself, unless another job has it.
+
+        Ray says so once the keepers have started, and this waits for them.
+        """
+        given = dict(zip(self.answers, ray.get(list(self.answers.values()), timeout=KEEPER_LIMIT), strict=True))
+        return {
+            (need.node, planned): device
+            for need in self.needs
+            if need.node in given
+            for planned, device in matched(need.accelerators, given[need.node]).items()
+        }
 
     def release(self) -> None:
         remove_placement_group(self.group)
@@ -63,19 +79,13 @@ def reserve(
     limit: float,
     say: Say,
 ) -> Reservation:
-    """Reserve everything at once, or say what is missing where.
-
-    What the nodes can never hold is a `ConfigError` at once; what others hold at the moment is waited for.
-    """
-    findings = Findings()
-    check_totals(demands, totals(), findings)
-    findings.raise_errors()
+    """Reserve everything at once. What others hold at the moment is waited for, and it is said what that is."""
     holders = {need.node: list(_hold_back(need, nodes[need.node])) for need in needs}
     try:
         group = _placement_group(needs, nodes)
         try:
             _wait(group, demands, totals, limit, say)
-            return _keep(group, needs, nodes, say)
+            return _keep(group, needs, nodes)
         except BaseException:
             remove_placement_group(group)
             raise
@@ -128,27 +138,32 @@ def _wait(
         time.sleep(LOOK_EVERY if waited < SPEAK_AFTER else 10 * LOOK_EVERY)
 
 
-def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], say: Say) -> Reservation:
-    reservation = Reservation(group, [])
-    asked = []
+def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[NodeReport]) -> Reservation:
+    """Start the keepers. The accelerators are given to the placement group already, so nobody need wait for them."""
+    reservation = Reservation(group, needs)
     for index, need in enumerate(needs):
-        if not need.accelerators:
-            continue
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        keeper = _keeper(nodes[need.node], len(need.accelerators), strategy)
-        reservation.keepers.append(keeper)
-        asked.append((need, keeper.indices.remote(nodes[need.node].ray_resource)))
-    for need, answer in asked:
-        given = ray.get(answer, timeout=KEEPER_LIMIT)
-        reservation.devices |= {
-            (need.node, planned): device for planned, device in matched(need.accelerators, given).items()
-        }
-        if set(given) != set(need.accelerators):
-            say(
-                f"node {need.node}: accelerators {spell_ranks(given)} stand for {spell_ranks(need.accelerators)}, "
+        if need.accelerators:
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            keeper = _keeper(nodes[need.node], len(need.accelerators), strategy)
+            reservation.keepers[need.node] = keeper
+            reservation.answers[need.node] = keeper.indices.remote(nodes[need.node].ray_resource)
+    return reservation
+
+
+def stand_ins(devices: Mapping[tuple[int, int], int]) -> Iterator[str]:
+    """What is to be said of the nodes where not all planned accelerators could be had.
+
+    >>> list(stand_ins({(0, 1): 1, (2, 0): 4, (2, 1): 1}))
+    ['node 2: accelerators 1,4 stand for 0-1, of which another job holds some']
+    """
+    for node in sorted({node for node, _ in devices}):
+        planned = sorted(device for on, device in devices if on == node)
+        given = sorted(device for (on, _), device in devices.items() if on == node)
+        if given != planned:
+            yield (
+                f"node {node}: accelerators {spell_ranks(given)} stand for {spell_ranks(planned)}, "
                 "of which another job holds some"
             )
-    return reservation
 
 
 def matched(planned: Iterable[int], given: Iterable[int]) -> dict[int, int]:

@@ -63,12 +63,9 @@ class GroupResult:
             try:
                 while True:
                     done, _ = await asyncio.wait(waiting, timeout=SLICE, return_when=asyncio.FIRST_EXCEPTION)
-                    failed = next((future for future in done if future.exception() is not None), None)
-                    if failed is not None:
-                        error = failed.exception()
-                        assert error is not None
-                        loop = asyncio.get_running_loop()
-                        explained = await loop.run_in_executor(None, self._explained, error)
+                    errors = [error for future in done if (error := future.exception()) is not None]
+                    if errors:
+                        explained = await asyncio.to_thread(self._explained, errors[0])
                         raise explained from explained.__cause__
                     if len(done) == len(waiting):
                         break

@@ -13,26 +13,28 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from roost.runtime.process import SimulatedDevices
+
 GIB = 2**30
 
 
-def show_to_torch(count: int, memory_gb: float | None) -> None:
+def show_to_torch(devices: SimulatedDevices) -> None:
     """Let torch count simulated accelerators, whenever it is imported in this process."""
     if "torch" in sys.modules:
-        _teach(sys.modules["torch"], count, memory_gb)
+        _teach(sys.modules["torch"], devices)
     else:
-        sys.meta_path.insert(0, _TeachOnImport(lambda torch: _teach(torch, count, memory_gb)))
+        sys.meta_path.insert(0, _TeachOnImport(lambda torch: _teach(torch, devices)))
 
 
-def _teach(torch: Any, count: int, memory_gb: float | None) -> None:
+def _teach(torch: Any, devices: SimulatedDevices) -> None:
+    count, memory = devices.count, int((devices.memory_gb or 0) * GIB)
+
     def properties(device: Any = 0) -> SimpleNamespace:
         index = getattr(device, "index", device)
         index = int(str(index).removeprefix("cuda").removeprefix(":") or 0) if index is not None else 0
         if not 0 <= index < count:
             raise AssertionError(f"device {index} is not visible; this process sees {count}")
-        return SimpleNamespace(
-            name="simulated", total_memory=int((memory_gb or 0) * GIB), major=0, minor=0, multi_processor_count=1
-        )
+        return SimpleNamespace(name="simulated", total_memory=memory, major=0, minor=0, multi_processor_count=1)
 
     torch.cuda.device_count = lambda: count
     torch.cuda.get_device_properties = properties

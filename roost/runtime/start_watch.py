@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from roost.runtime.address import Address
+from roost.runtime.ray_errors import lines_of
 
 LOOK_EVERY = 1.0  # seconds
 START_LIMIT = 300.0  # seconds for a process to start and make its worker
@@ -57,7 +58,7 @@ class StartWatch:
             try:
                 done, _ = ray.wait(refs, num_returns=len(refs), timeout=LOOK_EVERY)
                 self._look(done)
-            except Exception:  # Ray is gone, and with it what was watched
+            except ray.exceptions.RayError:  # Ray is gone, and with it what was watched
                 return
 
     def _look(self, done: Sequence[Any]) -> None:
@@ -84,6 +85,6 @@ def _why_not(ref: Any) -> str:
     except ray.exceptions.RayTaskError:
         return ""
     except ray.exceptions.RayError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        lines = lines_of(error)
         return " ".join(lines[:1] + [line for line in lines[1:] if "error" in line.lower()][:2]) or "it never started"
     return ""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -212,7 +213,7 @@ class Worker:
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Time what is done inside: it adds up under the tag, and is a span of the trace."""
-        name = tag or inspect.stack()[1].function
+        name = tag or sys._getframe(1).f_code.co_name
         return current.get().recorder.timer(name, trace=trace)
 
     @staticmethod

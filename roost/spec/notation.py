@@ -28,17 +28,19 @@ def read_job(
     notation: Notation | None = None,
     layout: Layout | None = None,
     strict: bool = False,
+    needs_components: bool = True,
 ) -> Job | None:
     """Read a config in the notation its keys show, or in the one given.
 
-    Mistakes go to `findings`; the job holds what could be read, and None means that the notation is not clear.
+    Mistakes go to `findings`; the job holds what could be read, and None means that the notation is not clear. Where
+    only the machines matter, no component need be placed on them.
     """
     root = Section.root(source, findings)
     notation = notation or recognise(root)
     if notation is None:
         return None
     if notation is Notation.RLINF:
-        job = read_rlinf(root, layout)
+        job = read_rlinf(root, layout, needs_components)
     elif notation is Notation.ROLL:
         job = read_roll(root, strict)
     else:
@@ -50,7 +52,7 @@ def read_job(
     for component in job.components:
         if not component.name.isprintable():
             findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
-    if not job.components and not findings.has_errors:
+    if needs_components and not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     return replace(job, warnings=findings.warnings)
 

@@ -51,10 +51,11 @@ MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference",
 MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
 
 
-def read_rlinf(root: Section, layout: Layout | None = None) -> Job:
+def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bool = True) -> Job:
     """Read the config into a job; mistakes go to the section's findings.
 
-    The layout is what the config implies unless it is given: see `implied_layout`.
+    The layout is what the config implies unless it is given: see `implied_layout`. A config that only describes
+    machines needs no component.
     """
     cluster = root.mapping("cluster")
     if cluster is None:
@@ -62,7 +63,7 @@ def read_rlinf(root: Section, layout: Layout | None = None) -> Job:
             root.error("cluster", "is missing", fix="write a cluster section with num_nodes and component_placement")
         cluster = root.below("cluster")
     _refuse_misplaced_components(cluster)
-    components = _read_components(cluster, root)
+    components = _read_components(cluster, root, needs_components)
     return Job(
         notation=Notation.RLINF,
         source=root.source,
@@ -112,12 +113,12 @@ def _refuse_misplaced_components(cluster: Section) -> None:
     cluster.refuse_unknown_keys([*CLUSTER_KEYS, *misplaced], fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
 
 
-def _read_components(cluster: Section, root: Section) -> tuple[Component, ...]:
+def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[Component, ...]:
     for section, keys in _optional_keys(root):
         section.warn_near_misses(keys)
     placements = cluster.mapping("component_placement")
     if placements is None:
-        if cluster.get("component_placement") is None:
+        if is_needed and cluster.get("component_placement") is None:
             cluster.error("component_placement", "is missing", fix="write component_placement: {actor: all}")
         return ()
     components: dict[str, Component] = {}

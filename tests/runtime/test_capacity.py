@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 import roost
 from roost.runtime.capacity import (
     Demand,
+    Held,
     Share,
     Supply,
     accelerators_used,
+    check_own_process,
     check_totals,
     demands_of,
     nodes_used,
@@ -142,6 +144,35 @@ def test_all_that_is_short_is_found_at_once():
     demands = [Demand(node, 9, 65, 257, (ENV, ACTOR)) for node in range(3)]
     check_totals(demands, [supply(node) for node in range(3)], findings)
     assert len(findings.errors) == 9
+
+
+@pytest.mark.parametrize(
+    ("demand", "held", "expected"),
+    [
+        pytest.param(Demand(1, 4, 0, 0), [Held(1, 4, 0, 0, ("actor",))], [], id="enough-is-left"),
+        pytest.param(Demand(1, 4, 0, 0), [Held(0, 8, 0, 0, ("actor",))], [], id="held-on-another-node"),
+        pytest.param(Demand(1, 9, 0, 0), [Held(1, 8, 0, 0, ("actor",))], [], id="more-than-there-is-anyway"),
+        pytest.param(
+            Demand(1, 1, 0, 0),
+            [Held(1, 5, 0, 0, ("rollout",)), Held(1, 3, 0, 0, ("actor", "rollout"))],
+            [("1 accelerator needed, 8 of 8 held", "actor, rollout")],
+            id="several-holdings",
+        ),
+        pytest.param(
+            Demand(1, 8, 60, 0),
+            [Held(1, 1, 8, 0, ("env",))],
+            [("8 accelerators needed, 1 of 8 held", "env"), ("60 CPUs needed, 8 of 64 held", "env")],
+            id="all-at-once",
+        ),
+    ],
+)
+def test_what_this_process_holds_itself(demand, held, expected):
+    findings = Findings()
+    check_own_process([demand], [supply(accelerators=(8, 0))], held, findings)
+    assert [(finding.what, finding.why) for finding in findings.errors] == [
+        (f"node 1, 10.0.0.2 (beta): {what} by another Cluster of this process", f"it holds them for {groups}")
+        for what, groups in expected
+    ]
 
 
 @pytest.mark.parametrize(

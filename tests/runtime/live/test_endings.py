@@ -116,9 +116,9 @@ class Wanting(Worker):
         return os.environ["ROOST_VISIBLE_DEVICES"]
 
 
-def wanted(limit):
+def wanted(limit, said):
     """What a job of this process gets of the accelerators, while another driver has a job there."""
-    with Cluster(num_nodes=1, reservation_timeout=limit, say=lambda text: None) as cluster:
+    with Cluster(num_nodes=1, reservation_timeout=limit, say=said.append) as cluster:
         group = Wanting.create_group().launch(cluster, name="wanting", placement_strategy=PackedPlacementStrategy(0, 0))
         return group.sees().wait()
 
@@ -130,8 +130,10 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
 
     driver = start_driver(running_ray.address, uuid.uuid4().hex)
     assert ray.available_resources().get("GPU", 0) == 0
-    with pytest.raises(WaitedTooLong, match="1 accelerator needed, 0 of 2 free"):
-        wanted(limit=0.5)
+    said = []
+    with pytest.raises(WaitedTooLong, match=r"no room within 2 s: node 0, .*: 1 accelerator needed, 0 of 2 free"):
+        wanted(2, said)
+    assert [text for text in said if "waiting up to 2 s for the cluster: node 0" in text]
     ports = claims_of(pid for pid, _ in workers_of_jobs())
     driver.send_signal(end)
     driver.wait(LIMIT)
@@ -139,7 +141,7 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
     assert until(lambda: {group["state"] for group in placement_group_table().values()} <= {"REMOVED"})
     assert until(lambda: not workers_of_jobs()), workers_of_jobs()
     assert not ports & set(claims())
-    assert wanted(limit=20) == ["0"]
+    assert wanted(20, said) == ["0"]
 
 
 def workers_of_jobs():

@@ -9,6 +9,7 @@ import pytest
 
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerFailed
 from roost import Worker as RoostWorker
+from roost.runtime.host import TELL_LIMIT
 
 
 class Clumsy(RoostWorker):
@@ -50,6 +51,17 @@ class Clumsy(RoostWorker):
 
     def hang(self):
         time.sleep(600)
+
+
+class Juggler(RoostWorker):
+    async def agent(self):
+        return self.worker_info.agent.pid
+
+    async def drop(self):
+        raise ValueError("too many balls")
+
+    async def catch(self):
+        return "caught"
 
 
 def launched(cluster, *args, name="clumsy", strategy=None, **options):
@@ -113,6 +125,22 @@ def test_a_failure_nobody_waits_for_ends_other_waits(cluster):
     group.execute_on(1).vanish()
     error = failure_of(hanging)
     assert str(error.first.address) == "clumsy:1"
+
+
+def test_an_asynchronous_worker_goes_on_while_its_agent_is_slow_to_hear_of_a_failure(cluster):
+    group = Juggler.create_group().launch(cluster, name="juggler", placement_strategy=NodePlacementStrategy([0]))
+    group.wait_ready()
+    agent = group.agent().wait()[0]
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        dropped = group.drop()
+        assert group.catch().wait(timeout=TELL_LIMIT / 2) == ["caught"]
+        assert not dropped.done()
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    error = failure_of(dropped)
+    assert error.first.summary == "ValueError: too many balls"
+    assert "host.py" not in error.first.traceback
 
 
 def test_a_restartable_worker_comes_back_on_its_place(cluster):

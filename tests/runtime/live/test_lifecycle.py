@@ -7,6 +7,7 @@ import time
 import pytest
 import ray
 
+import roost
 from roost import (
     Cluster,
     ConfigError,
@@ -15,6 +16,7 @@ from roost import (
     WorkerFailed,
 )
 from roost import Worker as RoostWorker
+from roost.runtime.address import Address
 
 
 class Plain(RoostWorker):
@@ -60,6 +62,22 @@ def test_a_launch_that_cannot_be_sent_leaves_nothing_behind(cluster):
         launched(cluster, "it", PackedPlacementStrategy(0, 7), threading.Lock())
     assert cluster.groups == {}
     assert launched(cluster, "it", PackedPlacementStrategy(0, 0)).rank().wait() == [0]
+
+
+def test_a_launch_that_fails_half_way_leaves_nothing_behind(cluster, monkeypatch):
+    cut = {"num_nodes": 1, "component_placement": {"actor": "0-1", "rollout": "2-3"}}
+    plan = roost.plan({"cluster": cut}, cluster)
+
+    def fail(setups):
+        raise RuntimeError("no agent answers")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no agent answers"):
+        patch.setattr(cluster._links, "assign", fail)
+        cluster.launch(plan, {"actor": Plain, "rollout": Plain})
+    assert cluster.groups == {}
+    assert until(lambda: ray.available_resources().get("GPU") == 8)
+    groups = cluster.launch(plan, {"actor": Plain, "rollout": Plain})
+    assert [group.rank().wait() for group in groups.values()] == [[0, 1], [0, 1]]
 
 
 def test_a_closed_group_gives_its_devices_to_other_jobs(cluster):
@@ -121,6 +139,11 @@ def test_a_worker_that_never_comes_to_life_is_lost_to_all(cluster):
     assert str(caught.value.first.address) == "late:0"
 
 
+def test_a_worker_that_never_came_to_life_in_a_group_closed_meanwhile_is_not_told_of(cluster):
+    cluster._never_started(Address("closed", 0), "it never started")
+    assert cluster.failures == ()
+
+
 def test_the_driver_does_not_wait_for_items_of_a_failed_producer(cluster):
     channel = cluster.create_channel("never")
     launched(cluster, "producer").fill(channel)
@@ -137,6 +160,18 @@ def test_clusters_of_one_process_end_independently(local_ray):
     two.shutdown()
     with Cluster(num_nodes=1) as three:
         assert launched(three, "three").rank().wait() == [0]
+
+
+@pytest.mark.parametrize(("nodes", "answering"), [(None, [0]), ([0], [0]), ([], [])], ids=["all", "one", "none"])
+def test_whom_agents_ask(shared_cluster, nodes, answering):
+    assert [node for node, _ in shared_cluster._links.ask_all("clock", nodes=nodes)] == answering
+
+
+def test_a_config_may_describe_machines_only(local_ray):
+    section = {"num_nodes": 1, "node_groups": [{"label": "bench", "node_ranks": 0}]}
+    with Cluster(cluster_cfg=section) as cluster:
+        on_bench = PackedPlacementStrategy(2, 2, node_group="bench")
+        assert launched(cluster, "it", on_bench).rank().wait() == [0]
 
 
 def test_another_address_than_the_one_in_use_is_refused(local_ray):

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from roost import NodePlacementStrategy, PackedPlacementStrategy, WaitedTooLong, Worker, WorkerFailed
+import roost
+from roost import LaunchOptions, NodePlacementStrategy, PackedPlacementStrategy, WaitedTooLong, Worker, WorkerFailed
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "ROOST_VISIBLE_DEVICES")
 
@@ -104,6 +105,18 @@ def test_without_isolation_a_worker_finds_its_device_by_local_rank(shared_cluste
     assert [each["LOCAL_RANK"] for each in seen] == ["0", "1", "2", "3"]
     assert {each["LOCAL_WORLD_SIZE"] for each in seen} == {"4"}
     group.close()
+
+
+def test_a_launch_may_say_otherwise_than_its_plan_what_workers_see(shared_cluster):
+    plan = roost.plan({"cluster": {"num_nodes": 1, "component_placement": {"actor": "2-3"}}}, shared_cluster)
+    options = LaunchOptions(isolate_accelerator=False)
+    whole = shared_cluster.launch(plan, {"actor": Scout}, {"actor": options})["actor"]
+    part = Scout.create_group().launch(shared_cluster, plan["actor"], name="part", isolate_accelerator=False)
+    for group in (whole, part):
+        seen = [each["ROOST_VISIBLE_DEVICES"] for each in group.variables("ROOST_VISIBLE_DEVICES").wait()]
+        assert len(seen) == 2
+        assert all("," in devices for devices in seen)
+        group.close()
 
 
 def test_results_come_in_rank_order_with_durations(scouts):

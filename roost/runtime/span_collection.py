@@ -1,0 +1,38 @@
+"""Collecting what workers have recorded, from all nodes of a job, with the times of the driver's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import ray
+
+from roost.runtime.agents import Agents
+from roost.runtime.group import WorkerGroup
+from roost.runtime.nodes import LiveNode
+from roost.runtime.trace.spans import Span, WorkerSpans
+
+FLUSH_LIMIT = 3.0  # seconds for workers to hand in what they recorded
+BRIEFLY = 0.5  # the same, for those that are about to be ended
+
+
+def flush(groups: Iterable[WorkerGroup], limit: float = FLUSH_LIMIT) -> None:
+    """Let workers hand in what they have recorded; one that is in a long call is not waited for."""
+    flushed = [host._roost_flush.remote() for group in groups for host in group.hosts]
+    if flushed:
+        ray.wait(flushed, num_returns=len(flushed), timeout=limit)
+
+
+def collected(agents: Agents, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
+    """The spans that every node's agent has of its workers."""
+    workers = []
+    for node, found in agents.ask_all("spans"):
+        # The driver's own agent may come after those of the job's nodes.
+        offset = nodes[node].report.clock_offset_ns if node < len(nodes) else 0
+        for who, devices, spans, dropped in found:
+            held = tuple((node, device) for device in devices)
+            workers.append(WorkerSpans(who.group, who.rank, node, held, _earlier(spans, offset), dropped))
+    return workers
+
+
+def _earlier(spans: Iterable[Span], offset: int) -> tuple[Span, ...]:
+    return tuple(span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans)
