@@ -15,6 +15,7 @@ from roost.engines.torch_engine.parent_watch import end_with
 from roost.engines.torch_engine.settings import EngineSettings
 
 KEY_VARIABLE = "ROOST_ENGINE_API_KEY"
+HARD_END_S = 3.0
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     app = create_app(served, options.enable_lora, options.api_key or os.environ.get(KEY_VARIABLE))
     ready = f"{options.model} on {engine.model.device}, {engine.load.num_blocks} KV blocks, {url_of(bound)}"
     try:
-        EngineServer(app, served, ready).run([bound])
+        EngineServer(app, served, ready, HARD_END_S).run([bound])
     finally:
         engine.close()
 

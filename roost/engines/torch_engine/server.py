@@ -25,8 +25,7 @@ from roost.engines.torch_engine.served import ModelNames, Served
 from roost.engines.torch_engine.text_codec import TextCodec
 from roost.engines.torch_engine.update_routes import update_router
 
-GRACE_S = 1.0  # for answers on their way out
-HARD_END_S = 3.0  # after which the process ends whatever it is doing
+GRACE_S = 1  # for answers on their way out
 
 
 def served_engine(engine: TorchEngine, name: str | None = None) -> Served:
@@ -67,25 +66,27 @@ def create_app(served: Served, takes_adapters: bool = False, api_key: str | None
 class EngineServer(uvicorn.Server):
     """Says when it is ready; when told to end, it ends the requests that are being worked on, too."""
 
-    def __init__(self, app: FastAPI, served: Served, ready_line: str) -> None:
+    def __init__(self, app: FastAPI, served: Served, ready_line: str, hard_end_s: float | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=60,  # clients keep connections for their next rollout
-                timeout_graceful_shutdown=int(GRACE_S),
+                timeout_graceful_shutdown=GRACE_S,
             )
         )
         self._served = served
         self._ready_line = ready_line
+        self._hard_end_s = hard_end_s  # the process ends so long after it was told to, whatever it is doing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         print(self._ready_line, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end_process_after(HARD_END_S)
+        if self._hard_end_s is not None:
+            end_process_after(self._hard_end_s)
         self._served.in_flight.closing = True
         if self._served.engine.failure is None:
             aborting = asyncio.create_task(self._served.in_flight.abort())
