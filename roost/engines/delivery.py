@@ -16,7 +16,11 @@ from roost.engines.weights.send import Sent
 from roost.engines.weights.verify import verify_by_fingerprints, verify_by_probe
 
 SENT = (Way.DEVICE, Way.SHARED_MEMORY, Way.BROADCAST)
-RELOADS = {EngineKind.VLLM: "/collective_rpc", EngineKind.SGLANG: "/update_weights_from_disk"}
+RELOADS = {
+    EngineKind.TORCH: "/collective_rpc",
+    EngineKind.VLLM: "/collective_rpc",
+    EngineKind.SGLANG: "/update_weights_from_disk",
+}
 UPDATES = {
     EngineKind.TORCH: "/start_weight_update",
     EngineKind.VLLM: "/start_weight_update",
@@ -32,8 +36,7 @@ def ways_for(release: Release, spec: ServerSpec, abilities: Capabilities, useles
     found: list[Way] = []
     if release.sender is not None and _takes(release.sender.way, spec, abilities):
         found.append(release.sender.way)
-    reload = RELOADS.get(spec.kind)
-    if reload is not None and abilities.has(reload):
+    if abilities.has(RELOADS[spec.kind]):
         found.append(Way.RELOAD)
     found.append(Way.RESTART)
     return tuple(way for way in found if way not in useless)

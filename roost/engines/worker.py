@@ -15,11 +15,8 @@ from roost.engines.spec import ServerSpec
 from roost.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from roost.placement.component_plan import ComponentPlan
     from roost.runtime.cluster import Cluster
-    from roost.runtime.group import WorkerGroup
-
-LOOPBACK = "127.0.0.1"
+    from roost.runtime.group import GroupSpec, WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +79,32 @@ class WorkerOwner:
         return answer
 
 
-def launch_owners(cluster: Cluster, engines: EnginePlan, placement: ComponentPlan) -> list[WorkerOwner]:
-    """A worker at every place of the component; make a fleet of what this returns.
+@dataclass(frozen=True, slots=True)
+class EngineGroup:
+    """The workers of an engine component, to be launched with the rest of a plan, and then the owners for a fleet.
 
-    Servers listen on loopback where there is one machine only. On several they listen on their machine's address, and
-    ask for a key that is made here.
+    engines = EngineGroup.of(plan_engines(plan, "rollout", defaults), cluster)
+    groups = cluster.launch(plan, {"rollout": engines.workers(), "actor": Actor.create_group()})
+    fleet = Fleet(engines.owners(groups["rollout"]))
     """
-    is_afar = cluster.num_nodes > 1
-    key = secrets.token_hex(16) if is_afar else None
-    servers = tuple(replace(spec, api_key=spec.api_key or key) for spec in engines.servers)
-    group = EngineWorker.create_group(servers, is_afar).launch(cluster, placement, name=engines.component)
-    return [WorkerOwner(group, rank, spec) for rank, spec in enumerate(servers)]
+
+    servers: tuple[ServerSpec, ...]
+    is_reached_from_afar: bool
+
+    @classmethod
+    def of(cls, engines: EnginePlan, cluster: Cluster) -> EngineGroup:
+        """Servers listen on loopback where there is one machine only. On several they listen on their machine's
+        address, and ask for a key that is made here.
+        """
+        is_afar = cluster.num_nodes > 1
+        key = secrets.token_hex(16) if is_afar else None
+        return cls(tuple(replace(spec, api_key=spec.api_key or key) for spec in engines.servers), is_afar)
+
+    def workers(self) -> GroupSpec:
+        return EngineWorker.create_group(self.servers, self.is_reached_from_afar)
+
+    def owners(self, group: WorkerGroup) -> list[WorkerOwner]:
+        return [WorkerOwner(group, rank, spec) for rank, spec in enumerate(self.servers)]
 
 
 def _node_address() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from roost.engines.torch_engine.handles import open_handle, read_handles
 from roost.engines.weights.group import WeightGroup
-from roost.engines.weights.parcel import GroupInvitation, TensorInfo
+from roost.engines.weights.parcel import GROUP_NAME, GroupInvitation, TensorInfo
 
 Named = Iterator[tuple[str, torch.Tensor]]
 
@@ -94,9 +95,34 @@ def join(invitation: Mapping[str, Any], device: torch.device) -> WeightGroup:
         int(invitation["rank_offset"]),
         int(invitation["world_size"]),
         backend,
-        invitation.get("group_name", GroupInvitation.name),
+        invitation.get("group_name", GROUP_NAME),
     )
     return WeightGroup(group, group.rank_offset, device)
+
+
+def checkpoint_files(folder: str) -> dict[str, list[TensorInfo]]:
+    """What each file of a checkpoint holds, by its path; tensors are not read yet."""
+    from safetensors import safe_open
+
+    found: dict[str, list[TensorInfo]] = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt", device="cpu") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            found[str(path)] = [
+                TensorInfo(name, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
+            ]
+    if not found:
+        raise ValueError(f"there are no safetensors files in {folder}")
+    return found
+
+
+def parcel_fields(infos: Sequence[TensorInfo]) -> dict[str, Any]:
+    """How tensors are announced."""
+    return {
+        "names": [info.name for info in infos],
+        "dtype_names": [info.dtype for info in infos],
+        "shapes": [list(info.shape) for info in infos],
+    }
 
 
 def _from_file(path: str, names: Sequence[str]) -> Named:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from roost.engines.protocol import Part
 from roost.engines.torch_engine.engine import TorchEngine
-from roost.engines.torch_engine.update import WeightUpdate, join, named_tensors
+from roost.engines.torch_engine.update import WeightUpdate, checkpoint_files, join, named_tensors, parcel_fields
 from roost.engines.weights.fingerprint import fingerprint
 from roost.engines.weights.group import WeightGroup
 from roost.engines.weights.parcel import TensorInfo
@@ -37,6 +37,11 @@ class UpdateBody(BaseModel):
 
 class FinishBody(BaseModel):
     weight_version: str | None = None
+
+
+class RpcBody(BaseModel):
+    method: str
+    kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class CheckBody(BaseModel):
@@ -95,6 +100,14 @@ class UpdateDesk:
             self._engine.weights_torn()
         return is_whole
 
+    def reload(self, folder: str) -> None:
+        """Replace all weights by those of a checkpoint; the version is told afterwards, as vLLM's clients do."""
+        files = checkpoint_files(folder)
+        self.start({"tensors": [(info.name, info.dtype, info.shape) for infos in files.values() for info in infos]})
+        for path, infos in files.items():
+            self.take({**parcel_fields(infos), "path": path})
+        self.finish(str(self._engine.version))
+
     def checksums(self) -> dict[str, str]:
         return {name: fingerprint(weight) for name, weight in self._engine.named_weights().items()}
 
@@ -120,7 +133,7 @@ def update_router(engine: TorchEngine) -> APIRouter:
     async def between_steps(action: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(engine.between_steps, action)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise HTTPException(400, str(error)) from error
 
     @router.post("/init_weight_transfer_engine")
@@ -152,6 +165,13 @@ def update_router(engine: TorchEngine) -> APIRouter:
     @router.post("/abandon_weight_update")
     async def abandon_weight_update() -> dict[str, bool]:
         return {"is_whole": await between_steps(desk.abandon)}
+
+    @router.post("/collective_rpc")
+    async def collective_rpc(body: RpcBody) -> dict[str, list[None]]:
+        if body.method != "reload_weights" or set(body.kwargs) != {"weights_path"}:
+            raise HTTPException(400, f"{body.method} with {sorted(body.kwargs)} is not offered; use reload_weights")
+        await between_steps(lambda: desk.reload(body.kwargs["weights_path"]))
+        return {"results": [None]}
 
     @router.post("/weight_checker")
     async def weight_checker(body: CheckBody) -> dict[str, dict[str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+GROUP_NAME = "roost_weights"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -68,4 +70,4 @@ class GroupInvitation:
     rank_offset: int  # the rank of this engine's first process
     world_size: int
     backend: str  # nccl, or gloo where there is no accelerator
-    name: str = "roost_weights"
+    name: str = GROUP_NAME

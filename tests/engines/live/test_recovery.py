@@ -18,7 +18,7 @@ from roost.engines.supervision import Watchfulness
 from roost.engines.weights.source import ModuleSource
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 
-LONG = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
+LONG = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
 EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=2, within_s=3600))
 
 
@@ -77,9 +77,9 @@ def test_requests_move_to_another_engine(server_spec, policy, tmp_path, built_in
     async def run():
         async with fleet_of(2, server_spec, tmp_path) as fleet:
             requests = [
-                asyncio.create_task(fleet.generate((*PROMPT, index), LONG, episode=str(index))) for index in range(8)
+                asyncio.create_task(fleet.generate((*PROMPT, index), LONG, episode=str(index))) for index in range(4)
             ]
-            while any(member.in_flight < 4 for member in fleet.crew.members.values()):
+            while any(member.in_flight < 2 for member in fleet.crew.members.values()):
                 await asyncio.sleep(0.01)
             kill(fleet, "engine-1")
             made = await asyncio.gather(*requests)

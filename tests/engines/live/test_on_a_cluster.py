@@ -1,0 +1,108 @@
+"""Engines where a plan puts them: a worker at each place owns a server, and a fleet drives them all."""
+
+import asyncio
+import signal
+
+import psutil
+import pytest
+
+pytest.importorskip("ray")
+
+import roost
+from roost.engines.fleet import Fleet, FleetSettings
+from roost.engines.member import Standing
+from roost.engines.planned import plan_engines
+from roost.engines.residency import HandOver
+from roost.engines.spec import EngineKind
+from roost.engines.supervision import Watchfulness
+from roost.engines.worker import EngineGroup
+from roost.placement.residency import Decision
+from tests.engines.live.conftest import spec_of
+from tests.engines.live.policies import GREEDY, PROMPT, Policy
+
+LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def policy(model_folder):
+    return Policy(model_folder)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("ROOST_FAKE_ACCELERATORS", "2")
+        with roost.Cluster(num_nodes=1, address="local") as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="module")
+def plan(cluster):
+    offloads = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
+    config = {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "all"}}, "actor": offloads}
+    return roost.plan(config, cluster)
+
+
+@pytest.fixture(scope="module")
+def engines(plan, model_folder):
+    return plan_engines(plan, "rollout", spec_of(EngineKind.TORCH, model_folder, device="auto"))
+
+
+@pytest.fixture(scope="module")
+def owners(cluster, plan, engines):
+    planned = EngineGroup.of(engines, cluster)
+    groups = cluster.launch(plan, {"rollout": planned.workers()})
+    return planned.owners(groups["rollout"])
+
+
+async def fleet_scenario(owners, policy):
+    """Two steps of a synchronous job whose engines and learner take turns."""
+    hand_over = HandOver(Decision.SLEEP)
+    watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3))
+    found = {"answers": []}
+    async with Fleet(owners, watchful) as fleet:
+        for version in (1, 2):
+            await hand_over.to_learner(fleet)
+            found["asleep"] = [member.standing for member in fleet.crew.members.values()]
+            await hand_over.to_engines(fleet, policy.release(version))
+            answers = await asyncio.gather(*(fleet.generate(PROMPT, GREEDY) for _ in range(4)))
+            found["answers"] += [(answer.token_ids, answer.versions[0].version) for answer in answers]
+        servers = {name: psutil.Process(_listener(member.engine.url)) for name, member in fleet.crew.members.items()}
+        found["ranks"] = [server.environ().get("RANK") for server in servers.values()]
+        servers["rollout-1"].send_signal(signal.SIGKILL)
+        while fleet.crew.members["rollout-1"].standing is Standing.READY:
+            await asyncio.sleep(0.05)
+        while fleet.crew.members["rollout-1"].standing is not Standing.READY:
+            await asyncio.sleep(0.05)
+        found["after"] = (await fleet.crew.members["rollout-1"].engine.generate(PROMPT, GREEDY)).token_ids
+        found["spans"] = [(span.name, (span.args or {}).get("version")) for span in fleet.recorder.drain()]
+    found["left"] = [server.is_running() for server in servers.values()]
+    return found
+
+
+def _listener(url):
+    port = int(url.rpartition(":")[2])
+    return next(
+        connection.pid
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    )
+
+
+def test_two_steps_and_a_kill(owners, policy, engines):
+    assert engines.decision is Decision.SLEEP
+    found = asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy), LIMIT_S))
+    assert found["asleep"] == [Standing.ASLEEP] * 2
+    assert found["answers"] == [(policy.greedy(1), 1)] * 4 + [(policy.greedy(2), 2)] * 4
+    assert found["ranks"] == [None, None], "a server must not take its worker's ranks for its own"
+    assert found["after"] == policy.greedy(2)
+    assert found["spans"] == [
+        ("start", None),
+        ("sleep", None),
+        ("update", 1),
+        ("sleep", None),
+        ("update", 2),
+        ("recover", 2),
+    ]
+    assert found["left"] == [False, False]

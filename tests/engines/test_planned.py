@@ -1,0 +1,118 @@
+"""From a plan to what servers are started with."""
+
+from dataclasses import replace
+
+import pytest
+
+import roost
+from roost.engines.planned import engine_kind, plan_engines
+from roost.engines.spec import EngineKind, ServerSpec
+from roost.placement.residency import Decision
+from roost.placement.routes import Reach
+
+DEFAULTS = ServerSpec(EngineKind.TORCH, "some/model", dtype="bfloat16", max_context=4096)
+GPU = {"accelerators": 4, "accelerator_model": "H100", "memory_gb": 80}
+
+
+def rlinf(placement, nodes=1, **sections):
+    inventory = roost.Inventory.from_dict({"nodes": [GPU] * nodes})
+    return roost.plan({"cluster": {"num_nodes": nodes, "component_placement": placement}, **sections}, inventory)
+
+
+def loop(learning, inference, memory=(None, None), per_server=1):
+    config = {
+        "rl": {
+            "gpu_allocation": {"learning_gpus": learning, "inference_gpus": inference},
+            "inference_requires_memory_gb": memory[0],
+            "learning_requires_memory_gb": memory[1],
+        },
+        "llm": {"vllm_server": {"gpus_per_vllm_server": per_server}},
+    }
+    return roost.plan(config, roost.Inventory.from_dict({"nodes": [GPU]}))
+
+
+@pytest.mark.parametrize(
+    ("plan", "decision", "reach", "transfer", "sleeps", "fraction"),
+    [
+        pytest.param(
+            rlinf({"actor": "0-1", "rollout": "2-3"}), Decision.KEEP, Reach.SAME_NODE, "nccl", False, None, id="apart"
+        ),
+        pytest.param(
+            rlinf({"actor,rollout": "all"}), Decision.KEEP, Reach.SAME_DEVICE, "ipc", False, None, id="together"
+        ),
+        pytest.param(
+            rlinf(
+                {"actor,rollout": "all"},
+                actor={"offload_weight": True, "offload_grad": True, "offload_optimizer": True},
+            ),
+            Decision.SLEEP,
+            Reach.SAME_DEVICE,
+            "ipc",
+            True,
+            None,
+            id="in turn",
+        ),
+        pytest.param(
+            rlinf({"actor": "0-3", "rollout": "4-7"}, nodes=2),
+            Decision.KEEP,
+            Reach.OTHER_NODE,
+            "nccl",
+            False,
+            None,
+            id="on another node",
+        ),
+        pytest.param(
+            loop([0, 1], [0, 1], (35, 35)), Decision.KEEP, Reach.SAME_DEVICE, "ipc", False, 0.475, id="both fit"
+        ),
+        pytest.param(
+            loop([0, 1], [0, 1], (75, 75)), Decision.SLEEP, Reach.SAME_DEVICE, "ipc", True, None, id="do not fit"
+        ),
+    ],
+)
+def test_servers_follow_from_the_plan(plan, decision, reach, transfer, sleeps, fraction):
+    engines = plan_engines(plan, "rollout", DEFAULTS)
+    assert engines.decision is decision
+    assert set(engines.reaches) == {reach}
+    for rank, server in enumerate(engines.servers):
+        assert server == replace(
+            DEFAULTS,
+            name=f"rollout-{rank}",
+            kind=server.kind,
+            model=server.model,
+            weight_transfer=transfer,
+            sleeps=sleeps,
+            memory_fraction=pytest.approx(fraction) if fraction else None,
+        )
+
+
+def test_tensor_parallel_servers():
+    engines = plan_engines(loop([0, 1], [2, 3], per_server=2), "rollout", DEFAULTS)
+    assert [(server.tensor, server.pipeline) for server in engines.servers] == [(2, 1)]
+
+
+def test_without_accelerators_servers_run_on_the_cpu():
+    inventory = roost.Inventory.from_dict({"nodes": [{"accelerators": 0}]})
+    config = {
+        "cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": {"node_group": "node", "placement": "0"}}}
+    }
+    engines = plan_engines(roost.plan(config, inventory), "rollout", DEFAULTS)
+    assert [server.device for server in engines.servers] == ["cpu"]
+    assert engines.reaches == (Reach.HOST,)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [("vllm", EngineKind.VLLM), ("sglang", EngineKind.SGLANG), ("torch", EngineKind.TORCH), (None, EngineKind.TORCH)],
+)
+def test_the_strategy_names_the_engine(strategy, kind):
+    assert engine_kind(strategy) is kind
+
+
+def test_an_engine_that_is_not_there():
+    with pytest.raises(ValueError, match="vlm is no engine that Roost starts; did you mean vllm"):
+        engine_kind("vlm")
+
+
+def test_a_component_that_is_no_engine():
+    with pytest.raises(ValueError, match="actor is a learner, not an engine; engines here are rollout"):
+        plan_engines(rlinf({"actor,rollout": "all"}), "actor", DEFAULTS)
