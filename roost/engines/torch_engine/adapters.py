@@ -16,21 +16,14 @@ from torch import Tensor, nn
 
 PREFIX = "base_model.model."  # PEFT writes it before the name of every module
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-# What an adapter's config may hold that changes the result and that is not supported, with what it is if unused.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
-    "trainable_token_indices": (None, []),
-    "target_parameters": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "layer_replication": (None, []),
-    "megatron_config": (None,),
-}
+# What an adapter's config may hold without changing what it computes, or that is honoured.
+HARMLESS = (
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "use_rslora", "layers_to_transform",
+    "layers_pattern", "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
+)  # fmt: skip
+UNUSED: tuple[Any, ...] = (None, False, "none", {}, [], "")  # how a config says that something is not wanted
+PLAIN_STARTS = (True, "gaussian", "eva", "orthogonal", *UNUSED)  # other starts change the base weights as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +130,10 @@ class Adapters:
 def _scale(config: Mapping[str, Any], folder: str) -> float:
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder} is a {config.get('peft_type')} adapter; only LORA is supported")
-    for key, unused in UNSUPPORTED.items():
-        if config.get(key) is not None and config[key] not in unused:
-            raise ValueError(f"{folder} sets {key} to {config[key]!r}, which is not supported")
+    for key, value in config.items():
+        allowed = PLAIN_STARTS if key == "init_lora_weights" else UNUSED
+        if key not in HARMLESS and value not in allowed:
+            raise ValueError(f"{folder} sets {key} to {value!r}, which is not supported")
     rank, alpha = config["r"], config["lora_alpha"]
     return float(alpha / math.sqrt(rank)) if config.get("use_rslora") else float(alpha / rank)
 

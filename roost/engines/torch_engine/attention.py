@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from roost.engines.torch_engine.batch import Batch
-from roost.engines.torch_engine.cache import LayerCache
+from roost.engines.torch_engine.cache import LayerCache, LayerShape
 from roost.engines.torch_engine.gathered import Gathered
 
 NAME = "roost_paged"
+FLASH_BLOCK, FLASH_HEAD = 256, 256  # blocks are a multiple of the one, heads no larger than the other
 ARGUMENT = "roost_attention"  # the models hand on what they do not know to their attention
 
 
@@ -212,9 +213,11 @@ class Flash:
         return cast(Tensor, output)
 
 
-def can_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch's flash attention reads paged keys and values here."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this torch's flash attention reads such blocks of keys and values here."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or block_size % FLASH_BLOCK:
+        return False
+    if any(layer.key_size != layer.value_size or layer.key_size > FLASH_HEAD for layer in layers):
         return False
     try:
         from torch.nn.attention.varlen import varlen_attn

@@ -6,11 +6,12 @@ import os
 
 import torch
 
+from roost.engines.torch_engine.attention import FLASH_BLOCK
 from roost.engines.torch_engine.cache import bytes_per_block
 from roost.engines.torch_engine.model import LoadedModel
 from roost.engines.torch_engine.settings import EngineSettings
 
-CPU_BLOCK, CUDA_BLOCK = 16, 256  # torch's flash attention wants its blocks to be a multiple of 256 tokens
+CPU_BLOCK, CUDA_BLOCK = 16, FLASH_BLOCK
 CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
 LOGIT_COPIES = 4  # the model's, in float32, sorted or summed, and their probabilities
 

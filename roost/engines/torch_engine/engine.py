@@ -60,7 +60,7 @@ class TorchEngine:
         self.max_context = min(self.model.max_context, count * size)
         self._weights = Weights(self.model.module)
         self._adapters = Adapters(self.model.module)
-        graphs = new_graphs(self.model, settings, width=-(-self.max_context // size))
+        graphs = new_graphs(self.model, settings, size, self.max_context)
         self._runner = Runner(self.model, self._adapters, size, graphs)
         self._scheduler = Scheduler(
             BlockPool(count, size),
@@ -73,8 +73,8 @@ class TorchEngine:
         self._make_cache()
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
         self._live: dict[str, Tracked] = {}
-        self._ids: set[str] = set()  # of requests that were taken, some perhaps not yet seen by the thread
-        self._ids_lock = threading.Lock()
+        self._taken: dict[str, Tracked] = {}  # the same, and those that the thread has not seen yet
+        self._taken_lock = threading.Lock()
         self._is_asleep = False
         self._drained: Future[None] | None = None
         self._held: list[Tracked] = []  # what came while the rest is drained
@@ -93,11 +93,11 @@ class TorchEngine:
             stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.model.eos_ids),
             limit=min(prompt + sampling.max_tokens, self.max_context),
         )
-        with self._ids_lock:
-            if request.request_id in self._ids:
+        with self._taken_lock:
+            if request.request_id in self._taken:
                 raise ValueError(f"request {request.request_id!r} is already being worked on")
             self._thread.post(lambda: self._add(tracked))
-            self._ids.add(request.request_id)
+            self._taken[request.request_id] = tracked
 
     def abort(self, request_ids: Collection[str] | None = None) -> int:
         """End these requests, or all; each gets a last Progress. Returns how many there were."""
@@ -163,7 +163,7 @@ class TorchEngine:
     def load(self) -> Load:
         scheduler = self._scheduler
         running = len(scheduler.running)
-        return Load(running, max(len(self._ids) - running, 0), scheduler.pool.free, scheduler.pool.count)
+        return Load(running, max(len(self._taken) - running, 0), scheduler.pool.free, scheduler.pool.count)
 
     @property
     def failure(self) -> BaseException | None:
@@ -256,10 +256,10 @@ class TorchEngine:
             return
         self._scheduler.remove(gone)
         self._held = [each for each in self._held if each not in gone]
-        for tracked in gone:
-            del self._live[tracked.request.request_id]
-        with self._ids_lock:
-            self._ids.difference_update(tracked.request.request_id for tracked in gone)
+        with self._taken_lock:
+            for tracked in gone:
+                del self._live[tracked.request.request_id]
+                del self._taken[tracked.request.request_id]
 
     def _pause(self, in_flight: InFlight) -> Future[None]:
         """Gives what is done once the engine has paused."""
@@ -340,5 +340,7 @@ class TorchEngine:
 
     def _end_all(self, failure: BaseException | None) -> None:
         if failure is not None:
-            log.error("the engine died with %d requests", len(self._live), exc_info=failure)
+            log.error("the engine died with %d requests", len(self._taken), exc_info=failure)
+        with self._taken_lock:
+            self._live = dict(self._taken)
         self._abort(None)

@@ -27,7 +27,7 @@ class Runner:
         self._adapters = adapters
         self._block_size = block_size
         self._graphs = graphs
-        self._flashes = can_flash(model.device, model.dtype)
+        self._flashes = can_flash(model.layers, block_size, model.dtype, model.device)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], cache: Sequence[LayerCache]) -> Tensor:

@@ -17,7 +17,7 @@ class EngineSettings:
     max_sequences: int = 256  # worked on at the same time
     max_batch_tokens: int = 2048  # computed in one step
     max_logit_rows: int = 512  # prompt positions that are scored in one step, each with a row as wide as the vocabulary
-    kv_bytes: int | None = None  # for keys and values; from memory_fraction where None
+    kv_bytes: int | None = None  # for keys and values; a CPU takes up to as much again for those of what runs
     memory_fraction: float | None = None  # of the device, for weights, keys and values; 0.9 on CUDA, 0.25 on CPU
     seed: int | None = None  # of the seeds for requests that bring none; the operating system's where None
     cuda_graphs: bool = True

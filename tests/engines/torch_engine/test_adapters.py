@@ -105,6 +105,8 @@ def test_one_in_use_is_not_unloaded(start: Any, adapter: Any) -> None:
         pytest.param({"bias": "all"}, "bias", id="biases"),
         pytest.param({"modules_to_save": ["lm_head"]}, "modules_to_save", id="saved modules"),
         pytest.param({"rank_pattern": {"q_proj": 2}}, "rank_pattern", id="ranks by name"),
+        pytest.param({"init_lora_weights": "pissa"}, "init_lora_weights", id="starts that change the base"),
+        pytest.param({"something_new": 3}, "something_new", id="what is not known"),
         pytest.param({"peft_type": "IA3"}, "IA3", id="other kinds"),
     ],
 )

@@ -264,6 +264,19 @@ def test_when_the_thread_dies_every_request_ends_and_no_more_are_taken(start: An
         driver.ask(PROMPT, GREEDY)
 
 
+def test_a_request_that_the_dying_thread_never_saw_ends_too(start: Any) -> None:
+    driver = start()
+
+    def die() -> None:
+        raise MemoryError("full")
+
+    def ask_a_dying_engine() -> Any:
+        driver.engine._thread.post(die)
+        return driver.ask(PROMPT, LONG)
+
+    assert driver.engine.between_steps(ask_a_dying_engine).all().finish is Finish.ABORT
+
+
 def test_closing_ends_what_runs(start: Any) -> None:
     driver = start()
     answer = driver.ask(PROMPT, LONG)
