@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from roost.engines.torch_engine.batch import Batch
-from roost.engines.torch_engine.cache import LayerCache, LayerShape
+from roost.engines.torch_engine.cache import LayerCache
 from roost.engines.torch_engine.gathered import Gathered
 
 NAME = "roost_paged"
-FLASH_BLOCK, FLASH_HEAD = 256, 256  # blocks are a multiple of the one, heads no larger than the other
 ARGUMENT = "roost_attention"  # the models hand on what they do not know to their attention
 
 
@@ -63,7 +61,7 @@ def _attend(
     return attention(LayerCall(layer, query, key, value, scaling, options)).unsqueeze(0), None
 
 
-def _kept(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
+def kept(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
     """The layer's keys and values, with the new ones written to their places."""
     keys, values = cache[call.layer]
     keys.flatten(0, 1).index_copy_(0, slots, call.key)
@@ -103,7 +101,7 @@ class OneByOne:
         self._spans = _spans(cache, batch, gathered)
 
     def __call__(self, call: LayerCall) -> Tensor:
-        blocks = _kept(call, self._cache, self._slots)
+        blocks = kept(call, self._cache, self._slots)
         groups = call.query.unflatten(1, (call.key.shape[1], -1))  # [tokens, heads, queries per key, head size]
         parts = []
         for span in self._spans:
@@ -175,52 +173,9 @@ class PaddedDecode:
         self._mask = (places < tables.lengths[:, None])[:, None, None, :]
 
     def __call__(self, call: LayerCall) -> Tensor:
-        keys, values = _kept(call, self._cache, self._tables.slots)
+        keys, values = kept(call, self._cache, self._tables.slots)
         of_keys = keys[self._tables.tables].flatten(1, 2).transpose(1, 2)
         of_values = values[self._tables.tables].flatten(1, 2).transpose(1, 2)
         groups = call.query.unflatten(1, (keys.shape[2], -1))
         output = F.scaled_dot_product_attention(groups, of_keys, of_values, attn_mask=self._mask, scale=call.scale)
         return output.flatten(1, 2)
-
-
-class Flash:
-    """All sequences in one call of torch's flash attention, which finds the blocks by itself; CUDA, half precision."""
-
-    def __init__(self, cache: Sequence[LayerCache], tables: Tables, longest_chunk: int, longest: int) -> None:
-        self._cache = cache
-        self._tables = tables
-        self._longest_chunk = longest_chunk
-        self._longest = longest
-
-    def __call__(self, call: LayerCall) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        keys, values = _kept(call, self._cache, self._tables.slots)
-        output = varlen_attn(
-            call.query,
-            keys,
-            values,
-            self._tables.starts,
-            None,
-            self._longest_chunk,
-            self._longest,
-            scale=call.scale,
-            window_size=(-1, 0),
-            enable_gqa=True,
-            seqused_k=self._tables.lengths,
-            block_table=self._tables.tables,
-        )
-        return cast(Tensor, output)
-
-
-def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this torch's flash attention reads such blocks of keys and values here."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or block_size % FLASH_BLOCK:
-        return False
-    if any(layer.key_size != layer.value_size or layer.key_size > FLASH_HEAD for layer in layers):
-        return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    return {"block_table", "seqused_k"} <= inspect.signature(varlen_attn).parameters.keys()

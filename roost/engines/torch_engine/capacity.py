@@ -6,8 +6,8 @@ import os
 
 import torch
 
-from roost.engines.torch_engine.attention import FLASH_BLOCK
 from roost.engines.torch_engine.cache import bytes_per_block
+from roost.engines.torch_engine.flash import FLASH_BLOCK
 from roost.engines.torch_engine.model import LoadedModel
 from roost.engines.torch_engine.settings import EngineSettings
 

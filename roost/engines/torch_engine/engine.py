@@ -19,6 +19,7 @@ from roost.engines.torch_engine.adapters import Adapter, Adapters
 from roost.engines.torch_engine.blocks import BlockPool
 from roost.engines.torch_engine.cache import LayerCache, new_cache
 from roost.engines.torch_engine.capacity import block_count, block_size
+from roost.engines.torch_engine.flash import can_flash
 from roost.engines.torch_engine.graphs import new_graphs
 from roost.engines.torch_engine.model import load_model
 from roost.engines.torch_engine.residency import Weights
@@ -60,8 +61,9 @@ class TorchEngine:
         self.max_context = min(self.model.max_context, count * size)
         self._weights = Weights(self.model.module)
         self._adapters = Adapters(self.model.module)
-        graphs = new_graphs(self.model, settings, size, self.max_context)
-        self._runner = Runner(self.model, self._adapters, size, graphs)
+        flashes = can_flash(self.model.layers, size, self.model.dtype, self.model.device)
+        graphs = new_graphs(self.model, settings, flashes, width=-(-self.max_context // size))
+        self._runner = Runner(self.model, self._adapters, size, flashes, graphs)
         self._scheduler = Scheduler(
             BlockPool(count, size),
             settings.max_sequences,

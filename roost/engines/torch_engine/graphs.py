@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.engines.torch_engine.attention import Flash, PaddedDecode, Tables, can_flash
+from roost.engines.torch_engine.attention import PaddedDecode, Tables
 from roost.engines.torch_engine.batch import Batch
 from roost.engines.torch_engine.cache import LayerCache
+from roost.engines.torch_engine.flash import Flash
 from roost.engines.torch_engine.model import LoadedModel, forward
 from roost.engines.torch_engine.settings import EngineSettings
 
@@ -85,16 +86,15 @@ def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache], flash
     return forward(module, inputs.token_ids, inputs.positions, rows, attention)
 
 
-def new_graphs(model: LoadedModel, settings: EngineSettings, block_size: int, max_context: int) -> DecodeGraphs | None:
-    """Graphs for this model, or None where there can be none."""
+def new_graphs(model: LoadedModel, settings: EngineSettings, flashes: bool, width: int) -> DecodeGraphs | None:
+    """Graphs for this model, or None where there can be none; `width` is how many blocks a sequence has at most."""
     config = model.module.config.get_text_config()
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     # These look at the longest position in every step, on the host, which a graph cannot.
     is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
     if not settings.cuda_graphs or model.device.type != "cuda" or not is_fixed:
         return None
-    flashes = can_flash(model.layers, block_size, model.dtype, model.device)
-    return DecodeGraphs(model.module, flashes, settings.max_sequences, -(-max_context // block_size), model.device)
+    return DecodeGraphs(model.module, flashes, settings.max_sequences, width, model.device)
 
 
 class DecodeGraphs:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from roost.engines.torch_engine.adapters import Adapters
-from roost.engines.torch_engine.attention import Attention, Flash, OneByOne, Tables, can_flash
+from roost.engines.torch_engine.attention import Attention, OneByOne, Tables
 from roost.engines.torch_engine.batch import Batch, flatten
 from roost.engines.torch_engine.cache import LayerCache
+from roost.engines.torch_engine.flash import Flash
 from roost.engines.torch_engine.gathered import Gathered
 from roost.engines.torch_engine.graphs import DecodeGraphs
 from roost.engines.torch_engine.model import LoadedModel, forward
@@ -21,13 +22,18 @@ class Runner:
     """Runs batches of chunks over a key-value cache."""
 
     def __init__(
-        self, model: LoadedModel, adapters: Adapters, block_size: int, graphs: DecodeGraphs | None = None
+        self,
+        model: LoadedModel,
+        adapters: Adapters,
+        block_size: int,
+        flashes: bool = False,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._adapters = adapters
         self._block_size = block_size
+        self._flashes = flashes
         self._graphs = graphs
-        self._flashes = can_flash(model.layers, block_size, model.dtype, model.device)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], cache: Sequence[LayerCache]) -> Tensor:
