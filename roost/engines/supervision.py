@@ -10,6 +10,7 @@ from roost.engines.crew import Crew
 from roost.engines.errors import EngineError
 from roost.engines.member import Member, Standing
 from roost.engines.restarts import RestartLimit
+from roost.spec.errors import counted
 
 WATCHED = (Standing.READY, Standing.BEHIND, Standing.ASLEEP)
 
@@ -72,7 +73,7 @@ class Supervisor:
         now = asyncio.get_running_loop().time()
         if not self._how.restarts.allows(member.restarts, now):
             member.last_error = (
-                f"lost {len(member.restarts) + 1} times within {self._how.restarts.within_s:g} s, "
+                f"lost {counted(len(member.restarts) + 1, 'time')} within {self._how.restarts.within_s:g} s, "
                 f"the last time because {member.last_error}"
             )
             self._report(f"{member.name} is given up: {member.last_error}")

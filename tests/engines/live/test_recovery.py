@@ -7,87 +7,91 @@ from dataclasses import replace
 
 import pytest
 
+from roost.engines.connect import connect
 from roost.engines.errors import EngineLost
 from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.generation import Sampling
+from roost.engines.http_calls import TimeLimits
 from roost.engines.member import Standing
 from roost.engines.owner import LocalOwner
 from roost.engines.restarts import RestartLimit
 from roost.engines.spec import EngineKind
 from roost.engines.supervision import Watchfulness
 from roost.engines.weights.source import ModuleSource
+from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 
 LONG = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
-EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=2, within_s=3600))
+EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=20))
+LIMIT_S = 180.0
+
+
+def quick_to_doubt(spec, url):
+    """A client that waits for short answers only, so that a hung server is noticed soon."""
+    return connect(spec.kind, url, limits=TimeLimits(answer=3.0))
+
+
+class Scenarios:
+    """Two engines that are killed in many ways, one after the other, and what they answer."""
+
+    def __init__(self, model_folder, logs):
+        self.policy = Policy(model_folder)
+        self.said = []
+        owners = [LocalOwner(spec_of(EngineKind.TORCH, model_folder, name=name), logs) for name in ("one", "two")]
+        self.fleet = Fleet(owners, FleetSettings(watchfulness=EAGER), report=self.said.append, connect=quick_to_doubt)
+        self.one, self.two = self.fleet.crew.members.values()
+        self._runner = asyncio.Runner()
+
+    def run(self, scenario):
+        """One that hangs fails with where it was."""
+        return self._runner.run(asyncio.wait_for(scenario, LIMIT_S))
+
+    @property
+    def version(self):
+        return self.fleet.release.version if self.fleet.release else 0
+
+    async def until(self, member, standing):
+        while member.standing is not standing:
+            await asyncio.sleep(0.05)
+
+    async def answers(self):
+        """What each engine answers itself."""
+        made = [await member.engine.generate(PROMPT, GREEDY) for member in (self.one, self.two)]
+        return [(completion.token_ids, completion.versions[0].version) for completion in made]
+
+    def all_on(self, version):
+        return [(self.policy.greedy(version), version)] * 2
+
+
+def kill(member, how=signal.SIGKILL):
+    os.kill(member.owner.pid, how)
 
 
 @pytest.fixture(scope="module")
-def policy(model_folder):
-    return Policy(model_folder)
+def scenarios(model_folder, tmp_path_factory):
+    scenarios = Scenarios(model_folder, tmp_path_factory.mktemp("logs"))
+    scenarios.run(scenarios.fleet.start())
+    yield scenarios
+    scenarios.run(scenarios.fleet.close())
 
 
-def fleet_of(count, server_spec, logs, **settings):
-    owners = [LocalOwner(replace(server_spec, name=f"engine-{index}"), logs) for index in range(count)]
-    return Fleet(owners, FleetSettings(watchfulness=EAGER, **settings))
-
-
-def finished(run, limit_s=300.0):
-    """What a scenario gives; one that hangs fails with where it was."""
-    return asyncio.run(asyncio.wait_for(run, limit_s))
-
-
-async def until(fleet, name, standing):
-    while fleet.crew.members[name].standing is not standing:
-        await asyncio.sleep(0.05)
-
-
-def kill(fleet, name, how=signal.SIGKILL):
-    os.kill(fleet.crew.members[name].owner.pid, how)
-
-
-def test_kill_and_recovery(server_spec, policy, tmp_path):
-    """The one engine is killed while it works: it comes back on the version it had, and the requests are finished."""
+def test_requests_move_to_another_engine(scenarios):
+    fleet, one, two = scenarios.fleet, scenarios.one, scenarios.two
 
     async def run():
-        async with fleet_of(1, server_spec, tmp_path) as fleet:
-            await fleet.update(policy.release(1))
-            requests = [asyncio.create_task(fleet.generate((*PROMPT, index), LONG)) for index in range(3)]
-            await asyncio.sleep(0.3)
-            kill(fleet, "engine-0")
-            made = await asyncio.gather(*requests)
-            member = fleet.crew.members["engine-0"]
-            return made, member.version, await member.engine.version(), fleet.recorder.pop_time("recover")
+        requests = [
+            asyncio.create_task(fleet.generate((*PROMPT, index), LONG, episode=str(index))) for index in range(4)
+        ]
+        while one.in_flight < 2 or two.in_flight < 2:
+            await asyncio.sleep(0.01)
+        kill(two)
+        made = await asyncio.gather(*requests)
+        await scenarios.until(two, Standing.READY)
+        return made
 
-    made, version, told, seconds = finished(run())
-    assert (version, told) == (1, 1)
-    assert seconds > 0
-    for index, completion in enumerate(made):
-        assert completion.token_ids == policy.greedy(1, (*PROMPT, index), LONG.max_tokens)
-        assert [span.version for span in completion.versions] == [1]
-
-
-@pytest.fixture
-def built_in(engine_kind):
-    if engine_kind is not EngineKind.TORCH:
-        pytest.skip("of the built-in engine")
-
-
-def test_requests_move_to_another_engine(server_spec, policy, tmp_path, built_in):
-    async def run():
-        async with fleet_of(2, server_spec, tmp_path) as fleet:
-            requests = [
-                asyncio.create_task(fleet.generate((*PROMPT, index), LONG, episode=str(index))) for index in range(4)
-            ]
-            while any(member.in_flight < 2 for member in fleet.crew.members.values()):
-                await asyncio.sleep(0.01)
-            kill(fleet, "engine-1")
-            made = await asyncio.gather(*requests)
-            await until(fleet, "engine-1", Standing.READY)
-            return made
-
-    for index, completion in enumerate(finished(run())):
-        assert completion.token_ids == policy.greedy(0, (*PROMPT, index), LONG.max_tokens)
+    for index, completion in enumerate(scenarios.run(run())):
+        assert completion.token_ids == scenarios.policy.greedy(0, (*PROMPT, index), LONG.max_tokens)
+    assert scenarios.said == ["two is lost: its process is gone", "two is back, on version 0"]
 
 
 class KillsOnTheWay(ModuleSource):
@@ -104,91 +108,84 @@ class KillsOnTheWay(ModuleSource):
             yield tensor
 
 
-def test_killed_during_an_update(server_spec, policy, tmp_path, built_in):
+def test_killed_during_an_update(scenarios):
+    number = scenarios.version + 1
+
     async def run():
-        async with fleet_of(2, server_spec, tmp_path) as fleet:
-            source = KillsOnTheWay(policy.version(1), lambda: kill(fleet, "engine-0"))
-            await fleet.update(policy.release(1, source=source))
-            standing = fleet.crew.members["engine-1"].standing
-            await until(fleet, "engine-0", Standing.READY)
-            engines = [member.engine for member in fleet.crew.members.values()]
-            made = [await engine.generate(PROMPT, GREEDY) for engine in engines]
-            return standing, made
+        source = KillsOnTheWay(scenarios.policy.version(number), lambda: kill(scenarios.one))
+        await scenarios.fleet.update(scenarios.policy.release(number, source=source))
+        await scenarios.until(scenarios.one, Standing.READY)
+        return await scenarios.answers()
 
-    standing, made = finished(run())
-    assert standing is Standing.READY
-    assert [completion.token_ids for completion in made] == [policy.greedy(1)] * 2
-    assert [completion.versions[0].version for completion in made] == [1, 1]
+    assert scenarios.run(run()) == scenarios.all_on(number)
 
 
-def test_killed_asleep(server_spec, policy, tmp_path, built_in):
+def test_killed_asleep(scenarios):
     """Somebody else holds its device while it sleeps, so it is not started before it is woken."""
+    number = scenarios.version + 1
 
     async def run():
-        async with fleet_of(2, server_spec, tmp_path) as fleet:
-            await fleet.sleep(2)
-            fleet.learning_begins()
-            kill(fleet, "engine-0")
-            await until(fleet, "engine-0", Standing.LOST)
-            await asyncio.sleep(1.0)
-            was_left_alone = fleet.crew.members["engine-0"].standing is Standing.LOST
-            await fleet.wake(policy.release(1))
-            made = [await member.engine.generate(PROMPT, GREEDY) for member in fleet.crew.members.values()]
-            return was_left_alone, made
+        await scenarios.fleet.sleep(2)
+        scenarios.fleet.learning_begins()
+        kill(scenarios.one)
+        await scenarios.until(scenarios.one, Standing.LOST)
+        await asyncio.sleep(5 * EAGER.every_s)
+        was_left_alone = scenarios.one.standing is Standing.LOST
+        await scenarios.fleet.wake(scenarios.policy.release(number))
+        return was_left_alone, await scenarios.answers()
 
-    was_left_alone, made = finished(run())
-    assert was_left_alone
-    assert [completion.token_ids for completion in made] == [policy.greedy(1)] * 2
+    assert scenarios.run(run()) == (True, scenarios.all_on(number))
 
 
-def test_a_hung_engine_is_replaced(server_spec, policy, tmp_path, built_in):
-    async def run():
-        async with fleet_of(1, server_spec, tmp_path) as fleet:
-            fleet.crew.members["engine-0"].engine._limits = replace(
-                fleet.crew.members["engine-0"].engine._limits, answer=1.0
-            )
-            first = fleet.crew.members["engine-0"].owner.pid
-            kill(fleet, "engine-0", signal.SIGSTOP)
-            made = await fleet.generate(PROMPT, GREEDY)
-            return first, fleet.crew.members["engine-0"].owner.pid, made
-
-    first, second, made = finished(run())
-    assert first != second
-    assert made.token_ids == policy.greedy(0)
-
-
-def test_an_engine_that_keeps_dying_is_given_up(server_spec, tmp_path, built_in):
-    said = []
-
-    async def run():
-        async with fleet_of(1, server_spec, tmp_path, wait_s=120.0) as fleet:
-            fleet._supervisor._report = said.append
-            for _ in range(3):
-                await until(fleet, "engine-0", Standing.READY)
-                kill(fleet, "engine-0")
-                while fleet.crew.members["engine-0"].standing is Standing.READY:
-                    await asyncio.sleep(0.05)
-            await until(fleet, "engine-0", Standing.FAILED)
-            await fleet.generate(PROMPT, GREEDY)
-
-    with pytest.raises(EngineLost, match=r"every engine has failed: engine-0 is failed \(lost 3 times within 3600 s"):
-        finished(run())
-    assert said[-1].startswith("engine-0 is given up: lost 3 times within 3600 s, the last time because its process")
-
-
-def test_without_its_weights_it_waits_for_the_next_update(server_spec, policy, tmp_path, built_in):
+def test_without_its_weights_it_waits_for_the_next_update(scenarios):
     """The learner has gone on, and nothing was written: the version is not to be had any more."""
+    number = scenarios.version + 1
 
     async def run():
-        async with fleet_of(2, server_spec, tmp_path) as fleet:
-            await fleet.update(policy.release(1))
-            fleet.learning_begins()
-            kill(fleet, "engine-0")
-            await until(fleet, "engine-0", Standing.BEHIND)
-            meanwhile = await fleet.generate(PROMPT, GREEDY)
-            await fleet.update(policy.release(2))
-            return meanwhile, [await member.engine.generate(PROMPT, GREEDY) for member in fleet.crew.members.values()]
+        await scenarios.fleet.update(scenarios.policy.release(number))
+        scenarios.fleet.learning_begins()
+        kill(scenarios.one)
+        await scenarios.until(scenarios.one, Standing.BEHIND)
+        meanwhile = await scenarios.fleet.generate(PROMPT, GREEDY)
+        await scenarios.fleet.update(scenarios.policy.release(number + 1))
+        return meanwhile.token_ids, await scenarios.answers()
 
-    meanwhile, made = finished(run())
-    assert meanwhile.token_ids == policy.greedy(1)
-    assert [completion.token_ids for completion in made] == [policy.greedy(2)] * 2
+    assert scenarios.run(run()) == (scenarios.policy.greedy(number), scenarios.all_on(number + 1))
+
+
+def test_a_hung_engine_is_replaced(scenarios, tmp_path):
+    number = scenarios.version + 1
+
+    async def run():
+        await scenarios.fleet.update(scenarios.policy.written(number, tmp_path))
+        before = scenarios.one.owner.pid
+        requests = [asyncio.create_task(scenarios.fleet.generate(PROMPT, LONG)) for _ in range(4)]
+        while scenarios.one.in_flight < 2:
+            await asyncio.sleep(0.01)
+        kill(scenarios.one, signal.SIGSTOP)
+        made = await asyncio.gather(*requests)
+        await scenarios.until(scenarios.one, Standing.READY)
+        return before, made, await scenarios.answers()
+
+    before, made, answers = scenarios.run(run())
+    assert scenarios.one.owner.pid != before
+    assert {completion.token_ids for completion in made} == {scenarios.policy.greedy(number, PROMPT, LONG.max_tokens)}
+    assert answers == scenarios.all_on(number)
+    assert "one is lost: it does not answer" in scenarios.said
+
+
+def test_engines_that_were_lost_too_often_are_given_up(scenarios):
+    scenarios.fleet._supervisor._how = replace(EAGER, restarts=RestartLimit(most=0, within_s=60.0))
+
+    async def run():
+        for member in (scenarios.one, scenarios.two):
+            member.restarts.clear()
+            kill(member)
+            await scenarios.until(member, Standing.FAILED)
+        await scenarios.fleet.generate(PROMPT, GREEDY)
+
+    with pytest.raises(
+        EngineLost, match=r"every engine has failed: one is failed \(lost 1 time within 60 s, the last"
+    ):
+        scenarios.run(run())
+    assert "one is given up: lost 1 time within 60 s, the last time because its process is gone" in scenarios.said

@@ -1,6 +1,8 @@
 """New weights reach engines that run, whichever engine it is: what they answer then is what the learner answers."""
 
 import asyncio
+import os
+import signal
 
 import httpx
 import pytest
@@ -21,7 +23,7 @@ from roost.engines.weights.source import ModuleSource
 from roost.runtime.ports import PortLeases
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 
-LONG = Sampling(max_tokens=220, temperature=0.0, ignore_eos=True)
+LONG = Sampling(max_tokens=160, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def test_a_checkpoint_on_disk_does_too(loop, fleet, policy, number, tmp_path):
     assert fleet.recorder.pop_time("update") > 0
 
 
-def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, number):
+def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, number, built_in):
     """The learner's answer and its weights must belong together, or nothing is taken for verified."""
     other = policy.version(number + 1)
     release = policy.release(number, source=ModuleSource(other, torch.float16))
@@ -213,3 +215,20 @@ def test_what_cannot_be_told_apart_is_not_held(loop, fleet, policy, number, engi
         pytest.skip("this engine tells which version made which token")
     with pytest.raises(NotOffered, match="use drop or drain"):
         loop.run(fleet.update(policy.release(number), InFlight.HOLD))
+
+
+def test_kill_and_recovery(loop, fleet, policy, number):
+    """Killed while it works: it comes back on the version it had, and the requests are finished."""
+
+    async def run():
+        requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(2)]
+        while only(fleet).in_flight < 2:
+            await asyncio.sleep(0.01)
+        os.kill(only(fleet).owner.pid, signal.SIGKILL)
+        return await asyncio.gather(*requests)
+
+    for index, made in enumerate(loop.run(run())):
+        assert made.token_ids == policy.greedy(number - 1, (*PROMPT, index), LONG.max_tokens)
+        assert [span.version for span in made.versions] == [number - 1]
+    assert only(fleet).version == loop.run(only(fleet).engine.version()) == number - 1
+    assert fleet.recorder.pop_time("recover") > 0
