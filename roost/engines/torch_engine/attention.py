@@ -168,14 +168,56 @@ class PaddedDecode:
 
     def __init__(self, cache: Sequence[LayerCache], tables: Tables) -> None:
         self._cache = cache
-        self._tables = tables
-        places = torch.arange(tables.tables.shape[1] * cache[0][0].shape[1], device=tables.lengths.device)
-        self._mask = (places < tables.lengths[:, None])[:, None, None, :]
+        self._slots = tables.slots
+        self._padded = Padded(tables.tables, tables.lengths, cache[0][0].shape[1])
 
     def __call__(self, call: LayerCall) -> Tensor:
-        keys, values = kept(call, self._cache, self._tables.slots)
-        of_keys = keys[self._tables.tables].flatten(1, 2).transpose(1, 2)
-        of_values = values[self._tables.tables].flatten(1, 2).transpose(1, 2)
-        groups = call.query.unflatten(1, (keys.shape[2], -1))
-        output = F.scaled_dot_product_attention(groups, of_keys, of_values, attn_mask=self._mask, scale=call.scale)
-        return output.flatten(1, 2)
+        blocks = kept(call, self._cache, self._slots)
+        return self._padded.attend(call.query, blocks, call.scale)
+
+
+class Padded:
+    """Attention of single tokens, each over the blocks of its own sequence, all filled up to one length."""
+
+    def __init__(self, tables: Tensor, lengths: Tensor, block_size: int) -> None:
+        self._tables = tables
+        places = torch.arange(tables.shape[1] * block_size, device=lengths.device)
+        self._mask = (places < lengths[:, None])[:, None, None, :]
+
+    def attend(self, query: Tensor, blocks: LayerCache, scale: float | None) -> Tensor:
+        keys, values = (each[self._tables].flatten(1, 2).transpose(1, 2) for each in blocks)
+        groups = query.unflatten(1, (keys.shape[1], -1))
+        return F.scaled_dot_product_attention(groups, keys, values, attn_mask=self._mask, scale=scale).flatten(1, 2)
+
+
+class DecodeTogether:
+    """Single tokens together, and longer chunks one by one, for a GPU whose torch has no flash attention over blocks.
+
+    There, launching small kernels for every sequence would cost far more than what is padded in vain.
+    """
+
+    def __init__(self, cache: Sequence[LayerCache], batch: Batch) -> None:
+        self._cache = cache
+        device, block_size = cache[0][0].device, cache[0][0].shape[1]
+        self._slots = torch.from_numpy(batch.slots).to(device)
+        spans = _spans(cache, batch, [None] * len(batch.lengths))
+        self._chunks = [span for span in spans if span.end - span.start > 1]
+        singles = [row for row, span in enumerate(spans) if span.end - span.start == 1]
+        self._rows = torch.tensor([spans[row].start for row in singles], device=device, dtype=torch.int64)
+        lengths = batch.lengths[singles]
+        width = -(-int(lengths.max(initial=0)) // block_size)
+        tables = torch.from_numpy(batch.tables[singles, :width]).to(device)
+        self._padded = Padded(tables, torch.from_numpy(lengths).to(device), block_size) if singles else None
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        blocks = kept(call, self._cache, self._slots)
+        output = torch.empty_like(call.query)
+        if self._padded is not None:
+            output[self._rows] = self._padded.attend(call.query[self._rows], blocks, call.scale)
+        for span in self._chunks:
+            queries = call.query[span.start : span.end].unflatten(1, (call.key.shape[1], -1))
+            keys, values = span.keys_and_values(call, blocks)
+            output[span.start : span.end] = _chunk_attention(
+                queries, keys[0], values[0], span.mask, call.scale
+            ).flatten(1, 2)
+        return output

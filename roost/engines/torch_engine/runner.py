@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roost.engines.torch_engine.adapters import Adapters
-from roost.engines.torch_engine.attention import Attention, OneByOne, Tables
+from roost.engines.torch_engine.attention import Attention, DecodeTogether, OneByOne, Tables
 from roost.engines.torch_engine.batch import Batch, flatten
 from roost.engines.torch_engine.cache import LayerCache
 from roost.engines.torch_engine.flash import Flash
@@ -61,8 +61,10 @@ class Runner:
             self._graphs.drop()
 
     def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
-        if not self._flashes:
+        if self._model.device.type == "cpu":
             return OneByOne(cache, batch, [chunk.tracked.gathered for chunk in chunks])
+        if not self._flashes:
+            return DecodeTogether(cache, batch)
         longest_chunk = int((batch.starts[1:] - batch.starts[:-1]).max())
         return Flash(cache, Tables.of(batch, self._model.device), longest_chunk, int(batch.lengths.max()))
 

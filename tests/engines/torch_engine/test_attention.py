@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from roost.engines.generation import Sampling
 from roost.engines.torch_engine.adapters import Adapters
-from roost.engines.torch_engine.batch import flatten
+from roost.engines.torch_engine.attention import Attention, DecodeTogether
+from roost.engines.torch_engine.batch import Batch, flatten
 from roost.engines.torch_engine.cache import LayerCache, new_cache
 from roost.engines.torch_engine.graphs import DecodeInputs, bucket, decode
 from roost.engines.torch_engine.model import LoadedModel, load_model
@@ -62,9 +64,19 @@ CUTS = {
 }
 
 
+class TogetherRunner(Runner):
+    """A runner that attends as on a GPU without flash attention over blocks."""
+
+    def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
+        return DecodeTogether(cache, batch)
+
+
+@pytest.mark.parametrize("runs", [Runner, TogetherRunner], ids=["one by one", "decode together"])
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-def test_any_parts_give_the_logits_of_the_whole(model: LoadedModel, cuts: tuple[list[int], list[int]]) -> None:
-    runner, room = Runner(model, Adapters(model.module), BLOCK), cache(model)
+def test_any_parts_give_the_logits_of_the_whole(
+    model: LoadedModel, cuts: tuple[list[int], list[int]], runs: type[Runner]
+) -> None:
+    runner, room = runs(model, Adapters(model.module), BLOCK), cache(model)
     both = sequences([23, 9])
     parts: list[list[torch.Tensor]] = [[], []]
     for step in range(1, max(len(each) for each in cuts)):
