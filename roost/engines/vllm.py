@@ -43,6 +43,7 @@ class VllmEngine:
         self._probing = asyncio.Lock()
         self._versions = VersionLedger()
         self._can_receive = False  # the server knows how weights will come
+        self._is_packed = False
         self._has_taken = False  # the open update has changed some weights
 
     @property
@@ -188,14 +189,22 @@ class VllmEngine:
         if known.takes_manifest:
             await self._update("/start_weight_update", {"manifest": bodies.manifest_fields(manifest)})
             return
-        if not self._can_receive:
-            await self._update("/init_weight_transfer_engine", {"init_info": {}})
-            self._can_receive = True
+        await self._prepare(known, manifest.is_packed)
         await self._update("/start_weight_update", {"is_checkpoint_format": True})
+
+    async def _prepare(self, known: Capabilities, is_packed: bool) -> None:
+        """Tell the server how weights will come; newer ones must know before whether handles are packed."""
+        asks_at_start = known.has("/weight_info")
+        if self._can_receive and (not asks_at_start or self._is_packed == is_packed):
+            return
+        init_info = {"packed": is_packed} if asks_at_start and is_packed != self._is_packed else {}
+        await self._update("/init_weight_transfer_engine", {"init_info": init_info})
+        self._can_receive, self._is_packed = True, is_packed
 
     async def take(self, parcel: Parcel) -> None:
         known = await self.capabilities()
-        update_info = bodies.parcel_fields(parcel, known.takes_shared_memory)
+        says_packed = not known.takes_manifest and not known.has("/weight_info")
+        update_info = bodies.parcel_fields(parcel, known.takes_shared_memory, says_packed)
         self._has_taken = True
         await self._update("/update_weights", {"update_info": update_info})
 

@@ -10,7 +10,7 @@ from typing import Any
 from roost.engines.errors import EngineError, NotOffered
 from roost.engines.generation import Completion, Finish, Sampling, VersionSpan, joined_spans
 from roost.engines.version_ledger import version_number
-from roost.engines.weights.parcel import DeviceHandles, GroupInvitation, Manifest, Parcel, SharedMemory
+from roost.engines.weights.parcel import DeviceHandles, GroupInvitation, Manifest, PackedHandle, Parcel, SharedMemory
 
 Body = dict[str, Any]
 
@@ -128,8 +128,8 @@ def manifest_fields(manifest: Manifest) -> Body:
     return {"version": manifest.version, "tensors": [[t.name, t.dtype, list(t.shape)] for t in manifest.tensors]}
 
 
-def parcel_fields(parcel: Parcel, takes_shared_memory: bool) -> Body:
-    """The update_info of a parcel."""
+def parcel_fields(parcel: Parcel, takes_shared_memory: bool, says_packed: bool = False) -> Body:
+    """The update_info of a parcel; `says_packed`: the server is told here that handles are packed, not at the start."""
     fields: Body = {
         "names": [tensor.name for tensor in parcel.tensors],
         "dtype_names": [tensor.dtype for tensor in parcel.tensors],
@@ -140,9 +140,16 @@ def parcel_fields(parcel: Parcel, takes_shared_memory: bool) -> Body:
             raise NotOffered("this engine does not read weights from shared memory; send them as a checkpoint")
         return {**fields, "path": parcel.by.path}
     if isinstance(parcel.by, DeviceHandles):
-        pickled = pickle.dumps([dict(handle) for handle in parcel.by.handles])
-        return {**fields, "ipc_handles_pickled": base64.b64encode(pickled).decode()}
+        return {**fields, "ipc_handles_pickled": _pickled([dict(handle) for handle in parcel.by.handles])}
+    if isinstance(parcel.by, PackedHandle):
+        told = {"packed": True} if says_packed else {}
+        packed = {"ipc_handles_pickled": _pickled(dict(parcel.by.handle)), "tensor_sizes": list(parcel.by.sizes)}
+        return {**fields, **packed, **told}
     return fields  # the tensors follow by broadcast
+
+
+def _pickled(handles: Any) -> str:
+    return base64.b64encode(pickle.dumps(handles)).decode()
 
 
 def part_query(parts: Collection[str] | None) -> list[tuple[str, str]]:

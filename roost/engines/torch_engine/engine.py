@@ -139,6 +139,10 @@ class TorchEngine:
         """The live parameters by their names in the checkpoint; write to them in place, and only between steps."""
         return self._weights.named()
 
+    def host_buffer(self, name: str) -> Tensor:
+        """Host memory for a copy of a weight, until the next sleep."""
+        return self._weights.host_buffer(name)
+
     def weights_replaced(self, version: int) -> None:
         """All weights are those of a version now. Between steps only, like everything that writes to them."""
         self.version = version

@@ -14,6 +14,7 @@ class Weights:
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         self._device = next(iter(self._parameters.values())).device
         self._host: dict[str, Tensor] | None = None
+        self._pinned: dict[str, Tensor] = {}
         self.are_here = True
 
     def named(self) -> dict[str, Tensor]:
@@ -25,7 +26,9 @@ class Weights:
     def move_to_host(self) -> None:
         if not self.are_here:
             return
-        self._host = {name: self._host_copy(parameter) for name, parameter in self._parameters.items()}
+        self._host = {name: self._host_copy(name, parameter) for name, parameter in self._parameters.items()}
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the copies must be there before what they are of is let go
         self._leave()
 
     def drop(self) -> None:
@@ -46,11 +49,18 @@ class Weights:
         self._host = None
         self.are_here = True
 
-    def _host_copy(self, parameter: Tensor) -> Tensor:
+    def host_buffer(self, name: str) -> Tensor:
+        """Host memory of a weight's size. A GPU's is pinned, which takes long, and kept for the next time."""
+        if self._device.type == "cpu":
+            return torch.empty(self._shapes[name], dtype=self._parameters[name].dtype)
+        if name not in self._pinned:
+            self._pinned[name] = torch.empty(self._shapes[name], dtype=self._parameters[name].dtype, pin_memory=True)
+        return self._pinned[name]
+
+    def _host_copy(self, name: str, parameter: Tensor) -> Tensor:
         if self._device.type == "cpu":
             return parameter.data
-        copy = torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=True)
-        return copy.copy_(parameter.data)
+        return self.host_buffer(name).copy_(parameter.data, non_blocking=True)
 
     def _leave(self) -> None:
         for parameter in self._parameters.values():

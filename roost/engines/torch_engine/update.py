@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,22 @@ class WeightUpdate:
     """One update from start to finish. Every method runs while no step does."""
 
     def __init__(
-        self, weights: Mapping[str, torch.Tensor], manifest: Sequence[TensorInfo] | None, undoes: bool
+        self,
+        weights: Mapping[str, torch.Tensor],
+        manifest: Sequence[TensorInfo] | None,
+        host_buffer: Callable[[str], torch.Tensor] | None,
     ) -> None:
+        """`host_buffer` gives memory for what is overwritten; None where that is nothing one would go back to."""
         self._weights = weights
-        self._old: dict[str, torch.Tensor] | None = {} if undoes else None
+        self._host_buffer = host_buffer
+        self._old: dict[str, torch.Tensor] = {}
         self._taken: set[str] = set()
         if manifest is not None:
             check_manifest(weights, manifest)
 
     def take(self, tensors: Named) -> None:
         """Write tensors over the old ones, which are kept in host memory until the update is finished."""
+        device = next(iter(self._weights.values())).device
         with torch.no_grad():
             for name, tensor in tensors:
                 weight = self._weights.get(name)
@@ -36,10 +42,12 @@ class WeightUpdate:
                     raise ValueError(f"there is no tensor {name} in this model")
                 if weight.shape != tensor.shape:
                     raise ValueError(f"{name} is {list(tensor.shape)}, and this model has {list(weight.shape)}")
-                if self._old is not None and name not in self._old:
-                    self._old[name] = weight.detach().to("cpu", copy=True)
+                if self._host_buffer is not None and name not in self._old:
+                    self._old[name] = self._host_buffer(name).copy_(weight, non_blocking=True)
                 weight.copy_(tensor)
                 self._taken.add(name)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the sender may use its memory again once it is told
 
     def check_complete(self) -> None:
         missing = sorted(set(self._weights) - self._taken)
@@ -49,9 +57,9 @@ class WeightUpdate:
     def undo(self) -> bool:
         """Write the old tensors back; whether the weights are again what they were."""
         with torch.no_grad():
-            for name, tensor in (self._old or {}).items():
+            for name, tensor in self._old.items():
                 self._weights[name].copy_(tensor)
-        return self._old is not None or not self._taken
+        return self._host_buffer is not None or not self._taken
 
 
 def check_manifest(weights: Mapping[str, torch.Tensor], manifest: Sequence[TensorInfo]) -> None:

@@ -79,7 +79,8 @@ class UpdateDesk:
         tensors = (
             [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]] if manifest else None
         )
-        self._update = WeightUpdate(self._engine.named_weights(), tensors, undoes=self._engine.has_weights)
+        host_buffer = self._engine.host_buffer if self._engine.has_weights else None
+        self._update = WeightUpdate(self._engine.named_weights(), tensors, host_buffer)
 
     def take(self, info: dict[str, Any]) -> None:
         update = self._open()

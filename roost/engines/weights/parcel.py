@@ -23,6 +23,7 @@ class Manifest:
 
     version: int
     tensors: tuple[TensorInfo, ...]
+    is_packed: bool = False  # whether the parcels will have packed handles, which some engines must know before
 
 
 @dataclass(frozen=True, slots=True)

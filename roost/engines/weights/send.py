@@ -13,7 +13,7 @@ import torch
 from roost.engines.errors import EngineError, UpdateFailed
 from roost.engines.protocol import Engine
 from roost.engines.weights.buckets import BUCKET_BYTES, cut, size_of
-from roost.engines.weights.carriers import Carrier
+from roost.engines.weights.carriers import Carrier, PackedDeviceCarrier
 from roost.engines.weights.fingerprint import fingerprint
 from roost.engines.weights.parcel import Manifest, Parcel, TensorInfo
 from roost.engines.weights.source import WeightSource
@@ -42,7 +42,7 @@ async def send(
     An engine that fails is left out from there on, and goes back to what it had if it can; the others go on. If the
     source fails, all of them go back. At most two buckets exist at a time beside the weights themselves.
     """
-    manifest = Manifest(version, source.tensors)
+    manifest = Manifest(version, source.tensors, isinstance(carrier, PackedDeviceCarrier))
     noted: dict[str, str] = {}
     stream = _noted(source, noted) if with_fingerprints else source.stream()
     buckets = list(cut(manifest.tensors, bucket_bytes))

@@ -184,8 +184,6 @@ def test_engines_that_were_lost_too_often_are_given_up(scenarios):
             await scenarios.until(member, Standing.FAILED)
         await scenarios.fleet.generate(PROMPT, GREEDY)
 
-    with pytest.raises(
-        EngineLost, match=r"every engine has failed: one is failed \(lost 1 time within 60 s, the last"
-    ):
+    with pytest.raises(EngineLost, match=r"every engine has failed: one is failed \(lost 1 time within 60 s, the last"):
         scenarios.run(run())
     assert "one is given up: lost 1 time within 60 s, the last time because its process is gone" in scenarios.said
