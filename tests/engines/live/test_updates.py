@@ -129,7 +129,7 @@ class Forgets(ModuleSource):
     ("source", "reason"),
     [
         pytest.param(Missing, "model.embed_tokens.weight is missing", id="missing"),
-        pytest.param(Misshapen, r"model.norm.weight is \[7\] and should be \[64\]", id="misshapen"),
+        pytest.param(Misshapen, r"model.norm.weight is \[7\] and should be \[128\]", id="misshapen"),
         pytest.param(BreaksOff, "the learner lost a shard", id="broken off"),
         pytest.param(Forgets, r"model.embed_tokens.weight is \[3\], and this model has", id="not as announced"),
     ],
