@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +13,7 @@ from roost.engines.server_process import ServerProcess
 from roost.engines.spec import ServerSpec
 
 START_LIMIT_S = 900.0
+SEEDS = 2**31  # every engine takes so many
 
 
 class Owner(Protocol):
@@ -37,6 +40,7 @@ class LocalOwner:
         self.spec = spec
         self._folder = Path(log_folder)
         self._limit_s = start_limit_s
+        self._starts = 0
         self._process: ServerProcess | None = None
 
     @property
@@ -45,9 +49,9 @@ class LocalOwner:
 
     async def start(self, model: str | None = None) -> str:
         await self.stop()
-        self._process = await start_ready(
-            replace(self.spec, model=model or self.spec.model), self._folder, self._limit_s
-        )
+        self._starts += 1
+        spec = spec_of_start(self.spec, self._starts, model)
+        self._process = await start_ready(spec, self._folder, self._limit_s)
         return self._process.url
 
     async def stop(self) -> None:
@@ -57,3 +61,20 @@ class LocalOwner:
 
     async def is_running(self) -> bool:
         return self._process is not None and self._process.alive
+
+
+def spec_of_start(spec: ServerSpec, number: int, model: str | None = None) -> ServerSpec:
+    """What a server is started with; on another checkpoint it has the same name, which clients know it by."""
+    return replace(
+        spec,
+        model=model or spec.model,
+        served_name=spec.served_name or spec.model,
+        seed=_seed_of_start(spec, number),
+    )
+
+
+def _seed_of_start(spec: ServerSpec, number: int) -> int:
+    """A seed of its own, because servers with the same one draw the same completions for the same prompts."""
+    if spec.seed is None:
+        return secrets.randbelow(SEEDS)
+    return zlib.crc32(f"{spec.seed} {spec.name} {number}".encode()) % SEEDS

@@ -22,13 +22,14 @@ class ServerSpec:
     kind: EngineKind
     model: str  # a folder, or a name on the Hugging Face hub
     name: str = "engine"  # in logs and errors
+    served_name: str | None = None  # what requests call the model; what `model` says where None
     device: str = "auto"  # auto, cpu or cuda
     tensor: int = 1
     pipeline: int = 1
     dtype: str = "auto"
     max_context: int | None = None  # tokens of prompt and completion; the model's own where None
     memory_fraction: float | None = None  # of each device; the engine's own default where None
-    seed: int = 0
+    seed: int | None = None  # every start draws its own from it; from the operating system where None
     sleeps: bool = False  # the server is to free its device memory between its phases
     adapter_rank: int | None = None  # the largest LoRA rank it must take; None: no adapters
     weight_transfer: str | None = None  # ipc or nccl, for engines that must know at start

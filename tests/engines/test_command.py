@@ -36,12 +36,15 @@ OPTIONS = [
     ("torch", {"max_context": 64}, "--max-model-len 64"),
     ("torch", {"memory_fraction": 0.4}, "--gpu-memory-utilization 0.4"),
     ("torch", {"seed": 7}, "--seed 7"),
+    ("torch", {"seed": 0}, "--seed 0"),
+    ("torch", {"served_name": "policy"}, "--served-model-name policy"),
     ("torch", {"adapter_rank": 4}, "--enable-lora --max-lora-rank 4"),
     ("vllm", {"tensor": 4, "pipeline": 2}, "--tensor-parallel-size 4 --pipeline-parallel-size 2"),
     ("vllm", {"dtype": "float32"}, "--dtype float32"),
     ("vllm", {"max_context": 64}, "--max-model-len 64"),
     ("vllm", {"memory_fraction": 0.4}, "--gpu-memory-utilization 0.4"),
     ("vllm", {"seed": 7}, "--seed 7"),
+    ("vllm", {"served_name": "policy"}, "--served-model-name policy"),
     ("vllm", {"sleeps": True}, "--enable-sleep-mode"),
     ("vllm", {"adapter_rank": 16}, "--enable-lora --max-lora-rank 16"),
     ("vllm", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 32"),
@@ -50,6 +53,7 @@ OPTIONS = [
     ("sglang", {"max_context": 64}, "--context-length 64"),
     ("sglang", {"memory_fraction": 0.4}, "--mem-fraction-static 0.4"),
     ("sglang", {"seed": 7}, "--random-seed 7"),
+    ("sglang", {"served_name": "policy"}, "--served-model-name policy"),
     ("sglang", {"device": "cpu"}, "--device cpu"),
     ("sglang", {"sleeps": True}, "--enable-memory-saver --enable-weights-cpu-backup"),
     ("sglang", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 20 --lora-target-modules all"),
@@ -61,6 +65,11 @@ OPTIONS = [
 def test_options(kind, fields, expected):
     assert f" {expected} " in f"{words(kind, **fields)} "
     assert f" {expected} " not in f"{words(kind)} ", "it is there without being asked for"
+
+
+@pytest.mark.parametrize("kind", ["torch", "vllm", "sglang"])
+def test_where_no_name_is_given_the_model_is_called_what_it_is(kind):
+    assert " --served-model-name m " in words(kind)
 
 
 @pytest.mark.parametrize("kind", ["torch", "vllm", "sglang"])
