@@ -122,7 +122,7 @@ class SglangEngine:
         finally:
             self._is_open.set()
         self._paused = in_flight
-        self._versions.paused()
+        self._versions.paused(in_flight)
 
     async def _drained(self) -> None:
         """Wait until nothing runs: what was asked by this client, and what others have asked."""

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 from roost.engines.errors import NotOffered
 from roost.engines.generation import VersionSpan
+from roost.engines.protocol import InFlight
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request on its way."""
 
-    is_waiting: bool  # it was sent to a paused engine: no token of it has been made
+    version: int  # of its tokens, if it is not mixed
+    is_at_rest: bool  # the engine is paused, and has made either no token of it or all
     is_mixed: bool = False  # the weights changed while tokens of it may have been made
 
 
@@ -38,22 +40,27 @@ class VersionLedger:
     @contextmanager
     def request(self) -> Iterator[Ticket]:
         """Keep account of a request for as long as it is on its way."""
-        ticket = Ticket(is_waiting=self._is_paused)
+        ticket = Ticket(self.version, is_at_rest=self._is_paused)
         self._open.add(ticket)
         try:
             yield ticket
         finally:
             self._open.remove(ticket)
 
-    def paused(self) -> None:
+    def paused(self, in_flight: InFlight) -> None:
         """The engine has paused: call this when it has said so, not when it is asked."""
         self._is_paused = True
+        if in_flight is not InFlight.HOLD:
+            for ticket in self._open:
+                ticket.is_at_rest = True  # its answer is on the way, or it came too late to be begun
 
     def resumed(self) -> None:
         """The engine may go on from now: call this before it is asked to."""
         self._is_paused = False
         for ticket in self._open:
-            ticket.is_waiting = False
+            if ticket.is_at_rest:
+                ticket.version = self.version  # all that had been made has come back by now
+                ticket.is_at_rest = False
 
     def moved_to(self, version: int) -> None:
         """The weights are those of this version now."""
@@ -61,7 +68,7 @@ class VersionLedger:
             return
         self.version = version
         for ticket in self._open:
-            ticket.is_mixed |= not ticket.is_waiting
+            ticket.is_mixed |= not ticket.is_at_rest
 
     def spans(self, ticket: Ticket, tokens: int) -> tuple[VersionSpan, ...]:
         """The version of all tokens of a request that has come back."""
@@ -70,7 +77,7 @@ class VersionLedger:
                 f"the weights changed to version {self.version} while this request was worked on, and the server does "
                 "not tell which tokens it made before: pause with drain or drop before an update, not with hold"
             )
-        return (VersionSpan(self.version, 0, tokens),) if tokens else ()
+        return (VersionSpan(ticket.version, 0, tokens),) if tokens else ()
 
 
 def version_number(text: object) -> int:

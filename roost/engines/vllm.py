@@ -95,6 +95,8 @@ class VllmEngine:
             route, body = "/v1/completions", bodies.completions_request(token_ids, fitting, model, request_id)
         if scored:
             body = bodies.scored(body)
+        if known.has("/weight_info") and not known.takes_manifest:  # our own engine keeps versions apart itself
+            body = bodies.salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         return await self._calls.post(route, body, limit_s=self._limits.generate, may_repeat=True, about=about)
 
@@ -122,7 +124,7 @@ class VllmEngine:
         (await self.capabilities()).require("/pause", DEV_MODE)
         limit = self._limits.drain if in_flight is InFlight.DRAIN else self._limits.answer
         await self._calls.post("/pause", limit_s=limit, query=[("mode", PAUSE_MODES[in_flight])])
-        self._versions.paused()
+        self._versions.paused(in_flight)
 
     async def resume(self) -> None:
         (await self.capabilities()).require("/resume", DEV_MODE)
@@ -130,13 +132,14 @@ class VllmEngine:
         await self._order("/resume")
 
     async def sleep(self, level: int) -> None:
+        """Free device memory; what is in flight ends, so pause with drain before if it is to be finished."""
         if not (await self.capabilities()).can_sleep:
             raise NotOffered(
                 "this server cannot free its memory: start it with --enable-sleep-mode, or stop it instead"
             )
         query = [("level", str(level)), ("mode", "abort")]
         await self._calls.post("/sleep", limit_s=self._limits.memory, query=query)
-        self._versions.paused()
+        self._versions.paused(InFlight.DROP)
 
     async def wake(self, parts: Collection[Part] | None = None) -> None:
         if not (await self.capabilities()).can_sleep:

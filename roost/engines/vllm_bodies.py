@@ -62,6 +62,11 @@ def scored(body: Body) -> Body:
     return {**body, "prompt_logprobs": 0}
 
 
+def salted(body: Body, version: int) -> Body:
+    """The same request, kept from the prefix cache of other versions, which stays as long as requests are held."""
+    return {**body, "cache_salt": f"version-{version}"}
+
+
 def request_names(request_id: str) -> tuple[str, ...]:
     """What a request may be called inside the server: vLLM puts the route's name before the caller's."""
     return request_id, f"generate-tokens-{request_id}", f"cmpl-{request_id}-0"

@@ -100,6 +100,32 @@ def test_where_the_route_for_tokens_is_closed_completions_do():
     on_standin(scenario, opens_token_route=False)
 
 
+def salts(state, route):
+    return [body.get("cache_salt") for body in state.bodies_of(route) if body]
+
+
+SALTED = [
+    pytest.param(NEW, True, "/inference/v1/generate", ["version-0", "version-7"], id="0.32-token-route"),
+    pytest.param(NEW, False, "/v1/completions", ["version-0", "version-7"], id="0.32-completions"),
+    pytest.param(OLD, True, "/inference/v1/generate", [None, None], id="0.22"),
+    pytest.param(BUILT_IN, True, "/inference/v1/generate", [None, None], id="built-in"),
+]
+
+
+@pytest.mark.parametrize(("routes", "opens_token_route", "route", "expected"), SALTED)
+def test_no_request_reads_what_another_version_left_in_the_cache(routes, opens_token_route, route, expected):
+    async def scenario(engine, state):
+        await engine.generate([1], Sampling())
+        await send(engine, version=7)
+        await engine.generate([1], Sampling())
+        assert salts(state, route) == expected
+        state.answers[route] = deque([{"prompt_logprobs": [None]}])
+        await engine.score([1])
+        assert salts(state, route)[-1] == expected[-1]
+
+    on_standin(scenario, routes, opens_token_route=opens_token_route)
+
+
 SCORES = [None, {"2": {"logprob": -1.5}, "9": {"logprob": -0.1}}, {"3": {"logprob": -2.5}}]
 SCORED = [
     pytest.param(True, "/inference/v1/generate", {"prompt_logprobs": SCORES}, id="token-route"),
