@@ -113,11 +113,11 @@ class HttpCalls:
         return await self._answer(Call("POST", path, limit_s, body, query, may_repeat, about))
 
     async def status(self, method: str, path: str, body: Any = None, *, limit_s: float) -> int | None:
-        """The status code of a single try, or None where no answer came."""
+        """The status code of a single try, or None where no answer came, as from connections that were closed."""
         try:
             async with asyncio.timeout(limit_s):
                 return (await self._send(Call(method, path, limit_s, body))).status_code
-        except (TimeoutError, httpx.TransportError):
+        except (TimeoutError, httpx.TransportError, EngineLost):
             return None
 
     async def close(self) -> None:

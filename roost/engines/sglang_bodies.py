@@ -11,7 +11,7 @@ from roost.engines.errors import EngineError, NotOffered
 from roost.engines.generation import Completion, Finish, Sampling, VersionSpan
 from roost.engines.protocol import Part
 from roost.engines.vllm_bodies import finish, version_spans
-from roost.engines.weights.parcel import DeviceHandles, GroupInvitation, Parcel, SharedMemory
+from roost.engines.weights.parcel import DeviceHandles, GroupInvitation, PackedHandle, Parcel, SharedMemory
 
 Body = dict[str, Any]
 
@@ -110,6 +110,8 @@ def parcel_request(parcel: Parcel, group: str | None, flush_cache: bool) -> tupl
     names = [tensor.name for tensor in parcel.tensors]
     if isinstance(parcel.by, SharedMemory):
         raise NotOffered("SGLang does not read weights from shared memory; send them as a checkpoint")
+    if isinstance(parcel.by, PackedHandle):
+        raise NotOffered("SGLang does not read packed handles; send live ones (LiveDeviceCarrier)")
     if isinstance(parcel.by, DeviceHandles):
         tensors = payloads(names, parcel.by.handles)
         return "/update_weights_from_tensor", {**fields, "serialized_named_tensors": tensors}

@@ -148,6 +148,18 @@ def test_nobody_there_is_a_lost_engine_after_a_few_tries(free_port):
     bounded(scenario())
 
 
+def test_closed_connections_give_no_status_and_an_order_on_them_is_a_lost_engine():
+    async def scenario():
+        async with ScriptedServer(OK) as server, calls_to(server.port) as (calls, _):
+            await calls.close()
+            assert await calls.status("GET", "/health", limit_s=5.0) is None
+            with pytest.raises(EngineLost, match="connections to this server were closed"):
+                await calls.get("/version", limit_s=5.0)
+            assert not server.asked
+
+    bounded(scenario())
+
+
 def test_no_answer_in_time_is_a_lost_engine_and_the_server_sees_that_nobody_waits():
     async def scenario():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
