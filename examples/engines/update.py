@@ -41,7 +41,7 @@ class Learner:
             weight.add_(torch.randn_like(weight) * 0.05 * weight.std())
         self.version += 1
         sender = LocalSender(ModuleSource(self.model), Way.SHARED_MEMORY, SharedMemoryCarrier)
-        return Release(self.version, sender, probe=make_probe(self.model, self.model.config.vocab_size))
+        return Release(self.version, make_probe(self.model, self.model.config.vocab_size), sender)
 
 
 def told(made: Completion) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roost.engines.capabilities import Capabilities
-from roost.engines.errors import EngineError, UpdateFailed
+from roost.engines.errors import EngineError, UpdateFailed, WeightsRefused
 from roost.engines.member import Member, Standing
+from roost.engines.outcomes import outcome_of, outcomes_of
 from roost.engines.protocol import Engine, InFlight, Part
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.send import Sent
-from roost.engines.weights.verify import verify_by_fingerprints, verify_by_probe
+from roost.engines.weights.verify import NotTaken, verify_by_fingerprints, verify_by_probe
 
 SENT = (Way.DEVICE, Way.SHARED_MEMORY, Way.BROADCAST)
 RELOADS = {
@@ -47,16 +48,21 @@ def _takes(way: Way, spec: ServerSpec, abilities: Capabilities) -> bool:
         return False
     if way is Way.SHARED_MEMORY:
         return abilities.takes_shared_memory
-    # The built-in engine takes every way; others must have been started for one.
+    # The built-in engine takes every way; vLLM must have been started for one.
     backend = "ipc" if way is Way.DEVICE else "nccl"
     return spec.kind is not EngineKind.VLLM or spec.weight_transfer == backend
 
 
 class Delivery:
-    """One release on its way to the members of a fleet, whose changes nobody else makes meanwhile."""
+    """One release on its way to members of a fleet, whom nobody else changes meanwhile.
+
+    Afterwards an engine either works with the new weights, or is known to work with its old ones (`whole`), or works no
+    more: it stays paused, and its server must be started again.
+    """
 
     def __init__(self, release: Release, folder: Path, connect: Connect, in_flight: InFlight) -> None:
-        self.folder = folder  # where the release is written, for engines that must be started on it
+        self.folder = folder  # where the release is written, for engines that read it from disk
+        self.whole: set[str] = set()  # who failed, and goes on with what it had
         self._release = release
         self._connect = connect
         self._in_flight = in_flight
@@ -64,53 +70,61 @@ class Delivery:
 
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
         """Bring all of them to the release, each by its best way that works; the errors of those without one."""
-        left = {member: list(self._ways(member)) for member in members}
+        release = self._release
+        left = {
+            member: list(ways_for(release, member.spec, member.abilities, member.useless_ways)) for member in members
+        }
         errors: dict[Member, EngineError] = {
-            member: UpdateFailed(f"{member.name} has no way to take version {self._release.version}") for member in left
+            member: UpdateFailed(f"{member.name} has no way to take version {release.version}") for member in left
         }
         not_taken: dict[Member, set[Way]] = {member: set() for member in left}
         while left := {member: ways for member, ways in left.items() if ways}:
-            together = [member for member, ways in left.items() if ways[0] in SENT]
-            alone = [member for member, ways in left.items() if ways[0] not in SENT]
-            outcomes = await self._send(together) if together else {}
-            tried = await asyncio.gather(*(self._try(member, left[member][0]) for member in alone))
-            outcomes |= dict(zip(alone, tried, strict=True))
-            for member, error in outcomes.items():
+            for member, error in (await self._try_next(left)).items():
                 way = left[member].pop(0)
                 if error is None:
                     del left[member], errors[member]
-                    member.version = self._release.version
+                    member.version = release.version
                     member.useless_ways |= not_taken[member]  # this release took another way, so they were at fault
                     continue
                 errors[member] = error
                 member.last_error = str(error)
-                if isinstance(error, _NotTaken):
+                if isinstance(error, NotTaken):
                     not_taken[member].add(way)
-                elif isinstance(error, UpdateFailed) and member.abilities.undoes_updates:
-                    left[member].clear()  # it has looked at the weights and refused them, as it would any other way
+                elif member.abilities.undoes_updates and (isinstance(error, WeightsRefused) or way is Way.RELOAD):
+                    left[member].clear()  # the weights themselves are wrong: a restart would only lose the old ones
+        await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         return {member.name: error for member, error in errors.items()}
 
-    def _ways(self, member: Member) -> tuple[Way, ...]:
-        return ways_for(self._release, member.spec, member.abilities, member.useless_ways)
+    async def _try_next(self, left: dict[Member, list[Way]]) -> dict[Member, EngineError | None]:
+        """The next way of each member; those that are sent the weights get them in one sending."""
+        together = [member for member, ways in left.items() if ways[0] in SENT]
+        alone = [member for member in left if member not in together]
+        outcomes = await self._send(together) if together else {}
+        tried = await outcomes_of(self._alone(member, left[member][0]) for member in alone)
+        return outcomes | dict(zip(alone, tried, strict=True))
 
-    async def _try(self, member: Member, way: Way) -> EngineError | None:
-        try:
-            if way is Way.RESTART:
-                await self._restart(member)
-            elif way is Way.ADAPTER:
-                await self._adapt(member)
-            else:
-                await self._reload(member)
-        except EngineError as error:
-            return error
-        return None
+    async def _go_on_as_before(self, member: Member) -> None:
+        """Let a member that can undo an update go on, if it has its old weights; others stay as they are."""
+        if member.abilities.undoes_updates and member.is_connected:
+            undone = await outcome_of(member.engine.abandon_update())
+            if undone is None and await outcome_of(self._close(member)) is None:
+                self.whole.add(member.name)
+
+    async def _alone(self, member: Member, way: Way) -> None:
+        if way is Way.RESTART:
+            await self._restart(member)
+        elif way is Way.ADAPTER:
+            await self._adapt(member)
+        else:
+            await self._reload(member)
 
     async def _send(self, members: Sequence[Member]) -> dict[Member, EngineError | None]:
         """One sending for all of them; what failed for each."""
         sender = self._release.sender
         if sender is None:
             raise ValueError(f"version {self._release.version} has nobody who sends it")
-        opened = await asyncio.gather(*(_outcome(self._open(member)) for member in members))
+        await asyncio.gather(*(self._note_answers(member) for member in members))
+        opened = await outcomes_of(self._open(member) for member in members)
         outcomes = dict(zip(members, opened, strict=True))
         able = [member for member in members if outcomes[member] is None]
         sent = Sent(0, 0, {}, {})
@@ -120,33 +134,31 @@ class Delivery:
                 outcomes |= {member: sent.failed.get(member.engine.url) for member in able}
             except EngineError as error:
                 outcomes |= dict.fromkeys(able, error)
-        ended = await asyncio.gather(*(self._after_sending(member, outcomes[member], sent) for member in members))
-        return dict(zip(members, ended, strict=True))
+        taken = [member for member in members if outcomes[member] is None]
+        ended = await outcomes_of(self._after_sending(member, sent) for member in taken)
+        return outcomes | dict(zip(taken, ended, strict=True))
 
-    async def _after_sending(self, member: Member, error: EngineError | None, sent: Sent) -> EngineError | None:
-        is_checked = False
-        if error is None and member.abilities.undoes_updates:
-            # Compared before it goes on, so that requests on hold are not continued with weights that are wrong.
-            try:
-                is_checked = await verify_by_fingerprints(member.engine, sent.fingerprints)
-            except UpdateFailed as mismatch:
-                error = _NotTaken(str(mismatch))
-        closed = await _outcome(self._close(member))
-        if error is None and closed is None and not is_checked:
-            return await _outcome(self._verify(member))
-        return error or closed
+    async def _after_sending(self, member: Member, sent: Sent) -> None:
+        # Compared before it goes on, so that requests on hold are not continued with weights that are wrong.
+        is_checked = member.abilities.undoes_updates and await verify_by_fingerprints(member.engine, sent.fingerprints)
+        await self._close(member)
+        if not is_checked:
+            await self._verify(member)
 
     async def _reload(self, member: Member) -> None:
         checkpoint = await self._checkpoint(member)
+        await self._note_answers(member)
         await self._open(member)
         await member.engine.load_checkpoint(checkpoint, self._release.version)
+        if self._in_flight is not InFlight.HOLD:
+            await member.engine.reset_cache()
         await self._close(member)
-        await member.engine.reset_cache()
         await self._verify(member)
 
     async def _restart(self, member: Member) -> None:
         checkpoint = await self._checkpoint(member)
         await member.disconnect()
+        member.answers_before = None
         await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
         await member.engine.set_version(self._release.version)
         member.standing = Standing.UPDATING
@@ -158,16 +170,18 @@ class Delivery:
         name = f"policy-{self._release.version}"
         await self._open(member)
         await member.engine.load_adapter(name, self._release.adapter)
-        before, member.adapter = member.adapter, name
         await member.engine.set_version(self._release.version)
+        before, member.adapter = member.adapter, name
+        member.answers_before = None
         await self._close(member)
         try:
             await self._verify(member)
         except EngineError:
             member.adapter = before
+            await member.engine.set_version(member.version)
             raise
         if before is not None and before != name:
-            await member.engine.unload_adapter(before)
+            await outcome_of(member.engine.unload_adapter(before))  # what is left of it does no harm
 
     async def _open(self, member: Member) -> None:
         """Make the engine ready to take weights: paused if it is awake, its weights woken if it is asleep."""
@@ -183,15 +197,17 @@ class Delivery:
         else:
             await member.engine.resume()
 
+    async def _note_answers(self, member: Member) -> None:
+        """What the engine answers to the probe before, to see that it answers otherwise afterwards."""
+        member.answers_before = None
+        if member.standing is not Standing.ASLEEP and not member.abilities.undoes_updates:
+            try:
+                member.answers_before = await member.engine.score(self._release.probe.token_ids, member.adapter)
+            except EngineError:
+                return  # it is about to show whether it can still be used
+
     async def _verify(self, member: Member) -> None:
-        if self._release.probe is None:
-            raise UpdateFailed(
-                f"version {self._release.version} cannot be verified on {member.name}: give its release a probe"
-            )
-        try:
-            await verify_by_probe(member.engine, self._release.probe, member.adapter)
-        except UpdateFailed as error:
-            raise _NotTaken(str(error)) from error
+        await verify_by_probe(member.engine, self._release.probe, member.adapter, member.answers_before)
 
     async def _checkpoint(self, member: Member) -> str:
         """The release as a folder that a server can be started on; written once if there is none."""
@@ -205,15 +221,3 @@ class Delivery:
                     )
                 await self._release.sender.write(member.spec.model, str(self.folder))
         return str(self.folder)
-
-
-class _NotTaken(UpdateFailed):
-    """Every call succeeded, and the engine still does not answer with the new weights."""
-
-
-async def _outcome(action: Awaitable[None]) -> EngineError | None:
-    try:
-        await action
-    except EngineError as error:
-        return error
-    return None

@@ -21,3 +21,7 @@ class NotOffered(EngineError):
 
 class UpdateFailed(EngineError):
     """New weights did not take; the message says which version the engine is on now."""
+
+
+class WeightsRefused(UpdateFailed):
+    """An engine looked at what was announced and refused it, as it would by any other way; it has its old weights."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from roost.engines.capabilities import Capabilities
 from roost.engines.connect import connect
 from roost.engines.continuation import Continuation
 from roost.engines.crew import Crew
@@ -16,9 +18,10 @@ from roost.engines.delivery import Connect, Delivery
 from roost.engines.errors import EngineError, EngineLost, NotOffered, UpdateFailed
 from roost.engines.generation import Completion, Sampling
 from roost.engines.member import Member, Standing
+from roost.engines.outcomes import outcomes_of, raise_first, wait_for_all
 from roost.engines.owner import Owner
 from roost.engines.protocol import Engine, InFlight
-from roost.engines.spec import ServerSpec
+from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.release import Release
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
@@ -41,7 +44,7 @@ class Fleet:
 
     async with Fleet([LocalOwner(spec, logs) for spec in specs]) as fleet:
         completion = await fleet.generate(token_ids, Sampling(max_tokens=64), episode="7")
-        await fleet.update(Release(1, sender, probe=probe))
+        await fleet.update(Release(1, probe, sender))
     """
 
     def __init__(
@@ -57,10 +60,12 @@ class Fleet:
         self.recorder = recorder or SpanRecorder()
         self.release: Release | None = None  # None: the weights that the engines were started with
         self._settings = settings or FleetSettings()
-        self._own_folder = tempfile.TemporaryDirectory(prefix="roost-fleet-") if folder is None else None
-        self._folder = Path(folder if self._own_folder is None else self._own_folder.name)  # type: ignore[arg-type]
+        self._folder = Path(tempfile.mkdtemp(prefix="roost-fleet-", dir=folder))
+        self._written = self._folder / "nothing"  # where the current release is on disk, if it had to be written
+        self._deliveries = 0
         self._connect = connect or _connect
         self._sleep_level = 0
+        self._has_devices = True  # False: a learner has them, and no server may be started
         self._sender_holds_release = False
         self._supervisor = Supervisor(self.crew, self._settings.watchfulness, self._recover, report)
 
@@ -85,26 +90,36 @@ class Fleet:
     async def close(self) -> None:
         """End all servers."""
         await self._supervisor.stop()
-        await self.stop_servers()
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
+        try:
+            await self.stop_servers()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def start_servers(self, release: Release | None = None) -> None:
         """Start servers that are stopped, on the weights of a release if one is given."""
         async with self._changing(Standing.STOPPED, Standing.FAILED) as members:
+            self._has_devices = True
             await self.crew.settle(members, Standing.STARTING)
+            delivery = self._delivery(release, InFlight.DROP) if release is not None else None
             with self._span("start", members, release):
-                await _all(self._start(member, release) for member in members)
-            self._hold(release)
-            await self.crew.settle(members, Standing.READY)
+                outcomes = await outcomes_of(self._start(member, release, delivery) for member in members)
+            if release is not None and delivery is not None and None in outcomes:
+                self._hold(release, delivery.folder)
+            for member, error in zip(members, outcomes, strict=True):
+                if error is not None:
+                    member.last_error = str(error)
+                    await member.owner.stop()
+                await self.crew.settle([member], Standing.READY if error is None else Standing.STOPPED)
+        raise_first(outcomes)
 
     async def stop_servers(self) -> None:
         """End servers, so that all they held is free; requests in flight are lost."""
         async with self._changing(*Standing) as members:
+            self._has_devices = False
             await self.crew.settle(members, Standing.STOPPED)
             with self._span("stop", members):
                 await asyncio.gather(*(member.disconnect() for member in members))
-                await _all(member.owner.stop() for member in members)
+                await wait_for_all(member.owner.stop() for member in members)
 
     # Work ---------------------------------------------------------------------------------------------------------
 
@@ -153,16 +168,19 @@ class Fleet:
         the release, UpdateFailed says so, and the fleet stays on the version it had.
         """
         async with self._changing(*RUNNING, Standing.ASLEEP) as members:
-            self._check_hold(members, in_flight)
+            self._check_hold(members, release, in_flight)
+            if not members:
+                self._hold_for_the_lost(release)
+                return
             self._sender_holds_release = False  # the learner has gone on to the new one
+            delivery = self._delivery(release, in_flight)
             await self.crew.settle([member for member in members if member.standing in RUNNING], Standing.UPDATING)
             with self._span("update", members, release):
-                errors = await self._delivery(release, in_flight).bring(members)
+                errors = await delivery.bring(members)
             brought = [member for member in members if member.name not in errors]
             if brought:
-                self._hold(release)
-            await self.crew.settle(brought, Standing.READY)
-            await self._after_failure([member for member in members if member.name in errors])
+                self._hold(release, delivery.folder)
+            await self._settle_update(members, errors, delivery.whole)
         if errors and not brought:
             raise UpdateFailed(self._no_engine_took(release, errors))
 
@@ -170,16 +188,27 @@ class Fleet:
         """From here on, the learner's own weights are no longer those of the release that the engines have."""
         self._sender_holds_release = False
 
-    def _hold(self, release: Release | None) -> None:
-        if release is not None:
-            self.release = release
-            self._sender_holds_release = release.sender is not None
+    def _hold(self, release: Release, folder: Path) -> None:
+        """This is the release that engines have now, and that those which come back are brought to."""
+        if folder != self._written:
+            shutil.rmtree(self._written, ignore_errors=True)
+        self.release, self._written = release, folder
+        self._sender_holds_release = release.sender is not None
 
-    async def _after_failure(self, members: Collection[Member]) -> None:
-        """What becomes of members that did not take a release: on with what they had, or started again."""
+    def _hold_for_the_lost(self, release: Release) -> None:
+        if not self.crew.standing(Standing.LOST):
+            raise UpdateFailed(f"version {release.version} has no engine to go to: {self.crew.describe()}")
+        self._hold(release, self._delivery(release, InFlight.DROP).folder)
+
+    async def _settle_update(
+        self, members: Sequence[Member], errors: Mapping[str, EngineError], whole: Collection[str]
+    ) -> None:
+        """Those that took the release are ready; those that did not go on with what they had, or are started again."""
         for member in members:
-            if await self._is_on(member, member.version):
-                await self.crew.settle([member], Standing.READY if self._is_current(member) else Standing.BEHIND)
+            if member.name not in errors or (member.name in whole and self._is_current(member)):
+                await self.crew.settle([member], Standing.READY)
+            elif member.name in whole:
+                await self.crew.settle([member], Standing.BEHIND)
             else:
                 await self.crew.settle([member], Standing.LOST)
                 self._supervisor.start_again_soon(member)
@@ -187,41 +216,54 @@ class Fleet:
     def _is_current(self, member: Member) -> bool:
         return member.version == (self.release.version if self.release is not None else 0)
 
-    async def _is_on(self, member: Member, version: int) -> bool:
-        """Whether a member that gave up an update still works, with the weights it had before."""
-        try:
-            return member.abilities.undoes_updates and await member.engine.version() == version
-        except EngineError:
-            return False
-
     def _no_engine_took(self, release: Release, errors: dict[str, EngineError]) -> str:
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         version = self.release.version if self.release is not None else 0
         return f"version {release.version} was not taken, and the engines stay on version {version}: {reasons}"
 
     @staticmethod
-    def _check_hold(members: Sequence[Member], in_flight: InFlight) -> None:
-        if in_flight is InFlight.HOLD:
-            blind = next((member.name for member in members if not member.abilities.tells_spans), None)
-            if blind is not None:
-                raise NotOffered(f"{blind} cannot say which tokens of a held request a version made; use drop or drain")
+    def _check_hold(members: Sequence[Member], release: Release, in_flight: InFlight) -> None:
+        """Requests may be held only where every token's version is known, and no new prompt meets an old cache."""
+        if in_flight is not InFlight.HOLD:
+            return
+        if release.adapter is not None:
+            raise NotOffered("requests on hold would go on with the adapter they had; use drop or drain")
+        for member in members:
+            if not member.abilities.tells_spans:
+                raise NotOffered(
+                    f"{member.name} cannot say which tokens of a held request a version made; use drop or drain"
+                )
+            if member.spec.kind is EngineKind.SGLANG:
+                raise NotOffered(
+                    f"{member.name} cannot forget what it cached with the old weights while requests are held; "
+                    "use drop or drain"
+                )
 
     # Sleep and wake -----------------------------------------------------------------------------------------------
 
     async def sleep(self, level: int = 1, in_flight: InFlight = InFlight.DRAIN) -> None:
-        """Free the engines' device memory: level 1 keeps their weights in host memory, level 2 drops them."""
+        """Free the engines' device memory: level 1 keeps their weights in host memory, level 2 drops them.
+
+        An engine that does not go to sleep is stopped: when this returns, the devices are free.
+        """
+        if in_flight is InFlight.HOLD:
+            raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
         async with self._changing(*RUNNING) as members:
+            self._has_devices = False
             unable = next((member.name for member in members if not member.abilities.can_sleep), None)
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
             await self.crew.settle(members, Standing.UPDATING)
             with self._span("sleep", members, level=level):
-                outcomes = await _outcomes(_put_to_sleep(member, level, in_flight) for member in members)
+                outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
+                failed = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
+                await wait_for_all(member.owner.stop() for member in failed)
             await self._settle_each(members, outcomes, Standing.ASLEEP)
             self._sleep_level = level
 
     async def wake(self, release: Release | None = None) -> None:
         """Wake the engines, with the weights of a release if one is given; those lost asleep are started again."""
+        self._has_devices = True
         if release is not None:
             await self.update(release)
         else:
@@ -234,8 +276,12 @@ class Fleet:
             raise ValueError("the engines dropped their weights when they went to sleep; wake them with a release")
         async with self._changing(Standing.ASLEEP) as members:
             with self._span("wake", members):
-                outcomes = await _outcomes(member.engine.wake() for member in members)
+                outcomes = await outcomes_of(member.engine.wake() for member in members)
             await self._settle_each(members, outcomes, Standing.READY)
+            await self.crew.settle([member for member in members if self._lags(member)], Standing.BEHIND)
+
+    def _lags(self, member: Member) -> bool:
+        return member.standing is Standing.READY and not self._is_current(member)
 
     async def _settle_each(
         self, members: Sequence[Member], outcomes: Sequence[EngineError | None], standing: Standing
@@ -247,50 +293,72 @@ class Fleet:
 
     # Servers that come (back) -------------------------------------------------------------------------------------
 
-    async def _start(self, member: Member, release: Release | None) -> None:
-        """Start a server, on the release if there is one that it can be started on or brought to."""
-        if release is None or release.adapter is not None:
+    async def _start(self, member: Member, release: Release | None, delivery: Delivery | None) -> None:
+        """Start a server, on the release if there is one."""
+        await member.disconnect()
+        member.abilities = Capabilities(frozenset())  # of a server that is gone; the new one is asked again
+        if release is None or delivery is None or release.adapter is not None:
             await self._start_plain(member)
-        if release is not None:
-            errors = await self._delivery(release, InFlight.DROP).bring([member])
-            if errors:
-                raise errors[member.name]
+        if delivery is not None:
+            for error in (await delivery.bring([member])).values():
+                raise error
 
     async def _start_plain(self, member: Member) -> None:
-        await member.disconnect()
         member.version = 0
         await member.connect(self._connect(member.spec, await member.owner.start()))
 
     async def _recover(self, member: Member) -> None:
-        """Start a lost member again and bring it to the version that the others have, before it gets work."""
+        """Start a lost member again and bring it to the version that the others have, before it gets work.
+
+        While a learner has the devices it stays lost; waking the engines, or starting them, brings it back.
+        """
         async with member.changing:
-            await member.disconnect()
-            release = self.release
-            if release is not None and not self._can_start_on(release):
-                await self._start_plain(member)
-                await self.crew.settle([member], Standing.BEHIND)
+            if member.standing is not Standing.LOST or not self._has_devices:
                 return
+            release = self.release
             with self._span("recover", [member], release):
-                await self._start(member, release)
+                if release is not None and not self._can_be_had(release):
+                    await member.disconnect()
+                    await self._start_plain(member)
+                    await self.crew.settle([member], Standing.BEHIND)
+                    return
+                delivery = None
+                if release is not None:
+                    delivery = Delivery(release, self._written, self._connect, InFlight.DROP)
+                await self._start(member, release, delivery)
             await self.crew.settle([member], Standing.READY)
 
-    def _can_start_on(self, release: Release) -> bool:
+    def _can_be_had(self, release: Release) -> bool:
         """Whether the release is still to be had, now that the learner may be changing its weights."""
-        is_written = self._delivery(release, InFlight.DROP).folder.exists()
-        return bool(release.checkpoint or release.adapter or is_written or self._sender_holds_release)
+        return bool(release.checkpoint or release.adapter or self._written.exists() or self._sender_holds_release)
 
     def _delivery(self, release: Release, in_flight: InFlight) -> Delivery:
-        return Delivery(release, self._folder / f"version-{release.version}", self._connect, in_flight)
+        """A delivery with a folder of its own: a version that is tried again may have other weights."""
+        self._deliveries += 1
+        folder = self._folder / f"version-{release.version}-{self._deliveries}"
+        return Delivery(release, folder, self._connect, in_flight)
 
     # Changes ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _changing(self, *standings: Standing) -> AsyncIterator[list[Member]]:
-        """The members that stand so, while nobody else changes any of them."""
+        """The members that stand so, while nobody else changes any of them.
+
+        A change that breaks off, because it was cancelled or for a reason nobody foresaw, leaves nobody half changed:
+        those members are lost, and started again.
+        """
         async with AsyncExitStack() as stack:
             for member in self.crew.members.values():
                 await stack.enter_async_context(member.changing)
-            yield self.crew.standing(*standings)
+            try:
+                yield self.crew.standing(*standings)
+            except BaseException:
+                broken = self.crew.standing(Standing.UPDATING, Standing.STARTING)
+                await self.crew.settle(broken, Standing.LOST)
+                for member in broken:
+                    member.last_error = "a change of it broke off"
+                    self._supervisor.start_again_soon(member)
+                raise
 
     def _span(self, what: str, members: Sequence[Member], release: Release | None = None, **args: object) -> OpenSpan:
         told = {"engines": len(members), **args} | ({} if release is None else {"version": release.version})
@@ -308,21 +376,3 @@ def _connect(spec: ServerSpec, url: str) -> Engine:
 async def _put_to_sleep(member: Member, level: int, in_flight: InFlight) -> None:
     await member.engine.pause(in_flight)
     await member.engine.sleep(level)
-
-
-async def _outcomes(actions: Iterable[Awaitable[None]]) -> list[EngineError | None]:
-    """What each of them failed with, if it did; anything but an engine's error is raised."""
-    answers = await asyncio.gather(*actions, return_exceptions=True)
-    found: list[EngineError | None] = []
-    for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
-            raise answer
-        found.append(answer)
-    return found
-
-
-async def _all(actions: Iterable[Awaitable[object]]) -> None:
-    """Wait for all of them, also when one fails; then its error is raised."""
-    for answer in await asyncio.gather(*actions, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer

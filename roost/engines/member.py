@@ -38,6 +38,7 @@ class Member:
         self.in_flight = 0
         self.abilities = Capabilities(frozenset())
         self.useless_ways: set[Way] = set()  # ways that a check has shown not to work with this server
+        self.answers_before: tuple[float, ...] | None = None  # to the probe, before the update that is under way
         self.restarts: deque[float] = deque()
         self.last_error = ""
         self.changing = asyncio.Lock()  # one change (start, update, sleep, restart) at a time
@@ -56,6 +57,10 @@ class Member:
         if self._engine is None:
             raise EngineLost(f"{self.name} is {self.standing}: {self.last_error or 'it has not been started'}")
         return self._engine
+
+    @property
+    def is_connected(self) -> bool:
+        return self._engine is not None
 
     async def connect(self, engine: Engine) -> None:
         """Talk to a server that is ready; what it can do is asked, not assumed."""

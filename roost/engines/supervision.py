@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 
 from roost.engines.crew import Crew
-from roost.engines.errors import EngineError
 from roost.engines.member import Member, Standing
 from roost.engines.restarts import RestartLimit
 from roost.spec.errors import counted
@@ -40,10 +39,12 @@ class Supervisor:
     ) -> None:
         self._crew, self._how, self._recover, self._report = crew, watchfulness, recover, report
         self._silent: dict[str, int] = {}
+        self._examined: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in crew.members}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._spawn(self._watch())
+        for member in self._crew.members.values():
+            self._spawn(self._watch(member))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -51,19 +52,26 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def examine(self, member: Member, patience: int = 1) -> bool:
-        """Look at a member now; whether it is well. One whose process is gone, or that does not answer, is lost."""
-        if member.standing not in WATCHED:
-            return False
+        """Look at a member now; whether it is well. One whose process is gone, or that does not answer, is lost.
+
+        One look at a time: many requests that fail with an engine lose it once.
+        """
+        async with self._examined[member.name]:
+            if member.standing not in WATCHED:
+                return False
+            wrong = await self._whats_wrong(member, patience)
+            if wrong and member.standing in WATCHED:  # nobody has begun to change it meanwhile
+                await self._lose(member, wrong)
+            return not wrong
+
+    async def _whats_wrong(self, member: Member, patience: int) -> str:
         if not await member.owner.is_running():
-            await self._lose(member, "its process is gone")
-            return False
-        if await member.engine.alive():
+            return "its process is gone"
+        if not member.is_connected or await member.engine.alive():
             self._silent.pop(member.name, None)
-            return True
+            return ""
         self._silent[member.name] = self._silent.get(member.name, 0) + 1
-        if self._silent[member.name] >= patience:
-            await self._lose(member, "it does not answer")
-        return False
+        return "it does not answer" if self._silent[member.name] >= patience else ""
 
     def start_again_soon(self, member: Member) -> None:
         self._spawn(self.start_again(member))
@@ -77,17 +85,18 @@ class Supervisor:
                 f"the last time because {member.last_error}"
             )
             self._report(f"{member.name} is given up: {member.last_error}")
-            await member.owner.stop()
             await self._crew.settle([member], Standing.FAILED)
+            await member.owner.stop()
             return
         member.restarts.append(now)
         try:
             await self._recover(member)
-        except EngineError as error:
+        except Exception as error:  # whatever keeps it from coming back, it is tried again and then given up
             member.last_error = str(error)
             self._report(f"{member.name} did not come back: {error}")
             await self.start_again(member)
-        else:
+            return
+        if member.standing is not Standing.LOST:
             self._report(f"{member.name} is back, on version {member.version}")
 
     async def _lose(self, member: Member, why: str) -> None:
@@ -99,10 +108,13 @@ class Supervisor:
         if not was_asleep:
             self.start_again_soon(member)
 
-    async def _watch(self) -> None:
+    async def _watch(self, member: Member) -> None:
         while True:
             await asyncio.sleep(self._how.every_s)
-            await asyncio.gather(*(self.examine(member, self._how.missed) for member in self._crew.standing(*WATCHED)))
+            try:
+                await self.examine(member, self._how.missed)
+            except Exception as error:  # one look that fails must not end the watch
+                self._report(f"{member.name} could not be looked at: {error}")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -12,6 +12,7 @@ from roost.engines.errors import EngineError
 from roost.engines.owner import LocalOwner
 from roost.engines.planned import EnginePlan
 from roost.engines.spec import ServerSpec
+from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -68,12 +69,17 @@ class WorkerOwner:
         await self._ask(self._worker.stop_server())
 
     async def is_running(self) -> bool:
-        answers = await self._worker.server_is_running()
-        return bool(answers[0])
+        try:
+            return bool((await self._worker.server_is_running())[0])
+        except (WorkerFailed, WaitedTooLong):
+            return False  # a server does not outlive its worker
 
     @staticmethod
     async def _ask(result: Any) -> Answer:
-        answer: Answer = (await result)[0]
+        try:
+            answer: Answer = (await result)[0]
+        except (WorkerFailed, WaitedTooLong) as error:
+            raise EngineError(f"the worker that owns the server is lost: {error}") from error
         if answer.error:
             raise EngineError(answer.error)
         return answer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from roost.engines.weights.buckets import size_of
+from roost.engines.weights.buckets import BUCKET_BYTES, size_of
 from roost.engines.weights.parcel import (
     Broadcast,
     DeviceHandles,
@@ -20,6 +20,7 @@ from roost.engines.weights.parcel import (
     SharedMemory,
     TensorInfo,
 )
+from roost.engines.weights.source import WeightSource
 
 MEMORY_FOLDER = Path("/dev/shm")
 Handle = Mapping[str, tuple[object, ...]]
@@ -28,6 +29,11 @@ Merge = Callable[[list[Handle]], list[Handle]]
 
 class Carrier(Protocol):
     """Packs buckets. A parcel's memory may be used again once every engine has taken it."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether tensors lie one after the other in one buffer, which some engines must know before."""
+        ...
 
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
         """Take the next tensors of the stream and pack them."""
@@ -49,8 +55,10 @@ class Carrier(Protocol):
 class SharedMemoryCarrier:
     """Tensors in safetensors files in memory, one per bucket; engines on the same machine map them."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="roost-weights-", dir=folder or _memory_folder())
+    is_packed = False
+
+    def __init__(self, folder: Path | None = None, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="roost-weights-", dir=folder or _memory_folder(bucket_bytes))
         self._count = 0
 
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
@@ -75,6 +83,8 @@ class SharedMemoryCarrier:
 class LiveDeviceCarrier:
     """Handles of tensors that stay where they are on the device until the update is over: nothing is copied to send."""
 
+    is_packed = False
+
     def __init__(self, merge: Merge | None = None) -> None:
         self._merge = merge
         self._kept: list[torch.Tensor] = []
@@ -98,6 +108,8 @@ class LiveDeviceCarrier:
 
 class PackedDeviceCarrier:
     """Tensors copied into one of two buffers on the device, so that gathered weights never lie there twice in full."""
+
+    is_packed = True
 
     def __init__(self, merge: Merge | None = None) -> None:
         self._merge = merge
@@ -144,6 +156,8 @@ class PackedDeviceCarrier:
 class BroadcastCarrier:
     """Tensors broadcast to a group that the engines have joined, one by one in the order of the parcel."""
 
+    is_packed = False
+
     def __init__(self, broadcast: Callable[[torch.Tensor], None]) -> None:
         self._broadcast = broadcast
         self._packed: dict[int, list[torch.Tensor]] = {}
@@ -173,9 +187,15 @@ def device_handle(tensor: torch.Tensor) -> Handle:
     return {uuid: arguments}
 
 
-def _memory_folder() -> str | None:
-    """A folder in memory where there is one; otherwise a temporary one, which the system keeps in its page cache."""
-    with contextlib.suppress(OSError):
-        if os.access(MEMORY_FOLDER, os.W_OK):
-            return str(MEMORY_FOLDER)
-    return None
+def device_carrier(source: WeightSource, merge: Merge | None = None) -> LiveDeviceCarrier | PackedDeviceCarrier:
+    """For weights on a shared device: their own handles where they stay there, buffers where they are gathered."""
+    return LiveDeviceCarrier(merge) if source.is_live else PackedDeviceCarrier(merge)
+
+
+def _memory_folder(bucket_bytes: int) -> str | None:
+    """A folder in memory with room for the buckets in flight (containers often have little); else a temporary one."""
+    try:
+        has_room = os.access(MEMORY_FOLDER, os.W_OK) and shutil.disk_usage(MEMORY_FOLDER).free > 3 * bucket_bytes
+    except OSError:
+        return None
+    return str(MEMORY_FOLDER) if has_room else None

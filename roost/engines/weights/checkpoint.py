@@ -26,7 +26,7 @@ def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str
     Everything goes to a folder beside it first, which then takes its name: a reader never sees half a checkpoint, and
     when the disk is full what was there before is still there.
     """
-    model, folder = Path(model), Path(folder)
+    model, folder = _local_folder(str(model)), Path(folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
     size = sum(map(size_of, source.tensors))
     try:
@@ -47,6 +47,15 @@ def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return folder
+
+
+def _local_folder(model: str) -> Path:
+    """A model's folder on this machine; one that was named as on the hub is in the hub's cache by now."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, local_files_only=True))
 
 
 def _check_room(folder: Path, size: int) -> None:

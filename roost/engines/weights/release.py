@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from roost.engines.errors import EngineError, UpdateFailed
 from roost.engines.protocol import Engine
 from roost.engines.weights.buckets import BUCKET_BYTES
 from roost.engines.weights.carriers import Carrier
@@ -51,14 +52,21 @@ class LocalSender:
     ) -> None:
         self.source = source
         self.way = way
-        self._carrier = carrier
+        self._new_carrier = carrier
         self._bucket_bytes = bucket_bytes
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
-        return await send(engines, self.source, version, self._carrier(), self._bucket_bytes, with_fingerprints=True)
+        return await send(
+            engines, self.source, version, self._new_carrier(), self._bucket_bytes, with_fingerprints=True
+        )
 
     async def write(self, model: str, folder: str) -> None:
-        await asyncio.to_thread(write_checkpoint, self.source, model, folder)
+        try:
+            await asyncio.to_thread(write_checkpoint, self.source, model, folder)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise UpdateFailed(f"no checkpoint could be written of the weights: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,10 @@ class Release:
     """
 
     version: int
+    probe: Probe
     sender: Sender | None = None
     checkpoint: str | None = None
     adapter: str | None = None
-    probe: Probe | None = None
 
     def __post_init__(self) -> None:
         if self.version < 0:

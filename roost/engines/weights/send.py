@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from roost.engines.errors import EngineError, UpdateFailed
+from roost.engines.errors import EngineError, UpdateFailed, WeightsRefused
 from roost.engines.protocol import Engine
 from roost.engines.weights.buckets import BUCKET_BYTES, cut, size_of
-from roost.engines.weights.carriers import Carrier, PackedDeviceCarrier
+from roost.engines.weights.carriers import Carrier
 from roost.engines.weights.fingerprint import fingerprint
 from roost.engines.weights.parcel import Manifest, Parcel, TensorInfo
 from roost.engines.weights.source import WeightSource
+
+PACKING_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,13 @@ async def send(
     An engine that fails is left out from there on, and goes back to what it had if it can; the others go on. If the
     source fails, all of them go back. At most two buckets exist at a time beside the weights themselves.
     """
-    manifest = Manifest(version, source.tensors, isinstance(carrier, PackedDeviceCarrier))
+    manifest = Manifest(version, source.tensors, carrier.is_packed)
     noted: dict[str, str] = {}
     stream = _noted(source, noted) if with_fingerprints else source.stream()
     buckets = list(cut(manifest.tensors, bucket_bytes))
     taking = _Taking(engines)
     try:
-        await taking.each(lambda engine: engine.start_update(manifest))
+        await taking.each(lambda engine: _announce(engine, manifest))
         await _send_buckets(taking, buckets, stream, carrier)
         await taking.each(lambda engine: engine.finish_update(version))
     except BaseException as error:
@@ -72,14 +74,26 @@ async def _send_buckets(
             return loop.run_in_executor(thread, carrier.pack, buckets[index], stream, index + 1 == len(buckets))
 
         following = packing(0)
-        for index in range(len(buckets)):
-            parcel = await following
-            accompanied = loop.run_in_executor(thread, carrier.accompany, parcel)
-            if index + 1 < len(buckets):
-                following = packing(index + 1)
-            await taking.each(lambda engine, parcel=parcel: engine.take(parcel))  # type: ignore[misc]
-            await accompanied
-            carrier.release(parcel)
+        try:
+            for index in range(len(buckets)):
+                parcel = await following
+                accompanied = loop.run_in_executor(thread, carrier.accompany, parcel)
+                if index + 1 < len(buckets):
+                    following = packing(index + 1)
+                await taking.each(lambda engine, parcel=parcel: engine.take(parcel))  # type: ignore[misc]
+                await accompanied
+                carrier.release(parcel)
+        except BaseException:
+            # What is being packed must not find its memory gone. A broadcast that nobody takes is not waited for long.
+            await asyncio.wait([following], timeout=PACKING_LIMIT_S)
+            raise
+
+
+async def _announce(engine: Engine, manifest: Manifest) -> None:
+    try:
+        await engine.start_update(manifest)
+    except UpdateFailed as error:
+        raise WeightsRefused(str(error)) from error
 
 
 class _Taking:

@@ -51,9 +51,9 @@ class Policy:
 
     def release(self, number, source=None, carrier=SharedMemoryCarrier, way=Way.SHARED_MEMORY):
         sender = LocalSender(source or self.source(number), way, carrier, SMALL_BUCKETS)
-        return Release(number, sender, probe=self.probe(number))
+        return Release(number, self.probe(number), sender)
 
     def written(self, number, folder):
         """A release that is on disk only."""
         checkpoint = write_checkpoint(self.source(number), self.folder, folder / f"written-{number}")
-        return Release(number, checkpoint=str(checkpoint), probe=self.probe(number))
+        return Release(number, self.probe(number), checkpoint=str(checkpoint))

@@ -1,0 +1,73 @@
+"""Weights broadcast from this process: a group is made with the engines that are to take them, whoever they are now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import torch
+
+from roost.engines.protocol import Engine
+from roost.engines.weights.buckets import BUCKET_BYTES
+from roost.engines.weights.carriers import BroadcastCarrier
+from roost.engines.weights.group import WeightGroup
+from roost.engines.weights.parcel import GroupInvitation
+from roost.engines.weights.release import LocalSender, Way
+from roost.engines.weights.send import Sent, send
+from roost.engines.weights.source import WeightSource
+
+JOIN_LIMIT_S = 300.0
+
+
+class BroadcastSender(LocalSender):
+    """Sends to engines on other devices or machines.
+
+    Engines come and go, and the ranks of a group are fixed, so each sending makes a group of its own.
+    `processes` says how many processes an engine has (tensor * pipeline size).
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        address: str,
+        free_port: Callable[[], int],
+        device: torch.device,
+        processes: int = 1,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        super().__init__(source, Way.BROADCAST, self._carrier, bucket_bytes)
+        self._address, self._free_port, self._device, self._processes = address, free_port, device, processes
+        self._group: WeightGroup | None = None
+
+    async def send(self, engines: Sequence[Engine], version: int) -> Sent:
+        self._group = await self._meet(engines)
+        try:
+            return await send(engines, self.source, version, self._carrier(), self._bucket_bytes, True)
+        finally:
+            self._group.close()
+            await asyncio.gather(*(engine.leave_group() for engine in engines), return_exceptions=True)
+
+    async def _meet(self, engines: Sequence[Engine]) -> WeightGroup:
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        port, size = self._free_port(), 1 + self._processes * len(engines)
+        invitations = [
+            GroupInvitation(self._address, port, 1 + self._processes * index, size, backend)
+            for index in range(len(engines))
+        ]
+        joining = [
+            asyncio.create_task(engine.join_group(invitation))
+            for engine, invitation in zip(engines, invitations, strict=True)
+        ]
+        try:
+            group = await asyncio.to_thread(WeightGroup, invitations[0], 0, self._device, JOIN_LIMIT_S)
+        except BaseException:
+            for task in joining:
+                task.cancel()
+            raise
+        await asyncio.gather(*joining)
+        return group
+
+    def _carrier(self) -> BroadcastCarrier:
+        if self._group is None:
+            raise RuntimeError("weights are broadcast within a sending only")
+        return BroadcastCarrier(self._group.broadcast)
