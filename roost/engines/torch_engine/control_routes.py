@@ -21,6 +21,9 @@ Mode = Literal["abort", "wait", "keep"]
 Tag = Literal["weights", "kv_cache", "scheduling"]
 MODES: dict[Mode, InFlight] = {"abort": InFlight.DROP, "wait": InFlight.DRAIN, "keep": InFlight.HOLD}
 
+# A step takes milliseconds, or minutes where a CPU runs a large model; what takes longer does not come back.
+HUNG_STEP_S = 300
+
 
 class AbortBody(BaseModel):
     request_ids: list[str] | None = None
@@ -40,6 +43,9 @@ def health_router(served: Served, takes_adapters: bool) -> APIRouter:
     async def health() -> Response:
         if served.engine.failure is not None:
             return error_response(str(engine_lost(served.engine)), 503)
+        step_seconds = served.engine.step_seconds
+        if step_seconds is not None and step_seconds > HUNG_STEP_S:
+            return error_response(f"a step has run for {step_seconds:.0f} s", 503)
         return Response()
 
     @router.get("/version")
@@ -107,8 +113,8 @@ def control_router(served: Served) -> APIRouter:
         return {"world_size": 1}
 
     @router.get("/weight_info")
-    async def weight_info() -> dict[str, str]:
-        return {"weight_version": str(engine.version)}
+    async def weight_info() -> dict[str, Any]:
+        return {"weight_version": str(engine.version), "has_weights": engine.has_weights}
 
     @router.post("/update_weight_version")
     def update_weight_version(body: VersionBody) -> dict[str, Any]:

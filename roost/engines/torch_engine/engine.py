@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from roost.engines.torch_engine.sequence import Progress, Request, Tracked
 from roost.engines.torch_engine.settings import EngineSettings
 from roost.engines.torch_engine.step import NewToken, next_tokens
 from roost.engines.torch_engine.step_thread import StepThread
+from roost.engines.torch_engine.update import WeightUpdate
 
 __all__ = ["EngineSettings", "Load", "Progress", "Request", "TorchEngine"]
 
@@ -49,11 +51,12 @@ class Load:
 class TorchEngine:
     """A model that generates for many requests at a time, on a thread of its own."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self.model = load_model(settings)
         self.version = 0
         self.has_weights = True  # False after they were dropped or torn: no step is taken until new ones came
+        self.open_update: WeightUpdate | None = None
         self.is_paused = False
         self.sleeping: frozenset[Part] = frozenset()
         size = block_size(settings, self.model.device)
@@ -80,7 +83,7 @@ class TorchEngine:
         self._is_asleep = False
         self._drained: Future[None] | None = None
         self._held: list[Tracked] = []  # what came while the rest is drained
-        self._thread = StepThread("roost-engine", self._step, self._end_all)
+        self._thread = StepThread("roost-engine", self._step, self._end_all, clock)
 
     # What is asked of it.
 
@@ -106,15 +109,19 @@ class TorchEngine:
         return self._thread.call(lambda: self._abort(request_ids))
 
     def pause(self, in_flight: InFlight) -> None:
-        """Take no more steps; returns when that is so. New requests wait."""
+        """Take no more steps; returns when that is so, and raises if it is resumed before. New requests wait."""
         drained = self._thread.call(lambda: self._pause(in_flight))
         self._thread.wait(drained)
 
     def resume(self) -> None:
+        """Take steps again; an update that is still open is abandoned."""
         self._thread.call(self._resume)
 
     def sleep(self, level: int) -> None:
-        """Take no more steps; 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing."""
+        """Take no more steps; 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing.
+
+        An update that is still open is abandoned.
+        """
         if level not in (0, 1, 2):
             raise ValueError(f"sleep level is {level}; there are 0, 1 and 2")
         self._thread.call(lambda: self._sleep(level))
@@ -136,7 +143,7 @@ class TorchEngine:
         return self._thread.call(action)
 
     def named_weights(self) -> dict[str, Tensor]:
-        """The live parameters by their names in the checkpoint; write to them in place, and only between steps."""
+        """The live weights by their names in the checkpoint; write to them in place, and only between steps."""
         return self._weights.named()
 
     def host_buffer(self, name: str) -> Tensor:
@@ -147,11 +154,16 @@ class TorchEngine:
         """All weights are those of a version now. Between steps only, like everything that writes to them."""
         self.version = version
         self.has_weights = True
+        self.open_update = None
         self._scheduler.pool.forget_all()
 
-    def weights_torn(self) -> None:
-        """An update broke off, and could not be undone. Between steps only."""
-        self.has_weights = False
+    def abandon_update(self) -> bool:
+        """Undo the update that is open, if there is one; whether there are usable weights then. Between steps only."""
+        update, self.open_update = self.open_update, None
+        if update is not None:
+            self.has_weights = False  # should undoing fail
+            self.has_weights = update.undo()
+        return self.has_weights
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter next to the weights, in place of one of the same name if there is one."""
@@ -170,6 +182,16 @@ class TorchEngine:
         scheduler = self._scheduler
         running = len(scheduler.running)
         return Load(running, max(len(self._taken) - running, 0), scheduler.pool.free, scheduler.pool.count)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether requests are worked on."""
+        return not self.is_paused and not self._is_asleep and self.has_weights
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long the current step has run; None between steps."""
+        return self._thread.step_seconds
 
     @property
     def failure(self) -> BaseException | None:
@@ -199,7 +221,7 @@ class TorchEngine:
 
     def _step(self) -> bool:
         """Compute the next chunks and hand out what they give; False if there is nothing to do."""
-        if self.is_paused or self._is_asleep or not self.has_weights:
+        if not self.takes_steps:
             return False
         chunks = self._scheduler.plan()
         if chunks:
@@ -272,8 +294,9 @@ class TorchEngine:
         if in_flight is InFlight.DROP:
             self._abort(None)
         if in_flight is InFlight.DRAIN and self._scheduler.has_work:
+            self.abandon_update()  # what is finished now is finished with weights that belong together
             if self._is_asleep or not self.has_weights:
-                raise RuntimeError(
+                raise ValueError(
                     f"{len(self._live)} requests cannot be finished while the engine sleeps or has no weights: "
                     "wake it, or send it some"
                 )
@@ -286,20 +309,25 @@ class TorchEngine:
         done.set_result(None)
         return done
 
-    def _end_drain(self) -> None:
+    def _end_drain(self, failure: str | None = None) -> None:
         """What was held back while others finished is waiting like any other request now."""
         for tracked in self._held:
             self._scheduler.add(tracked)
         self._held = []
-        if self._drained is not None:
-            self._drained.set_result(None)
-            self._drained = None
+        drained, self._drained = self._drained, None
+        if drained is not None and failure is None:
+            drained.set_result(None)
+        elif drained is not None:
+            drained.set_exception(ValueError(failure))
 
     def _resume(self) -> None:
-        self._end_drain()
+        self.abandon_update()
+        self._end_drain("the engine was resumed while it was being paused; pause it again")
         self.is_paused = False
 
     def _sleep(self, level: int) -> None:
+        self.abandon_update()  # it holds the storage that goes away
+        self._end_drain("the engine was put to sleep while it was being paused")
         self._is_asleep = True
         if level == 0:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,16 +15,30 @@ T = TypeVar("T")
 class StepThread:
     """Calls `step` until it returns False, and again after every action. An action never runs during a step."""
 
-    def __init__(self, name: str, step: Callable[[], bool], ended: Callable[[BaseException | None], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], bool],
+        ended: Callable[[BaseException | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.failure: BaseException | None = None
         self._step = step
         self._ended = ended  # called once, on the thread, with what it died of if it did
+        self._clock = clock
+        self._step_began: float | None = None
         self._actions: deque[Callable[[], None]] = deque()
         self._waiting: set[Future[object]] = set()
         self._changed = threading.Condition()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long the current step has run; None between steps."""
+        began = self._step_began  # read once: the step may end meanwhile
+        return None if began is None else self._clock() - began
 
     def post(self, action: Callable[[], None]) -> None:
         """Run this before the next step, without waiting for it."""
@@ -73,7 +88,9 @@ class StepThread:
             while self._wait_for_work(has_more):
                 while self._actions:
                     self._actions.popleft()()
+                self._step_began = self._clock()
                 has_more = self._step()
+                self._step_began = None
         except BaseException as error:  # whatever it was, those who wait must hear of it
             self.failure = error
         with self._changed:

@@ -24,7 +24,7 @@ class WeightUpdate:
         manifest: Sequence[TensorInfo] | None,
         host_buffer: Callable[[str], torch.Tensor] | None,
     ) -> None:
-        """`host_buffer` gives memory for what is overwritten; None where that is nothing one would go back to."""
+        """`host_buffer` gives memory for what is overwritten; None where there is nothing to go back to."""
         self._weights = weights
         self._host_buffer = host_buffer
         self._old: dict[str, torch.Tensor] = {}
@@ -55,11 +55,11 @@ class WeightUpdate:
             raise ValueError(f"{len(missing)} of {len(self._weights)} tensors did not come, such as {missing[0]}")
 
     def undo(self) -> bool:
-        """Write the old tensors back; whether the weights are again what they were."""
+        """Write the old tensors back; whether there are usable weights again."""
         with torch.no_grad():
             for name, tensor in self._old.items():
                 self._weights[name].copy_(tensor)
-        return self._host_buffer is not None or not self._taken
+        return self._host_buffer is not None
 
 
 def check_manifest(weights: Mapping[str, torch.Tensor], manifest: Sequence[TensorInfo]) -> None:

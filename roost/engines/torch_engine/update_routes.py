@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
@@ -49,22 +48,17 @@ class CheckBody(BaseModel):
 
 
 class UpdateDesk:
-    """The one update that may be open, and the group that weights are broadcast in."""
+    """What comes by the routes, brought to the engine; and the group that weights are broadcast in."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
-        self._update: WeightUpdate | None = None
         self._group: WeightGroup | None = None
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._engine.named_weights().values())).device
 
     def join(self, init_info: dict[str, Any]) -> None:
         if "master_address" not in init_info:
             return  # shared memory and handles need no group
         self.leave()
-        self._group = join(init_info, self._device)
+        self._group = join(init_info, self._engine.model.device)
 
     def leave(self) -> None:
         if self._group is not None:
@@ -72,39 +66,41 @@ class UpdateDesk:
             self._group = None
 
     def start(self, manifest: dict[str, Any] | None) -> None:
-        if self._update is not None:
-            raise ValueError("an update is open already; finish or abandon it first")
+        if self._engine.takes_steps:
+            raise ValueError("steps would be computed with a mix of old and new weights; pause the engine first")
+        self._start(manifest)
+
+    def _start(self, manifest: dict[str, Any] | None) -> None:
+        self._engine.abandon_update()  # of somebody who did not come back
         if Part.WEIGHTS in self._engine.sleeping:
             raise ValueError("the weights are asleep; wake them first (tags=weights)")
         tensors = (
             [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]] if manifest else None
         )
         host_buffer = self._engine.host_buffer if self._engine.has_weights else None
-        self._update = WeightUpdate(self._engine.named_weights(), tensors, host_buffer)
+        self._engine.open_update = WeightUpdate(self._engine.named_weights(), tensors, host_buffer)
 
     def take(self, info: dict[str, Any]) -> None:
         update = self._open()
-        self._undone_if_it_fails(lambda: update.take(named_tensors(info, self._group, self._device)))
+        self._undone_if_it_fails(lambda: update.take(named_tensors(info, self._group, self._engine.model.device)))
 
     def finish(self, version: str | None) -> None:
         update = self._open()
-        self._undone_if_it_fails(update.check_complete)
-        self._update = None
-        self._engine.weights_replaced(int(version) if version is not None else self._engine.version + 1)
+
+        def checked() -> int:
+            update.check_complete()
+            return self._engine.version + 1 if version is None else _version_number(version)
+
+        self._engine.weights_replaced(self._undone_if_it_fails(checked))
 
     def abandon(self) -> bool:
-        update, self._update = self._update, None
-        if update is None:
-            return True
-        is_whole = update.undo()
-        if not is_whole:
-            self._engine.weights_torn()
-        return is_whole
+        return self._engine.abandon_update()
 
     def reload(self, folder: str) -> None:
         """Replace all weights by those of a checkpoint; the version is told afterwards, as vLLM's clients do."""
         files = checkpoint_files(folder)
-        self.start({"tensors": [(info.name, info.dtype, info.shape) for infos in files.values() for info in infos]})
+        # It all happens between two steps, so the engine need not be paused.
+        self._start({"tensors": [(info.name, info.dtype, info.shape) for infos in files.values() for info in infos]})
         for path, infos in files.items():
             self.take({**parcel_fields(infos), "path": path})
         self.finish(str(self._engine.version))
@@ -113,17 +109,24 @@ class UpdateDesk:
         return {name: fingerprint(weight) for name, weight in self._engine.named_weights().items()}
 
     def _open(self) -> WeightUpdate:
-        if self._update is None:
+        update = self._engine.open_update
+        if update is None:
             raise ValueError("no update is open; start one first")
-        return self._update
+        return update
 
-    def _undone_if_it_fails(self, action: Callable[[], None]) -> None:
+    def _undone_if_it_fails(self, action: Callable[[], T]) -> T:
         try:
-            action()
+            return action()
         except Exception as error:
             before = self._engine.version
             state = f"back on version {before}" if self.abandon() else "without usable weights until an update succeeds"
             raise ValueError(f"{error}; the update was abandoned, and the engine is {state}") from error
+
+
+def _version_number(written: str) -> int:
+    if not written.isdecimal():
+        raise ValueError(f"weight_version is {written!r}; versions are whole numbers in strings")
+    return int(written)
 
 
 def update_router(engine: TorchEngine) -> APIRouter:

@@ -138,6 +138,38 @@ def test_pause_and_drain(start: Any) -> None:
     assert later.all().finish is Finish.LENGTH
 
 
+@pytest.mark.parametrize(
+    ("interrupt", "reason"),
+    [(lambda engine: engine.resume(), "resumed"), (lambda engine: engine.sleep(1), "put to sleep")],
+    ids=["resume", "sleep"],
+)
+def test_a_drain_that_is_interrupted_is_no_pause(start: Any, interrupt: Any, reason: str) -> None:
+    driver = start()
+    running = driver.ask(PROMPT, LONG)
+    running.next()
+
+    def drain_and_interrupt() -> Any:
+        drained = driver.engine._pause(InFlight.DRAIN)
+        assert not drained.done()
+        interrupt(driver.engine)
+        return drained
+
+    with pytest.raises(ValueError, match=reason):
+        driver.engine.between_steps(drain_and_interrupt).result()
+    assert not driver.engine.is_paused
+    driver.engine.wake()
+    assert running.all().finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_who_sleeps_cannot_finish_requests(start: Any, level: int) -> None:
+    driver = start()
+    driver.engine.sleep(level)
+    driver.ask(PROMPT, GREEDY)
+    with pytest.raises(ValueError, match="1 requests cannot be finished while the engine sleeps"):
+        driver.engine.pause(InFlight.DRAIN)
+
+
 def test_pause_and_hold_continues_where_it_was(start: Any) -> None:
     driver = start()
     expected = driver.ask(PROMPT, LONG).all().token_ids

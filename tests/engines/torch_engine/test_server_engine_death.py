@@ -1,13 +1,15 @@
-"""What a server says when its engine's thread has died."""
+"""What a server says when its engine's thread has died, or does not come back from a step."""
 
 import asyncio
+import threading
 
 import httpx
 import pytest
 
+from roost.engines.generation import Sampling
 from roost.engines.protocol import InFlight
 from roost.engines.tiny_model import write_tiny_model
-from roost.engines.torch_engine.engine import TorchEngine
+from roost.engines.torch_engine.engine import Request, TorchEngine
 from roost.engines.torch_engine.server import create_app, served_engine
 from roost.engines.torch_engine.settings import EngineSettings
 
@@ -64,3 +66,32 @@ def test_a_stream_ends_with_the_reason(engine):
     *_, error, done = [line for line in asked.text.splitlines() if line]
     assert REASON in error
     assert done == "data: [DONE]"
+
+
+def test_a_step_that_does_not_end_is_noticed(tmp_path):
+    now = [0.0]
+    settings = EngineSettings(str(write_tiny_model(tmp_path)), device="cpu", kv_bytes=1_000_000)
+    engine = TorchEngine(settings, clock=lambda: now[0])
+    stuck, may_go_on = threading.Event(), threading.Event()
+
+    def hang(progress):
+        stuck.set()
+        may_go_on.wait()
+
+    async def health():
+        transport = httpx.ASGITransport(create_app(served_engine(engine)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            return await http.get("/health")
+
+    try:
+        assert engine.step_seconds is None
+        engine.submit(Request("stuck", (1, 2), Sampling(max_tokens=1)), hang)
+        stuck.wait()
+        now[0] = 300.0
+        assert asyncio.run(health()).status_code == 200
+        now[0] = 301.0
+        answer = asyncio.run(health())
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "a step has run for 301 s")
+    finally:
+        may_go_on.set()
+        engine.close()

@@ -174,7 +174,7 @@ def test_versions_are_told_as_they_are_set(http):
         "success": True,
         "new_version": "7",
     }
-    assert http.get("/weight_info").json() == {"weight_version": "7"}
+    assert http.get("/weight_info").json() == {"weight_version": "7", "has_weights": True}
     assert choices(http)[0]["weight_versions"] == [{"version": "7", "start": 0, "end": 6}]
     http.post("/update_weight_version", json={"new_version": "0"}).raise_for_status()
 
