@@ -65,7 +65,7 @@ class Adapters:
         return b"" if name is None else self._roots[name]
 
     def read(self, folder: str) -> Adapter:
-        """An adapter as PEFT wrote it; raises before anything is changed if it does not fit the model."""
+        """An adapter as PEFT wrote it, in host memory; raises if it does not fit the model. For any thread."""
         scale = _scale(json.loads((Path(folder) / "adapter_config.json").read_text()), folder)
         tensors = load_file(Path(folder) / "adapter_model.safetensors")
         corrections = {}
@@ -76,8 +76,8 @@ class Adapters:
             if linear is None:
                 raise ValueError(f"{folder} adapts {name!r}, which is no linear layer of the model's body")
             _check_shapes(f"{folder}: {name}", down, up, linear)
-            weight = linear.weight
-            corrections[name] = Correction(down.to(weight), up.mul(scale).to(weight))
+            dtype = linear.weight.dtype
+            corrections[name] = Correction(down.to(dtype), up.mul(scale).to(dtype))
         if tensors:
             raise ValueError(f"{folder} has tensors that are not supported: {sorted(tensors)[:4]}")
         if not corrections:
@@ -85,10 +85,11 @@ class Adapters:
         return Adapter(corrections)
 
     def put(self, name: str, adapter: Adapter) -> None:
-        """Use this adapter under the name from the next step on."""
+        """Move an adapter to the device, and use it under the name from the next step on. Between steps only."""
+        moved = Adapter({layer: self._moved(layer, each) for layer, each in adapter.corrections.items()})
         self._loads += 1
         self._roots[name] = f"{name}#{self._loads}".encode()
-        self._loaded[name] = adapter
+        self._loaded[name] = moved
         for layer in adapter.corrections.keys() - self._hooks.keys():
             self._hooks[layer] = self._linears[layer].register_forward_hook(self._corrected(layer))
 
@@ -112,6 +113,10 @@ class Adapters:
             for name in dict.fromkeys(each for each in names if each is not None):
                 is_user = torch.tensor([each == name for each in names])
                 self._used.append((self._loaded[name], is_user[owners].nonzero().squeeze(-1).to(device)))
+
+    def _moved(self, layer: str, correction: Correction) -> Correction:
+        device = self._linears[layer].weight.device
+        return Correction(correction.down.to(device), correction.up.to(device))
 
     def _corrected(self, layer: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -134,7 +134,8 @@ class DecodeGraphs:
         decode(self._module, inputs, cache, self._flashes)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Other threads of the process may use the device meanwhile, which by default would break the capture.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             logits = decode(self._module, inputs, cache, self._flashes)
         self._memory = self._memory or graph.pool()
         return graph, logits

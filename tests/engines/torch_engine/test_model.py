@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.engines.torch_engine.capacity import block_count, block_size
+from roost.engines.torch_engine.capacity import block_count, block_size, cuda_room
 from roost.engines.torch_engine.model import eos_ids, load_model
 from roost.engines.torch_engine.settings import EngineSettings
 
@@ -57,6 +57,16 @@ def test_room_for_keys_and_values(models: Any) -> None:
     assert block_count(EngineSettings("", kv_bytes=100 * per_token), model, 16) == 6
     with pytest.raises(ValueError, match="takes 8,192 bytes, but kv_bytes leaves 8,000"):
         block_count(EngineSettings("", kv_bytes=8000), model, 16)
+
+
+@pytest.mark.parametrize("others", [0, 20, 40])
+def test_a_share_of_a_device_is_of_this_process_alone(others: int) -> None:
+    assert cuda_room(0.5, total=100, free=100 - 30 - others, own=30, step=5) == 15
+
+
+def test_a_share_that_others_have_taken_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"leaves this process 20 .* only 10 are free .* With 0.4 it fits"):
+        cuda_room(0.5, total=100, free=10, own=30, step=5)
 
 
 @pytest.mark.parametrize(
