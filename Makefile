@@ -30,10 +30,12 @@ lint: setup
 demo: setup
 	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml --grid
 	$(BIN)/python examples/workers/relay.py
+	$(BIN)/python examples/engines/update.py
 
 bench: setup
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/runtime.py
+	$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info
