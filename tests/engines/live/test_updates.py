@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.source import ModuleSource
 from roost.runtime.ports import PortLeases
+from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
 
 LONG = Sampling(max_tokens=160, temperature=0.0, ignore_eos=True)
@@ -221,3 +223,69 @@ def test_kill_and_recovery(loop, fleet, policy, number):
         assert [span.version for span in made.versions] == [number - 1]
     assert only(fleet).version == loop.run(only(fleet).engine.version()) == number - 1
     assert fleet.recorder.pop_time("recover") > 0
+
+
+class Waits(ModuleSource):
+    """It never gets past its first tensor, until it is let go."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.let_go = threading.Event()
+
+    def stream(self):
+        tensors = super().stream()
+        yield next(tensors)
+        self.let_go.wait(60)
+        yield from tensors
+
+
+def test_a_cancelled_update_leaves_a_working_engine(loop, fleet, policy, number, built_in):
+    source = Waits(policy.version(number))
+
+    async def run():
+        updating = asyncio.create_task(fleet.update(policy.release(number, source=source)))
+        while only(fleet).standing is not Standing.UPDATING:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        updating.cancel()
+        source.let_go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+        while only(fleet).standing not in (Standing.READY, Standing.BEHIND):
+            await asyncio.sleep(0.05)
+        await fleet.update(policy.release(number))
+        return await answer(fleet)
+
+    assert loop.run(run()).token_ids == policy.greedy(number)
+
+
+def test_a_checkpoint_that_is_not_there(loop, fleet, policy, number, built_in, tmp_path):
+    nowhere = Release(number, policy.probe(number), checkpoint=str(tmp_path / "nowhere"))
+    with pytest.raises(UpdateFailed, match=r"no safetensors files in .*nowhere"):
+        loop.run(fleet.update(nowhere))
+    assert loop.run(answer(fleet)).token_ids == policy.greedy(number - 1)
+
+
+def test_refused_weights_after_they_were_dropped(loop, fleet, policy, number, built_in):
+    """An engine that dropped its weights has nothing to go back to: it gets no work before it has some."""
+
+    async def run():
+        await fleet.sleep(2)
+        with pytest.raises(UpdateFailed):
+            await fleet.wake(policy.release(number, source=Missing(policy.version(number))))
+        standing = only(fleet).standing
+        while only(fleet).standing not in (Standing.READY, Standing.BEHIND):
+            await asyncio.sleep(0.05)
+        await fleet.update(policy.release(number))
+        return standing, await answer(fleet)
+
+    standing, made = loop.run(run())
+    assert standing is Standing.LOST
+    assert made.token_ids == policy.greedy(number)
+
+
+def test_an_update_without_engines_says_so(loop, policy, tmp_path, built_in):
+    fleet = Fleet([LocalOwner(spec_of(EngineKind.TORCH, policy.folder), tmp_path)])
+    with pytest.raises(UpdateFailed, match="version 1 has no engine to go to: live-torch is stopped"):
+        loop.run(fleet.update(policy.release(1)))
+    loop.run(fleet.close())
