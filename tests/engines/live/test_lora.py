@@ -4,9 +4,12 @@ import asyncio
 
 import pytest
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import EngineRefused, UpdateFailed
+from roost.engines.fleet import Fleet
 from roost.engines.generation import Sampling
 from roost.engines.spec import EngineKind
+from roost.engines.weights.probe import make_probe
+from roost.engines.weights.release import Release
 from tests.engines.live.conftest import spec_of
 
 RANK = 4
@@ -103,3 +106,51 @@ def scores_of(model):
     with torch.no_grad():
         rows = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     return [float(rows[place, token]) for place, token in enumerate(PROMPT[1:])]
+
+
+class Borrowed:
+    """Owns a server that others started, and leaves it alone."""
+
+    def __init__(self, running):
+        self.spec = running.spec
+        self._url = running.url
+
+    async def start(self, model=None):
+        return self._url
+
+    async def stop(self):
+        pass
+
+    async def is_running(self):
+        return True
+
+
+def test_releases_of_an_adapter(running_engine, engine_kind, adapted):
+    """Only the adapter is trained: engines keep the model, and serve the newest adapter as the policy."""
+    adapters = {number: adapted(number + 10) for number in (1, 2)}
+
+    def release(number, probed=None):
+        folder, _ = adapters[number]
+        probe = make_probe(adapters[probed or number][1], vocabulary=256)
+        return Release(number, probe, adapter=folder)
+
+    async def scenario():
+        made = []
+        async with Fleet([Borrowed(running_engine)]) as fleet:
+            member = next(iter(fleet.crew.members.values()))
+            for number in (1, 2):
+                await fleet.update(release(number))
+                made.append(await fleet.generate(PROMPT, GREEDY))
+            adapter = member.adapter
+            if engine_kind is EngineKind.TORCH:  # others would be started again, which this owner does not do
+                with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
+                    await fleet.update(release(1, probed=2))
+                made.append(await fleet.generate(PROMPT, GREEDY))
+            return made, adapter
+
+    made, adapter = asyncio.run(scenario())
+    for number, completion in zip((1, 2, 2), made, strict=False):
+        assert completion.logprobs == pytest.approx(logprobs_of(adapters[number][1], completion), abs=TOLERANCE)
+        assert [span.version for span in completion.versions] == [number]
+    assert made[0].token_ids != made[1].token_ids
+    assert adapter == "policy-2"
