@@ -105,10 +105,15 @@ class Delivery:
 
     async def _go_on_as_before(self, member: Member) -> None:
         """Let a member that can undo an update go on, if it has its old weights; others stay as they are."""
-        if member.abilities.undoes_updates and member.is_connected:
-            undone = await outcome_of(member.engine.abandon_update())
-            if undone is None and await outcome_of(self._close(member)) is None:
+        if not (member.abilities.undoes_updates and member.is_connected):
+            return
+        try:
+            await member.engine.abandon_update()
+            if await member.engine.version() == member.version:  # it is not on weights that did not verify
+                await self._close(member)
                 self.whole.add(member.name)
+        except EngineError:
+            return
 
     async def _alone(self, member: Member, way: Way) -> None:
         if way is Way.RESTART:

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from roost.engines.errors import NotOffered, UpdateFailed
-from roost.engines.fleet import Fleet
+from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.generation import Finish, Sampling
 from roost.engines.member import Standing
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import InFlight
+from roost.engines.restarts import RestartLimit
 from roost.engines.spec import EngineKind
+from roost.engines.supervision import Watchfulness
 from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.release import Release, Way
@@ -24,6 +26,7 @@ from roost.runtime.ports import PortLeases
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
 
+LIMIT_S = 400.0
 LONG = Sampling(max_tokens=160, temperature=0.0, ignore_eos=True)
 
 
@@ -32,17 +35,28 @@ def policy(model_folder):
     return Policy(model_folder)
 
 
+class Loop:
+    """Runs one scenario after the other; one that hangs fails with where it was."""
+
+    def __init__(self, runner):
+        self._runner = runner
+
+    def run(self, scenario):
+        return self._runner.run(asyncio.wait_for(scenario, LIMIT_S))
+
+
 @pytest.fixture(scope="module")
 def loop():
     with asyncio.Runner() as runner:
-        yield runner
+        yield Loop(runner)
 
 
 @pytest.fixture(scope="module")
 def fleet(loop, server_spec, tmp_path_factory):
     """One engine of the kind that is tested; each test brings it to a version of its own."""
-    fleet = Fleet([LocalOwner(server_spec, tmp_path_factory.mktemp("logs"))])
-    loop.run(fleet.__aenter__())
+    often = FleetSettings(watchfulness=Watchfulness(restarts=RestartLimit(most=20)))
+    fleet = Fleet([LocalOwner(server_spec, tmp_path_factory.mktemp("logs"))], often)
+    loop.run(fleet.start())
     yield fleet
     loop.run(fleet.close())
 
@@ -90,6 +104,7 @@ def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, num
     release = policy.release(number, source=ModuleSource(other, torch.float16))
     with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
         loop.run(fleet.update(release))
+    assert only(fleet).standing is not Standing.READY
     loop.run(fleet.update(policy.release(number + 1)))
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number + 1)
 
