@@ -249,15 +249,16 @@ class Fleet:
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
         async with self._changing(*RUNNING) as members:
-            self._has_devices = False
             unable = next((member.name for member in members if not member.abilities.can_sleep), None)
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
+            self._has_devices = False
             await self.crew.settle(members, Standing.UPDATING)
             with self._span("sleep", members, level=level):
                 outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
-                failed = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
-                await wait_for_all(member.owner.stop() for member in failed)
+                awake = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
+                awake += self.crew.standing(Standing.LOST)  # one that hangs still holds its memory
+                await wait_for_all(member.owner.stop() for member in awake)
             await self._settle_each(members, outcomes, Standing.ASLEEP)
             self._sleep_level = level
 
