@@ -14,16 +14,22 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from roost.engines.fleet import Fleet
-from roost.engines.generation import Completion, Sampling
-from roost.engines.owner import LocalOwner
-from roost.engines.protocol import InFlight
-from roost.engines.spec import EngineKind, ServerSpec
-from roost.engines.tiny_model import write_tiny_model
-from roost.engines.weights.carriers import SharedMemoryCarrier
-from roost.engines.weights.probe import make_probe
-from roost.engines.weights.release import LocalSender, Release, Way
-from roost.engines.weights.source import ModuleSource
+from roost.engines import (
+    Completion,
+    EngineKind,
+    Fleet,
+    InFlight,
+    LocalOwner,
+    LocalSender,
+    ModuleSource,
+    Release,
+    Sampling,
+    ServerSpec,
+    SharedMemoryCarrier,
+    Way,
+    make_probe,
+    write_tiny_model,
+)
 
 SAMPLING = Sampling(max_tokens=200, temperature=0.8, seed=1, ignore_eos=True)
 

@@ -17,11 +17,14 @@ class Crew:
 
     def __init__(self, owners: Sequence[Owner]) -> None:
         names = [owner.spec.name for owner in owners]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"a fleet needs engines with different names, not {names}")
+        if not names:
+            raise ValueError("a fleet needs at least one engine")
+        if len(set(names)) != len(names):
+            raise ValueError(f"the engines of a fleet need different names, not {names}")
         self.members = {owner.spec.name: Member(owner) for owner in owners}
         self.router = Router()
         self._changed = asyncio.Condition()
+        self._is_closed = False
 
     def standing(self, *standings: Standing) -> list[Member]:
         """The members that stand so."""
@@ -36,6 +39,12 @@ class Crew:
                     member.last_error = ""
             self._changed.notify_all()
 
+    async def close(self) -> None:
+        """No member takes work any more, and those who wait for one are told so."""
+        async with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
     @asynccontextmanager
     async def seat(self, episode: str | None, wait_s: float) -> AsyncIterator[Member]:
         """A member that takes work, for the time of a request; waits until there is one."""
@@ -45,6 +54,8 @@ class Crew:
                     await self._changed.wait_for(self._can_settle_the_wait)
             except TimeoutError:
                 raise EngineLost(f"no engine took work for {wait_s:g} s: {self.describe()}") from None
+            if self._is_closed:
+                raise EngineLost("the fleet is closed")
             ready = {member.name: member.in_flight for member in self.standing(Standing.READY)}
             chosen = self.router.choose(ready, episode)
             if chosen is None:
@@ -63,4 +74,5 @@ class Crew:
         )
 
     def _can_settle_the_wait(self) -> bool:
-        return bool(self.standing(Standing.READY)) or len(self.standing(Standing.FAILED)) == len(self.members)
+        has_failed = len(self.standing(Standing.FAILED)) == len(self.members)
+        return self._is_closed or has_failed or bool(self.standing(Standing.READY))

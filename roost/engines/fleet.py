@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,8 +20,10 @@ from roost.engines.member import Member, Standing
 from roost.engines.outcomes import outcomes_of, raise_first, wait_for_all
 from roost.engines.owner import Owner
 from roost.engines.protocol import Engine, InFlight
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.scratch import scratch_folder
+from roost.engines.spec import ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
+from roost.engines.update_rules import check_hold, check_version
 from roost.engines.weights.release import Release
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
 
@@ -60,7 +61,7 @@ class Fleet:
         self.recorder = recorder or SpanRecorder()
         self.release: Release | None = None  # None: the weights that the engines were started with
         self._settings = settings or FleetSettings()
-        self._folder = Path(tempfile.mkdtemp(prefix="roost-fleet-", dir=folder))
+        self._folder = scratch_folder("fleet", folder)
         self._written = self._folder / "nothing"  # where the current release is on disk, if it had to be written
         self._deliveries = 0
         self._connect = connect or _connect
@@ -88,7 +89,8 @@ class Fleet:
         self._supervisor.start()
 
     async def close(self) -> None:
-        """End all servers."""
+        """End all servers; requests that are still waiting fail."""
+        await self.crew.close()
         await self._supervisor.stop()
         try:
             await self.stop_servers()
@@ -129,6 +131,8 @@ class Fleet:
         When an engine is lost under the request, it is tried on another one. What an update dropped goes on from where
         it was, on whichever version is there then.
         """
+        if isinstance(token_ids, str):
+            raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
         asked = Continuation(token_ids, sampling)
         lost = ""
         for _ in range(self._settings.attempts):
@@ -150,6 +154,15 @@ class Fleet:
             await self._supervisor.examine(member)
             raise _LostUnderRequest(str(error)) from error
 
+    @property
+    def status(self) -> dict[str, str]:
+        """How each engine stands, on which version, and what went wrong with it last."""
+        return {
+            member.name: f"{member.standing}, version {member.version}"
+            + (f", {member.last_error}" if member.last_error else "")
+            for member in self.crew.members.values()
+        }
+
     def end_episode(self, episode: str) -> None:
         """The episode needs its engine no more."""
         self.crew.router.forget(episode)
@@ -168,7 +181,8 @@ class Fleet:
         the release, UpdateFailed says so, and the fleet stays on the version it had.
         """
         async with self._changing(*RUNNING, Standing.ASLEEP) as members:
-            self._check_hold(members, release, in_flight)
+            check_version(self.release, release)
+            check_hold(members, release, in_flight)
             if not members:
                 self._hold_for_the_lost(release)
                 return
@@ -221,24 +235,6 @@ class Fleet:
         version = self.release.version if self.release is not None else 0
         return f"version {release.version} was not taken, and the engines stay on version {version}: {reasons}"
 
-    @staticmethod
-    def _check_hold(members: Sequence[Member], release: Release, in_flight: InFlight) -> None:
-        """Requests may be held only where every token's version is known, and no new prompt meets an old cache."""
-        if in_flight is not InFlight.HOLD:
-            return
-        if release.adapter is not None:
-            raise NotOffered("requests on hold would go on with the adapter they had; use drop or drain")
-        for member in members:
-            if not member.abilities.tells_spans:
-                raise NotOffered(
-                    f"{member.name} cannot say which tokens of a held request a version made; use drop or drain"
-                )
-            if member.spec.kind is EngineKind.SGLANG:
-                raise NotOffered(
-                    f"{member.name} cannot forget what it cached with the old weights while requests are held; "
-                    "use drop or drain"
-                )
-
     # Sleep and wake -----------------------------------------------------------------------------------------------
 
     async def sleep(self, level: int = 1, in_flight: InFlight = InFlight.DRAIN) -> None:
@@ -246,6 +242,8 @@ class Fleet:
 
         An engine that does not go to sleep is stopped: when this returns, the devices are free.
         """
+        if level not in (1, 2):
+            raise ValueError(f"engines sleep at level 1 or 2, not {level}")
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
         async with self._changing(*RUNNING) as members:
@@ -266,7 +264,8 @@ class Fleet:
         """Wake the engines, with the weights of a release if one is given; those lost asleep are started again."""
         self._has_devices = True
         if release is not None:
-            await self.update(release)
+            with self._span("wake", self.crew.standing(Standing.ASLEEP), release):
+                await self.update(release)
         else:
             await self._wake_as_they_were()
         for member in self.crew.standing(Standing.LOST):
@@ -274,7 +273,7 @@ class Fleet:
 
     async def _wake_as_they_were(self) -> None:
         if self._sleep_level > 1 and self.crew.standing(Standing.ASLEEP):
-            raise ValueError("the engines dropped their weights when they went to sleep; wake them with a release")
+            raise NotOffered("the engines dropped their weights when they went to sleep; wake them with a release")
         async with self._changing(Standing.ASLEEP) as members:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from roost.engines.torch_engine.listening import bound_socket, url_of
@@ -16,6 +17,8 @@ from roost.engines.torch_engine.settings import EngineSettings
 
 KEY_VARIABLE = "ROOST_ENGINE_API_KEY"
 HARD_END_S = 3.0
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -28,11 +31,18 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model", required=True, help="a folder with a Hugging Face checkpoint, or a name on the hub")
     add("--served-model-name", help="what requests call the model; what --model says if not given")
     add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000, help="0: any that is free; the first line printed tells it")
+    add(
+        "--port",
+        type=int,
+        default=8000,
+        choices=range(65536),
+        metavar="PORT",
+        help="0: any that is free; the first line printed tells it",
+    )
     add("--api-key", help=f"asked of every request but /health; {KEY_VARIABLE} where a command line could be read")
     add("--parent-pid", type=int, help="end when this process ends")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    add("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16")
+    add("--dtype", default="auto", choices=DTYPES, help="auto: the checkpoint's own")
     add("--max-model-len", type=int, help="tokens of prompt and completion together; the model's own if not given")
     add("--gpu-memory-utilization", type=float, help="share of the device for weights, keys and values")
     add("--kv-cache-memory-bytes", type=int, help="for keys and values, instead of --gpu-memory-utilization")
@@ -64,8 +74,15 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
     return EngineSettings(**{name: value for name, value in given.items() if value is not None})
 
 
+def check_model(model: str) -> None:
+    """What is clearly meant as a folder must be one; anything else may be a name on the hub."""
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise ValueError(f"there is no folder {model}")
+
+
 def run(options: argparse.Namespace) -> None:
     settings = settings_of(options)
+    check_model(options.model)
     if options.parent_pid is not None:
         end_with(options.parent_pid)
     bound = bound_socket(options.host, options.port)

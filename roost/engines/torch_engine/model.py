@@ -64,6 +64,8 @@ def forward(module: Any, token_ids: Tensor, positions: Tensor, rows: Tensor, att
 
 def chosen_device(name: str) -> torch.device:
     if name != "auto":
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"the device is to be {name}, and torch sees no CUDA device here; use cpu or auto")
         return torch.device(name)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 

@@ -53,6 +53,8 @@ async def send(
         await taking.each(lambda engine: _announce(engine, manifest))
         await _send_buckets(taking, buckets, stream, carrier)
         await taking.each(lambda engine: engine.finish_update(version))
+    except _NobodyLeft:
+        pass  # what each of them failed with is in what this returns
     except BaseException as error:
         await taking.abandon(taking.left)
         if isinstance(error, Exception) and not isinstance(error, EngineError):
@@ -96,6 +98,10 @@ async def _announce(engine: Engine, manifest: Manifest) -> None:
         raise WeightsRefused(str(error)) from error
 
 
+class _NobodyLeft(Exception):
+    """Every engine has failed."""
+
+
 class _Taking:
     """The engines that are taking an update, less those that failed."""
 
@@ -115,7 +121,7 @@ class _Taking:
         self.left = [engine for engine in self.left if engine not in lost]
         await self.abandon(lost)
         if not self.left:
-            raise next(iter(self.failed.values()))
+            raise _NobodyLeft
 
     async def abandon(self, engines: Sequence[Engine]) -> None:
         """Let engines go back to what they had; what cannot go back is seen when it is verified."""

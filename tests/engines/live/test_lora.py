@@ -129,10 +129,9 @@ def test_releases_of_an_adapter(running_engine, engine_kind, adapted):
     """Only the adapter is trained: engines keep the model, and serve the newest adapter as the policy."""
     adapters = {number: adapted(number + 10) for number in (1, 2)}
 
-    def release(number, probed=None):
-        folder, _ = adapters[number]
-        probe = make_probe(adapters[probed or number][1], vocabulary=256)
-        return Release(number, probe, adapter=folder)
+    def release(number):
+        folder, model = adapters[number]
+        return Release(number, make_probe(model, vocabulary=256), adapter=folder)
 
     async def scenario():
         made = []
@@ -144,7 +143,8 @@ def test_releases_of_an_adapter(running_engine, engine_kind, adapted):
             adapter = member.adapter
             if engine_kind is EngineKind.TORCH:  # others would be started again, which this owner does not do
                 with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
-                    await fleet.update(release(1, probed=2))
+                    wrong = Release(3, make_probe(adapters[2][1], vocabulary=256), adapter=adapters[1][0])
+                    await fleet.update(wrong)
                 made.append(await fleet.generate(PROMPT, GREEDY))
             return made, adapter
 

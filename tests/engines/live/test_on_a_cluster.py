@@ -101,8 +101,10 @@ def test_two_steps_and_a_kill(owners, policy, engines):
         ("start", None),
         ("sleep", None),
         ("update", 1),
+        ("wake", 1),
         ("sleep", None),
         ("update", 2),
+        ("wake", 2),
         ("recover", 2),
     ]
     assert found["left"] == [False, False]

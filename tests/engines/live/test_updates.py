@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 
-from roost.engines.errors import NotOffered, UpdateFailed
+from roost.engines.errors import EngineLost, NotOffered, UpdateFailed
 from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.generation import Finish, Sampling
 from roost.engines.member import Standing
@@ -304,3 +304,25 @@ def test_an_update_without_engines_says_so(loop, policy, tmp_path, built_in):
     with pytest.raises(UpdateFailed, match="version 1 has no engine to go to: live-torch is stopped"):
         loop.run(fleet.update(policy.release(1)))
     loop.run(fleet.close())
+
+
+def test_versions_grow(loop, fleet, policy, number, built_in):
+    with pytest.raises(
+        ValueError, match=rf"are on version {number - 1}; a new policy needs a higher one than {number - 1}"
+    ):
+        loop.run(fleet.update(policy.release(number - 1)))
+
+
+def test_a_closed_fleet_says_so(loop, fleet, built_in):
+    """The last of these tests: those who wait for an engine are told, and so is who comes later."""
+
+    async def run():
+        await fleet.sleep(1)
+        waiting = [asyncio.create_task(answer(fleet)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        await fleet.close()
+        return await asyncio.gather(*waiting, answer(fleet), return_exceptions=True)
+
+    for error in loop.run(run()):
+        assert isinstance(error, EngineLost), error
+        assert str(error) == "the fleet is closed"
