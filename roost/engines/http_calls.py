@@ -85,15 +85,10 @@ class HttpCalls:
         self._retry = retry or RetryRule()
         self._sleep = sleep
         self._chance = chance
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            # A held generation keeps its connection: with a limit there might be none left to say resume.
-            # Servers close idle connections after 5 s; by then these are closed, so none is used while it dies.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0),
-            timeout=httpx.Timeout(None, connect=5.0),
-            trust_env=False,  # engines are in the cluster, never behind the proxy of a user's shell
-        )
+        # A server may close an idle connection just when it is used again. What may be repeated then is; what may not
+        # gets a connection of its own.
+        self._client = _client(self.url, api_key, kept=256)
+        self._orders = _client(self.url, api_key, kept=0)
 
     async def get(self, path: str, *, limit_s: float, query: Query = ()) -> Any:
         """The answer to a question that changes nothing."""
@@ -122,6 +117,7 @@ class HttpCalls:
 
     async def close(self) -> None:
         await self._client.aclose()
+        await self._orders.aclose()
 
     async def _answer(self, call: Call) -> Any:
         asked = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")
@@ -159,7 +155,19 @@ class HttpCalls:
     async def _send(self, call: Call) -> httpx.Response:
         if self._client.is_closed:  # by whoever saw that the server is gone, perhaps between two tries
             raise EngineLost(f"{call.method} {self.url}{call.path}: the connections to this server were closed")
-        return await self._client.request(call.method, call.path, json=call.body, params=list(call.query))
+        client = self._client if call.may_repeat else self._orders
+        return await client.request(call.method, call.path, json=call.body, params=list(call.query))
+
+
+def _client(url: str, api_key: str | None, kept: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        # A held generation keeps its connection: with a limit there might be none left to say resume.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=2.0),
+        timeout=httpx.Timeout(None, connect=5.0),
+        trust_env=False,  # engines are in the cluster, never behind the proxy of a user's shell
+    )
 
 
 def server_message(text: str) -> str:
