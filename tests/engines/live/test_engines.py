@@ -83,8 +83,8 @@ def test_the_route_that_every_release_has_gives_the_same(running_engine):
         by_tokens = await engine.generate([1, 2, 3], sampling), await engine.score([1, 2, 3])
         # As on a server whose route for token ids is closed.
         engine._known = replace(await engine.capabilities(), takes_tokens=False, tells_spans=False)
-        named = asyncio.create_task(engine.generate([1, 2, 3], LONG, "named"))
         by_text = await engine.generate([1, 2, 3], sampling), await engine.score([1, 2, 3])
+        named = await under_way(engine, "named")
         await engine.abort(["named"])
         return by_tokens, by_text, await named
 
