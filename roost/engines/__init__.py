@@ -26,6 +26,7 @@ _HOMES = {
     "weights.source": ("ModuleSource",),
     "weights.carriers": ("LiveDeviceCarrier", "PackedDeviceCarrier", "SharedMemoryCarrier", "device_carrier"),
     "weights.broadcast": ("BroadcastSender",),
+    "weights.vllm_group": ("VllmWeightGroup",),
     "weights.probe": ("Probe", "make_probe"),
     "weights.checkpoint": ("write_checkpoint",),
 }

@@ -182,7 +182,12 @@ def _start_keeper(name: str, log_path: Path) -> Link:
             stderr=log,
             start_new_session=True,  # an interrupt from the terminal is for the owner
         )
-    launcher.wait()  # it goes as soon as the keeper is there
+    try:
+        launcher.wait(START_LIMIT)  # it goes as soon as the keeper is there
+    except subprocess.TimeoutExpired as error:
+        launcher.kill()
+        ours.close()
+        raise EngineError(f"{name}: no process could be started within {START_LIMIT:.0f} s; log: {log_path}") from error
     return Link(ours)
 
 

@@ -90,8 +90,12 @@ class SglangEngine:
         return bodies.prompt_logprobs(answer, token_ids)
 
     async def _admission(self) -> None:
-        while not self._is_open.is_set():  # it may have been closed again before this is woken
-            await self._is_open.wait()
+        try:
+            async with asyncio.timeout(self._limits.generate):
+                while not self._is_open.is_set():  # it may have been closed again before this is woken
+                    await self._is_open.wait()
+        except TimeoutError:
+            raise EngineLost(f"{self.url} has taken nothing for {self._limits.generate:g} s, while it drains") from None
 
     async def _ask(self, body: Any, about: str) -> Any:
         self._running += 1

@@ -11,13 +11,19 @@ from roost.engines.errors import EngineError, NotOffered
 from roost.engines.generation import Completion, Finish, Sampling, VersionSpan
 from roost.engines.protocol import Part
 from roost.engines.vllm_bodies import finish, version_spans
-from roost.engines.weights.parcel import DeviceHandles, GroupInvitation, PackedHandle, Parcel, SharedMemory
+from roost.engines.weights.parcel import (
+    DEVICE_ARGUMENT,
+    DeviceHandles,
+    GroupInvitation,
+    PackedHandle,
+    Parcel,
+    SharedMemory,
+)
 
 Body = dict[str, Any]
 
 SELECTOR = "target"  # the policy, not a draft model beside it
 TAGS = {Part.WEIGHTS: ("weights",), Part.KV_CACHE: ("kv_cache", "cuda_graph")}
-DEVICE_ARGUMENT = 6  # where torch's reduction says which device; SGLang takes a UUID there as well as a number
 
 
 def sampling_fields(sampling: Sampling) -> Body:
@@ -135,7 +141,7 @@ class _SharedTensor:
 
     def __init__(self, uuid: str, arguments: tuple[object, ...]) -> None:
         changed = list(arguments)
-        changed[DEVICE_ARGUMENT] = uuid
+        changed[DEVICE_ARGUMENT] = uuid  # which SGLang takes as well as a number
         self._arguments = tuple(changed)
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:

@@ -10,7 +10,15 @@ from typing import Any
 from roost.engines.errors import EngineError, NotOffered
 from roost.engines.generation import Completion, Finish, Sampling, VersionSpan, joined_spans
 from roost.engines.version_ledger import version_number
-from roost.engines.weights.parcel import DeviceHandles, GroupInvitation, Manifest, PackedHandle, Parcel, SharedMemory
+from roost.engines.weights.parcel import (
+    DeviceHandles,
+    GroupInvitation,
+    Manifest,
+    PackedHandle,
+    Parcel,
+    SharedMemory,
+    announced,
+)
 
 Body = dict[str, Any]
 
@@ -135,11 +143,7 @@ def manifest_fields(manifest: Manifest) -> Body:
 
 def parcel_fields(parcel: Parcel, takes_shared_memory: bool, says_packed: bool = False) -> Body:
     """The update_info of a parcel; `says_packed`: the server is told here that handles are packed, not at the start."""
-    fields: Body = {
-        "names": [tensor.name for tensor in parcel.tensors],
-        "dtype_names": [tensor.dtype for tensor in parcel.tensors],
-        "shapes": [list(tensor.shape) for tensor in parcel.tensors],
-    }
+    fields = announced(parcel.tensors)
     if isinstance(parcel.by, SharedMemory):
         if not takes_shared_memory:
             raise NotOffered("this engine does not read weights from shared memory; send them as a checkpoint")

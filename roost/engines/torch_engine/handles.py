@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from roost.engines.weights.parcel import DEVICE_ARGUMENT
+
 # What a handle is made of. Anything else in a message is refused, so that it cannot run code here.
 ALLOWED = {
     ("torch", "Tensor"),
@@ -18,7 +20,6 @@ ALLOWED = {
     ("torch.storage", "TypedStorage"),
     ("torch.nn.parameter", "Parameter"),
 }
-DEVICE_ARGUMENT = 6  # where torch's reduction says which device; ours may have another number in this process
 
 
 def read_handles(text: str) -> Any:

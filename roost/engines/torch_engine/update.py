@@ -124,15 +124,6 @@ def checkpoint_files(folder: str) -> dict[str, list[TensorInfo]]:
     return found
 
 
-def parcel_fields(infos: Sequence[TensorInfo]) -> dict[str, Any]:
-    """How tensors are announced."""
-    return {
-        "names": [info.name for info in infos],
-        "dtype_names": [info.dtype for info in infos],
-        "shapes": [list(info.shape) for info in infos],
-    }
-
-
 def _from_file(path: str, names: Sequence[str]) -> Named:
     from safetensors import safe_open
 

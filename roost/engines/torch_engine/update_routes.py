@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 
 from roost.engines.protocol import Part
 from roost.engines.torch_engine.engine import TorchEngine
-from roost.engines.torch_engine.update import WeightUpdate, checkpoint_files, join, named_tensors, parcel_fields
+from roost.engines.torch_engine.update import WeightUpdate, checkpoint_files, join, named_tensors
 from roost.engines.weights.fingerprint import fingerprint
 from roost.engines.weights.group import WeightGroup
-from roost.engines.weights.parcel import TensorInfo
+from roost.engines.weights.parcel import TensorInfo, announced
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class UpdateDesk:
         # It all happens between two steps, so the engine need not be paused.
         self._start({"tensors": [(info.name, info.dtype, info.shape) for infos in files.values() for info in infos]})
         for path, infos in files.items():
-            self.take({**parcel_fields(infos), "path": path})
+            self.take({**announced(infos), "path": path})
         self.finish(str(self._engine.version))
 
     def checksums(self) -> dict[str, str]:

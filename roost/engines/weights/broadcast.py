@@ -15,6 +15,7 @@ from roost.engines.weights.parcel import GroupInvitation
 from roost.engines.weights.release import LocalSender, Way
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import WeightSource
+from roost.engines.weights.vllm_group import VllmWeightGroup
 
 JOIN_LIMIT_S = 300.0
 
@@ -23,7 +24,8 @@ class BroadcastSender(LocalSender):
     """Sends to engines on other devices or machines.
 
     Engines come and go, and the ranks of a group are fixed, so each sending makes a group of its own.
-    `processes` says how many processes an engine has (tensor * pipeline size).
+    `processes` says how many processes an engine has (tensor * pipeline size). vLLM makes groups in its own way: give
+    `VllmWeightGroup` as `open_group` for it.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class BroadcastSender(LocalSender):
         device: torch.device,
         processes: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
+        open_group: Callable[[GroupInvitation, torch.device], WeightGroup | VllmWeightGroup] | None = None,
     ) -> None:
         super().__init__(source, Way.BROADCAST, self._carrier, bucket_bytes)
         self._address, self._free_port, self._device, self._processes = address, free_port, device, processes
-        self._group: WeightGroup | None = None
+        self._open_group = open_group or _own_group
+        self._group: WeightGroup | VllmWeightGroup | None = None
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
         self._group = await self._meet(engines)
@@ -47,7 +51,7 @@ class BroadcastSender(LocalSender):
             self._group.close()
             await asyncio.gather(*(engine.leave_group() for engine in engines), return_exceptions=True)
 
-    async def _meet(self, engines: Sequence[Engine]) -> WeightGroup:
+    async def _meet(self, engines: Sequence[Engine]) -> WeightGroup | VllmWeightGroup:
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         port, size = self._free_port(), 1 + self._processes * len(engines)
         invitations = [
@@ -59,7 +63,7 @@ class BroadcastSender(LocalSender):
             for engine, invitation in zip(engines, invitations, strict=True)
         ]
         try:
-            group = await asyncio.to_thread(WeightGroup, invitations[0], 0, self._device, JOIN_LIMIT_S)
+            group = await asyncio.to_thread(self._open_group, invitations[0], self._device)
         except BaseException:
             for task in joining:
                 task.cancel()
@@ -71,3 +75,7 @@ class BroadcastSender(LocalSender):
         if self._group is None:
             raise RuntimeError("weights are broadcast within a sending only")
         return BroadcastCarrier(self._group.broadcast)
+
+
+def _own_group(invitation: GroupInvitation, device: torch.device) -> WeightGroup:
+    return WeightGroup(invitation, 0, device, JOIN_LIMIT_S)

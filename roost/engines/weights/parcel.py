@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 GROUP_NAME = "roost_weights"
+DEVICE_ARGUMENT = (
+    6  # where torch's reduction of a CUDA tensor says which device; another process may number it otherwise
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,15 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+def announced(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
+    """How tensors are named in a message to vLLM's routes, which the built-in engine has, too."""
+    return {
+        "names": [tensor.name for tensor in tensors],
+        "dtype_names": [tensor.dtype for tensor in tensors],
+        "shapes": [list(tensor.shape) for tensor in tensors],
+    }
 
 
 @dataclass(frozen=True, slots=True)

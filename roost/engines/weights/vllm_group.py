@@ -33,3 +33,9 @@ class VllmWeightGroup:
         stream = torch.cuda.current_stream(self._device)
         self._communicator.broadcast(tensor.to(self._device).contiguous(), src=0, stream=stream)
         stream.synchronize()
+
+    def close(self) -> None:
+        """Give up the communicator; older releases have no way to, and let it go with the object."""
+        destroy = getattr(self._communicator, "destroy", None)
+        if destroy is not None:
+            destroy()

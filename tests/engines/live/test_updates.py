@@ -15,6 +15,7 @@ from roost.engines.generation import Finish, Sampling
 from roost.engines.member import Standing
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import InFlight
+from roost.engines.residency import HandOver
 from roost.engines.restarts import RestartLimit
 from roost.engines.spec import EngineKind
 from roost.engines.supervision import Watchfulness
@@ -22,6 +23,7 @@ from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.source import ModuleSource
+from roost.placement.residency import Decision
 from roost.runtime.ports import PortLeases
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
@@ -304,6 +306,33 @@ def test_an_update_without_engines_says_so(loop, policy, tmp_path, built_in):
     with pytest.raises(UpdateFailed, match="version 1 has no engine to go to: live-torch is stopped"):
         loop.run(fleet.update(policy.release(1)))
     loop.run(fleet.close())
+
+
+HAND_OVERS = [
+    pytest.param(HandOver(Decision.KEEP), [Standing.READY], ["update"], id="keep"),
+    pytest.param(HandOver(Decision.SLEEP, 1), [Standing.ASLEEP], ["sleep", "update", "wake"], id="sleep 1"),
+    pytest.param(HandOver(Decision.SLEEP, 2), [Standing.ASLEEP], ["sleep", "update", "wake"], id="sleep 2"),
+    pytest.param(HandOver(Decision.RESTART), [Standing.STOPPED], ["stop", "start"], id="restart"),
+]
+
+
+@pytest.mark.parametrize(("hand_over", "standing", "spans"), HAND_OVERS)
+def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in, hand_over, standing, spans):
+    """What a plan decided, done: who has the device meanwhile, what it answers after, and how long each part took."""
+
+    async def run():
+        fleet.recorder.drain()
+        await hand_over.to_learner(fleet)
+        meanwhile = [member.standing for member in fleet.crew.members.values()], await only(fleet).owner.is_running()
+        await hand_over.to_engines(fleet, policy.release(number))
+        return meanwhile, await answer(fleet)
+
+    (standings, is_running), made = loop.run(run())
+    assert (standings, is_running) == (standing, hand_over.decision is not Decision.RESTART)
+    assert (made.token_ids, made.versions[0].version) == (policy.greedy(number), number)
+    assert [(span.name, span.end_ns > span.start_ns) for span in fleet.recorder.drain()] == [
+        (name, True) for name in spans
+    ]
 
 
 def test_versions_grow(loop, fleet, policy, number, built_in):

@@ -15,8 +15,9 @@ from roost.engines.protocol import InFlight, Part
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.torch_engine.engine import TorchEngine
 from roost.engines.torch_engine.residency import Weights
-from roost.engines.torch_engine.update import checkpoint_files, parcel_fields
+from roost.engines.torch_engine.update import checkpoint_files
 from roost.engines.torch_engine.update_routes import UpdateDesk
+from roost.engines.weights.parcel import announced
 from tests.engines.torch_engine.conftest import Driver
 
 GREEDY = Sampling(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -36,7 +37,7 @@ class Updating:
 
     def take(self) -> None:
         for path, infos in checkpoint_files(str(self.other)).items():
-            self.desk(lambda desk, info={**parcel_fields(infos), "path": path}: desk.take(info))  # type: ignore[misc]
+            self.desk(lambda desk, info={**announced(infos), "path": path}: desk.take(info))  # type: ignore[misc]
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.clone() for name, weight in self.engine.named_weights().items()}
