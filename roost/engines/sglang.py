@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from roost.engines import sglang_bodies as bodies
 from roost.engines.capabilities import Capabilities, listed_routes
 from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered, UpdateFailed
 from roost.engines.generation import Completion, Sampling
-from roost.engines.http_calls import HttpCalls, ServerFailed, TimeLimits
+from roost.engines.http_calls import ServerFailed
 from roost.engines.protocol import InFlight, Part
-from roost.engines.version_ledger import VersionLedger, version_number
-from roost.engines.vllm_bodies import served_model
+from roost.engines.server_client import ServerClient
+from roost.engines.told_by_servers import served_model
+from roost.engines.version_ledger import version_number
 from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
 
 # There is no draining here: it is done by waiting. Retracting then sends what came in meanwhile back to the queue.
@@ -25,46 +26,21 @@ LOOK_EVERY_S = 0.1
 SPANS_SINCE = (0, 5, 23)  # the release they were seen in; nothing in its description of itself tells
 
 
-class SglangEngine:
-    """The client of one server. Make a new one when the server was restarted: what it knows is of the old one."""
+class SglangEngine(ServerClient):
+    """The client of an SGLang server."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        sleeps: bool = False,
-        api_key: str | None = None,
-        limits: TimeLimits | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._calls = HttpCalls(url, api_key, sleep=sleep)
-        self._limits = limits or TimeLimits()
-        self._sleeps = sleeps
-        self._sleep = sleep
-        self._known: Capabilities | None = None
-        self._probing = asyncio.Lock()
-        self._versions = VersionLedger()
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
         self._is_open = asyncio.Event()  # closed while the engine drains: new requests wait here
         self._is_open.set()
         self._running = 0
         self._paused: InFlight | None = None
         self._released: set[str] = set()  # the memory that must be taken again, and no other
         self._group: str | None = None
-        self._has_taken = False
-
-    @property
-    def url(self) -> str:
-        return self._calls.url
 
     async def alive(self) -> bool:
         # /health runs a token, which a paused engine does not do; this asks the scheduler as well.
         return await self._calls.status("GET", "/server_info", limit_s=self._limits.answer) == 200
-
-    async def capabilities(self) -> Capabilities:
-        async with self._probing:
-            if self._known is None:
-                self._known = await self._probe()
-            return self._known
 
     # Generation
 
@@ -247,16 +223,10 @@ class SglangEngine:
             await self._calls.post("/weights_checker", body, limit_s=self._limits.update, may_repeat=True)
         )
 
-    async def close(self) -> None:
-        await self._calls.close()
-
     @property
     def _can_flush(self) -> bool:
         """Held requests keep their cache; emptying it fails as long as they are there."""
         return self._paused is not InFlight.HOLD
-
-    async def _order(self, path: str, body: Any, may_repeat: bool = False) -> Any:
-        return await self._calls.post(path, body, limit_s=self._limits.answer, may_repeat=may_repeat)
 
     async def _update(self, path: str, body: Any, flushes: bool = False, limit_s: float | None = None) -> None:
         """A step of an update: a server that says no to it is not lost, but its weights may be."""

@@ -10,7 +10,7 @@ from typing import Any
 from roost.engines.errors import EngineError, NotOffered
 from roost.engines.generation import Completion, Finish, Sampling, VersionSpan
 from roost.engines.protocol import Part
-from roost.engines.vllm_bodies import finish, version_spans
+from roost.engines.told_by_servers import finish, version_spans
 from roost.engines.weights.parcel import (
     DEVICE_ARGUMENT,
     DeviceHandles,

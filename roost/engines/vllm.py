@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,11 @@ from roost.engines import vllm_bodies as bodies
 from roost.engines.capabilities import Capabilities, listed_routes
 from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered, UpdateFailed
 from roost.engines.generation import Completion, Sampling
-from roost.engines.http_calls import HttpCalls, ServerFailed, TimeLimits
+from roost.engines.http_calls import ServerFailed
 from roost.engines.protocol import InFlight, Part
-from roost.engines.version_ledger import VersionLedger, version_number
+from roost.engines.server_client import ServerClient
+from roost.engines.told_by_servers import served_model
+from roost.engines.version_ledger import version_number
 from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
 
 TOKEN_ROUTE = "/inference/v1/generate"
@@ -23,41 +24,14 @@ DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 TRANSFER = "start a newer vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config, or load a checkpoint instead"
 
 
-class VllmEngine:
-    """The client of one server. Make a new one when the server was restarted: what it knows is of the old one."""
+class VllmEngine(ServerClient):
+    """The client of a vLLM server, or of the built-in engine."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        sleeps: bool = False,
-        api_key: str | None = None,
-        limits: TimeLimits | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._calls = HttpCalls(url, api_key, sleep=sleep)
-        self._limits = limits or TimeLimits()
-        self._sleeps = sleeps  # it was to be started so that sleeping frees memory; its routes do not tell
-        self._sleep = sleep
-        self._known: Capabilities | None = None
-        self._probing = asyncio.Lock()
-        self._versions = VersionLedger()
-        self._can_receive = False  # the server knows how weights will come
-        self._is_packed = False
-        self._has_taken = False  # the open update has changed some weights
-
-    @property
-    def url(self) -> str:
-        return self._calls.url
+    _can_receive = False  # the server knows how weights will come
+    _is_packed = False
 
     async def alive(self) -> bool:
         return await self._calls.status("GET", "/health", limit_s=self._limits.answer) == 200
-
-    async def capabilities(self) -> Capabilities:
-        async with self._probing:
-            if self._known is None:
-                self._known = await self._probe()
-            return self._known
 
     # Generation
 
@@ -248,12 +222,6 @@ class VllmEngine:
         answer = await self._calls.post("/weight_checker", body, limit_s=self._limits.update, may_repeat=True)
         return dict(answer["checksums"])
 
-    async def close(self) -> None:
-        await self._calls.close()
-
-    async def _order(self, path: str, body: Any = None, may_repeat: bool = False) -> Any:
-        return await self._calls.post(path, body, limit_s=self._limits.answer, may_repeat=may_repeat)
-
     async def _update(self, path: str, body: Any, limit_s: float | None = None) -> None:
         """A step of an update: a server that says no to it is not lost, but its weights may be."""
         try:
@@ -274,7 +242,7 @@ class VllmEngine:
         limit = self._limits.answer
         routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
         about = await self._calls.get("/version", limit_s=limit)
-        model = bodies.served_model(await self._calls.get("/v1/models", limit_s=limit))
+        model = served_model(await self._calls.get("/v1/models", limit_s=limit))
         takes_tokens = TOKEN_ROUTE in routes and await self._is_open(TOKEN_ROUTE)
         built_in: dict[str, bool] = about.get("roost") or {}
         sleeps = self._sleeps and not built_in and await self._was_told_to_sleep(routes)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from roost.engines.errors import EngineError, NotOffered
-from roost.engines.generation import Completion, Finish, Sampling, VersionSpan, joined_spans
-from roost.engines.version_ledger import version_number
+from roost.engines.generation import Completion, Sampling, VersionSpan
+from roost.engines.told_by_servers import finish, version_spans
 from roost.engines.weights.parcel import (
     DeviceHandles,
     GroupInvitation,
@@ -91,34 +91,12 @@ def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | Non
     return Completion(tuple(choice["token_ids"] or ()), tuple(found), finish(choice["finish_reason"]), spans)
 
 
-def version_spans(told: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
-    """The versions that made a completion's tokens.
-
-    >>> version_spans([{"version": "default", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}])
-    (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
-    """
-    return joined_spans(tuple(VersionSpan(version_number(s["version"]), s["start"], s["end"]) for s in told))
-
-
-def finish(reason: str | None) -> Finish:
-    """Why a completion ended; what is none of the ends we know is an error."""
-    try:
-        return Finish(reason or "")
-    except ValueError:
-        raise EngineError(f"the engine ended a completion with {reason!r}") from None
-
-
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
     """The log-probability of every token of a prompt but the first."""
     told = answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or ()
     if len(told) != len(token_ids):
         raise EngineError(f"{len(token_ids)} tokens were scored, and {len(told)} log-probabilities came back")
     return tuple(entry[str(token)]["logprob"] for entry, token in zip(told[1:], token_ids[1:], strict=True))
-
-
-def served_model(models: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model among those listed: adapters have a parent."""
-    return next(model for model in models["data"] if not model.get("parent"))
 
 
 def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
