@@ -13,7 +13,10 @@ MAY_IMPORT = {
     "view": {"spec", "cluster", "placement"},
     "runtime": {"spec", "cluster", "placement"},
     "engines": {"spec", "cluster", "placement", "runtime"},
-    "cli": {"spec", "cluster", "placement", "view", "runtime", "engines"},
+    "learner": {"spec", "cluster", "placement", "runtime"},
+    "rollout": {"spec", "cluster", "placement", "runtime", "engines"},
+    "trainer": {"spec", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout"},
+    "cli": {"spec", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout", "trainer"},
 }
 EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "requests", "httpx", "socket", "time", "asyncio"}
 PURE_ROOMS = ("spec", "cluster", "placement", "view")

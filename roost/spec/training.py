@@ -1,0 +1,194 @@
+"""How a job trains: what is drawn, how it is learnt from, and when. Values only; see `training_keys` for what a config
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Estimator(StrEnum):
+    """How much better a sample was than what could be expected."""
+
+    LEAVE_ONE_OUT = "leave_one_out"  # its return less the mean of the others of its group (LOOP, RLOO)
+    GROUP_MEAN = "group_mean"  # less the mean of its group
+    GRPO = "grpo"  # that, divided by the group's standard deviation
+    REINFORCE = "reinforce++"  # its return, normalised over the whole batch
+    GAE = "gae"  # from a critic's values
+
+
+class RatioLevel(StrEnum):
+    """What the ratio of new to old probability is taken of, and clipped."""
+
+    TOKEN = "token"
+    TURN = "turn"
+    TRAJECTORY = "trajectory"
+    NONE = "none"  # no ratio: plain policy gradient
+
+
+class Mean(StrEnum):
+    """How the losses of tokens become one number."""
+
+    SEQUENCES = "sequences"  # the mean within each sequence, then over sequences: long ones weigh no more
+    TOKENS = "tokens"  # over all tokens of the minibatch alike
+    CONSTANT = "constant"  # the sum, divided by sequences times the longest that may be drawn
+
+
+class KlEstimator(StrEnum):
+    """Estimates of the divergence from one token's log-probabilities."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class Behaviour(StrEnum):
+    """Which log-probabilities the ratio is taken against."""
+
+    RECOMPUTED = "recomputed"  # the learner's own, before the first step on the samples
+    ENGINE = "engine"  # those that the engine reported
+    PROXIMAL = "proximal"  # the learner's own, weighted by how far they are from the engine's (for lagged samples)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageSettings:
+    """From returns to advantages, and which samples are learnt from."""
+
+    estimator: Estimator = Estimator.LEAVE_ONE_OUT
+    discount: float = 1.0  # of GAE
+    gae_lambda: float = 1.0
+    least: float = 0.0  # samples whose advantage is nearer to zero are left out
+    positive_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """What is minimised."""
+
+    ratio: RatioLevel = RatioLevel.TOKEN
+    clip_low: float = 0.8  # the bounds of the ratio
+    clip_high: float = 1.2
+    dual_clip: float | None = None  # where the advantage is negative, no loss above this multiple of it
+    mean: Mean = Mean.SEQUENCES
+    behaviour: Behaviour = Behaviour.RECOMPUTED
+    importance_cap: float = 2.0  # on the weight of a token in Behaviour.PROXIMAL
+    kl_coefficient: float = 0.0  # of the divergence from the reference, added to the loss
+    kl_estimator: KlEstimator = KlEstimator.K3
+    entropy_coefficient: float = 0.0
+    value_clip: float | None = 0.2  # how far a critic's value may move from what it was
+
+
+class Schedule(StrEnum):
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its learning rate."""
+
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    schedule: Schedule = Schedule.CONSTANT
+    warmup_steps: int = 0
+    total_steps: int = 0  # of the optimizer; what a schedule that ends needs to know
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """A LoRA adapter, where only that is trained."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()  # empty: all linear layers but the last
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """The model that is trained, and how its work is cut."""
+
+    model: str
+    weight_type: str = "float32"  # of the weights that the optimizer changes
+    compute_type: str = "float32"  # of activations and of the weights while they are used
+    micro_batch_tokens: int = 8192  # that are packed together into one pass
+    logit_tokens: int = 1024  # whose logits exist at a time
+    checkpoints_activations: bool = False
+    adapter: AdapterSettings | None = None
+    temperature: float = 1.0  # that samples were drawn with
+    seed: int = 0
+    offloads: tuple[str, ...] = ()  # of weight, grad, optimizer
+    optimizer: OptimizerSettings = OptimizerSettings()
+    loss: LossSettings = LossSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """How completions are drawn."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSettings:
+    """How much is generated for a step, and when collecting ends."""
+
+    groups: int = 32  # prompts of a step
+    group_size: int = 8  # samples of a prompt
+    redundancy: int = 0  # more samples of each prompt than are needed; the slowest are cancelled
+    fraction: float = 1.0  # of a step's samples that end collecting, once
+    group_fraction: float = 1.0  # this part of every group is there
+    drops_equal_groups: bool = False  # groups whose samples all got the same are replaced (dynamic sampling)
+    attempts: int = 3  # of an episode that fails
+    concurrency: int = 256  # episodes at a time
+    episode_limit_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """How the policy is tried out."""
+
+    every: int = 0  # steps; 0: at the end only
+    tasks: int = 64
+    samples: int = 1
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """When the state of the run is kept."""
+
+    every: int = 0  # steps; 0: at the end only
+    keep: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """A whole training run."""
+
+    learner: LearnerSettings
+    task: Mapping[str, Any] = field(default_factory=dict)  # what makes tasks and runs episodes: `_target_` and its keys
+    name: str = "run"
+    steps: int = 100
+    epochs: int = 1  # times that a step's samples are gone through
+    minibatches: int = 1  # optimizer steps that one time is cut into
+    max_policy_lag: int = 0
+    in_flight: str | None = None  # what updates do to requests: drop, drain, hold; None: what suits the mode
+    seed: int = 0
+    advantage: AdvantageSettings = AdvantageSettings()
+    draw: DrawSettings = DrawSettings()
+    collect: CollectSettings = CollectSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    engine: str = "torch"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
