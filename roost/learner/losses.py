@@ -1,0 +1,125 @@
+"""What a policy minimises: one number for part of a minibatch, and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roost.learner.divergence import divergence
+from roost.learner.ratios import importance_weights, ratios
+from roost.learner.token_weights import Totals, shares_of_means, token_weights
+from roost.spec.training import Behaviour, LossSettings, RatioLevel
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PolicyBatch:
+    """Tokens made by the policy, flat, in whole sequences; all tensors have one entry for each token."""
+
+    logprobs: Tensor  # of the policy as it is, with gradient; 32 bits, as turns and sequences are added up
+    old_logprobs: Tensor | None  # the learner's own before the first step; not needed with Behaviour.ENGINE
+    engine_logprobs: Tensor
+    advantages: Tensor
+    sequence: Tensor  # the sequence of each token, numbered from 0
+    turn: Tensor  # its turn; no two sequences have one of the same number
+    entropy: Tensor | None = None  # of the distribution it was drawn from, as it is now
+    reference_logprobs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        optional = (self.old_logprobs, self.entropy, self.reference_logprobs)
+        needed = (self.logprobs, self.engine_logprobs, self.advantages, self.sequence, self.turn)
+        sizes = {tuple(tensor.shape) for tensor in (*needed, *optional) if tensor is not None}
+        if sizes != {(len(self.logprobs),)}:
+            raise ValueError(f"the tensors of a batch have one entry for each token, but here are {sorted(sizes)}")
+
+
+def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of part of a minibatch, and what is told of it.
+
+    `totals` are those of the whole minibatch. Losses of its parts add up to its loss over micro batches and ranks, so
+    their gradients are added, too: where gradients of ranks are averaged, multiply by the number of ranks.
+
+    What is told adds up in the same way, to means over the minibatch that are weighted as the loss is (with
+    Mean.CONSTANT, whose weights do not add up to 1: over all tokens alike). Of names that begin with "max/", take the
+    maximum instead. `kl` is k1 of the behaviour that the ratio is taken against and the policy. `clipped_low` and
+    `clipped_high` are where the clip took the gradient away, not all that is out of bounds.
+
+    >>> made = torch.tensor([0.5, 0.5]).log()
+    >>> places = torch.tensor([0, 0])
+    >>> batch = PolicyBatch(made.requires_grad_(), made.detach(), made.detach(), torch.ones(2), places, places)
+    >>> loss, told = policy_loss(batch, LossSettings(), Totals(sequences=1, tokens=2, longest=2))
+    >>> loss.item(), told["ratio"].item(), told["max/ratio"].item()
+    (-1.0, 1.0, 1.0)
+    """
+    behaviour = _behaviour(batch, settings.behaviour)
+    ratio = ratios(batch.logprobs, behaviour, batch.sequence, batch.turn, settings.ratio)
+    losses = policy_losses(batch.logprobs, ratio, batch.advantages, settings)
+    told = {"ratio": ratio, "kl": behaviour - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
+    if settings.behaviour is Behaviour.PROXIMAL:
+        importance = importance_weights(
+            behaviour, batch.engine_logprobs, batch.sequence, batch.turn, settings.ratio, settings.importance_cap
+        )
+        losses = importance * losses
+        told |= {"importance": importance, "importance_capped": (importance >= settings.importance_cap).float()}
+    told["policy_loss"] = losses
+    if batch.reference_logprobs is not None:
+        told["reference_kl"] = divergence(batch.logprobs, batch.reference_logprobs, settings.kl_estimator)
+    if batch.entropy is not None:
+        told["entropy"] = batch.entropy
+    if settings.kl_coefficient:
+        losses = losses + settings.kl_coefficient * _given(told, "reference_kl", "reference_logprobs")
+    if settings.entropy_coefficient:
+        losses = losses - settings.entropy_coefficient * _given(told, "entropy", "entropy")
+    weights = token_weights(batch.sequence, batch.turn, settings.ratio, settings.mean, totals)
+    loss = (weights * losses).sum()
+    means = shares_of_means(told, weights, settings.mean, totals)
+    return loss, {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
+
+
+def policy_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Tensor:
+    """For each token the loss of the policy alone, before it is weighted.
+
+    Bounds are of the ratio itself: [1/(1+ε), 1+ε] is LOOP's clip, 0.8 and 1.28 DAPO's.
+    """
+    if settings.ratio is RatioLevel.NONE:
+        return -advantages * logprobs
+    clipped = ratio.clamp(settings.clip_low, settings.clip_high)
+    losses = torch.maximum(-ratio * advantages, -clipped * advantages)
+    if settings.dual_clip is None:
+        return losses
+    return torch.where(advantages < 0, torch.minimum(losses, -settings.dual_clip * advantages), losses)
+
+
+def _behaviour(batch: PolicyBatch, behaviour: Behaviour) -> Tensor:
+    """The log-probabilities that the ratio is taken against."""
+    if behaviour is Behaviour.ENGINE:
+        return batch.engine_logprobs
+    if batch.old_logprobs is None:
+        raise ValueError(f"behaviour {behaviour} needs the learner's own log-probabilities from before the first step")
+    return batch.old_logprobs
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[str, Tensor]:
+    """Where a clip decides, as 1 and 0."""
+    if settings.ratio is RatioLevel.NONE:
+        return {}
+    told = {
+        "clipped_low": (ratio < settings.clip_low) & (advantages < 0),
+        "clipped_high": (ratio > settings.clip_high) & (advantages > 0),
+    }
+    if settings.dual_clip is not None:
+        told["clipped_dual"] = (ratio > settings.dual_clip) & (advantages < 0)
+    return {name: where.float() for name, where in told.items()}
+
+
+def _given(told: dict[str, Tensor], name: str, field: str) -> Tensor:
+    if name not in told:
+        raise ValueError(f"the coefficient of {name} is not 0, but the batch has no {field}")
+    return told[name]
+
+
+@torch.no_grad()
+def _largest(ratio: Tensor) -> Tensor:
+    """Of no tokens 0, which is below all ratios: a rank may have nothing in a minibatch."""
+    return ratio.max() if len(ratio) else ratio.new_zeros(())

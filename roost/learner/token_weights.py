@@ -1,0 +1,53 @@
+"""How much each token counts in the loss of a minibatch, however the minibatch is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roost.learner.segments import segment_sums
+from roost.spec.training import Mean, RatioLevel
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The size of a whole minibatch: over all ranks and all its micro batches."""
+
+    sequences: int  # that have a token made by the policy
+    tokens: int  # made by the policy
+    longest: int  # made tokens that a sequence may have: the same for all minibatches; only Mean.CONSTANT needs it
+
+
+def token_weights(sequence: Tensor, turn: Tensor, level: RatioLevel, mean: Mean, totals: Totals) -> Tensor:
+    """What the loss of each token is multiplied by, for any part of a minibatch that has whole sequences.
+
+    Weights times losses, added up over all parts, is the loss of the minibatch. So gradients of parts and ranks are
+    added, never averaged. Weights of a minibatch add up to 1, but with Mean.CONSTANT to what part of the longest is
+    used. With Mean.SEQUENCES and a ratio for each turn, the turns of a sequence count alike, long or short.
+
+    >>> parts = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
+    >>> token_weights(*parts, RatioLevel.TOKEN, Mean.SEQUENCES, Totals(sequences=2, tokens=3, longest=8)).tolist()
+    [0.25, 0.25, 0.5]
+    """
+    ones = torch.ones(len(sequence), device=sequence.device)
+    match mean:
+        case Mean.TOKENS:
+            return ones / totals.tokens
+        case Mean.CONSTANT:
+            return ones / (totals.sequences * totals.longest)
+        case Mean.SEQUENCES:
+            shares = ones / segment_sums(ones, turn) if level is RatioLevel.TURN else ones
+            return shares / (segment_sums(shares, sequence) * totals.sequences)
+
+
+@torch.no_grad()
+def shares_of_means(told: Mapping[str, Tensor], weights: Tensor, mean: Mean, totals: Totals) -> dict[str, Tensor]:
+    """What a part of a minibatch adds to means over all of it, of what is told of each token.
+
+    Tokens count as in the loss; with Mean.CONSTANT, whose weights do not add up to 1, they count alike.
+    """
+    shares = torch.ones_like(weights) / totals.tokens if mean is Mean.CONSTANT else weights
+    return {name: (shares * each).sum() for name, each in told.items()}
