@@ -1,0 +1,97 @@
+"""A file of JSON lines that is appended to while others read it, and that outlives a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Record: TypeAlias = dict[str, Any]
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+class JsonLines:
+    """Records of a run, each with the step it belongs to, one in a line.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lines = JsonLines(Path(folder) / "metrics.jsonl")
+    ...     lines.append([{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": float("nan")}])
+    ...     list(lines)
+    [{'step': 1, 'reward/mean': 0.5}, {'step': 2, 'reward/mean': None}]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write records at the end of the file, where readers find them at once."""
+        text = b"".join(_line(record) for record in records)
+        if not text:
+            return
+        with self.path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # what a crash broke off must not spoil what follows
+                    text = b"\n" + text
+            file.write(text)
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records, in order; a line that is broken or of no step is passed over, a missing file is empty."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            for line in file:
+                record = _record(line)
+                if record is not None:
+                    yield record
+
+    def cut_back(self, step: int) -> None:
+        """Leave out what is of later steps, and lines that are broken; the file changes at once and whole."""
+        if not self.path.exists():
+            return
+        kept = (_line(record) for record in self if record["step"] <= step)
+        write_whole(self.path, kept)
+
+
+def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file such that nobody ever sees a part of it, not even after a crash."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with unfinished.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return _JSON.encode(_plain(record)).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: numbers of other libraries as floats, and none for what is no finite number."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if hasattr(value, "__float__"):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    return record

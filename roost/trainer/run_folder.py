@@ -1,0 +1,146 @@
+"""A run is a folder: what was asked for, what was measured, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from roost.trainer.metrics.json_lines import JsonLines, Record, write_whole
+
+
+class RunFolder:
+    """The files of a run, with a name for each; make one with `create`, `resume` or `open`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = RunFolder.create(Path(folder) / "first", config="steps: 2", plan="{}")
+    ...     run.add_step({"step": 1, "reward/mean": 0.25})
+    ...     run.name, run.steps()
+    ('first', [{'step': 1, 'reward/mean': 0.25}])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.metrics = JsonLines(self.path / "metrics.jsonl")
+        self.evaluation_lines = JsonLines(self.path / "evaluations.jsonl")
+        self.sample_lines = JsonLines(self.path / "samples.jsonl")
+
+    @classmethod
+    def create(cls, path: str | Path, config: str, plan: str) -> RunFolder:
+        """A new folder with the config and the plan (as JSON) in it; one that holds a run is left alone."""
+        run = cls(path)
+        if run.has_run:
+            raise FileExistsError(
+                f"{run.path} holds a run already, with {run._progress()}; give this one another name, "
+                f"or go on with that one: --resume"
+            )
+        run._make_folder()
+        write_whole(run.config_file, [config.encode()])
+        write_whole(run.plan_file, [plan.encode()])
+        return run
+
+    @classmethod
+    def resume(cls, path: str | Path, step: int) -> RunFolder:
+        """The folder of a run that goes on after a step: what was written of later steps is cut off."""
+        run = cls.open(path)
+        for lines in (run.metrics, run.evaluation_lines, run.sample_lines):
+            lines.cut_back(step)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder of a run that is there."""
+        run = cls(path)
+        if run.has_run:
+            return run
+        there = "is a file" if run.path.is_file() else "holds no run" if run.path.exists() else "does not exist"
+        raise FileNotFoundError(
+            f"{run.path} {there}; name the folder of a run, which has a {run.config_file.name} "
+            f"or a {run.metrics.path.name} in it{run._nearby()}"
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run was started here."""
+        return any(file.exists() for file in (self.config_file, self.metrics.path))
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def trace_file(self) -> Path:
+        return self.path / "trace.json"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def reward_plot(self) -> Path:
+        return self.path / "reward.png"
+
+    @property
+    def timing_plot(self) -> Path:
+        return self.path / "timing.png"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
+    def add_step(self, values: Mapping[str, Any]) -> None:
+        """Append what was measured in a training step; `values` has its number as `step`."""
+        self.metrics.append([values])
+
+    def add_evaluation(self, values: Mapping[str, Any]) -> None:
+        """Append the result of an evaluation."""
+        self.evaluation_lines.append([values])
+
+    def add_samples(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Append samples, each with its `step`, `kind`, `task`, `completion` and `reward`."""
+        self.sample_lines.append(samples)
+
+    def steps(self) -> list[Record]:
+        """What was measured, by ascending step; of a step that was done twice, the second time."""
+        return _by_step(self.metrics)
+
+    def evaluations(self) -> list[Record]:
+        """The evaluations, by ascending step."""
+        return _by_step(self.evaluation_lines)
+
+    def _make_folder(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NotADirectoryError(f"{self.path} is a file, or lies in one; give the run another name") from None
+
+    def _progress(self) -> str:
+        steps = self.steps()
+        return f"{len(steps):,} steps up to step {steps[-1]['step']:,}" if steps else "no step done"
+
+    def _nearby(self) -> str:
+        """Runs that may have been meant: those inside the folder, else those beside it."""
+        for folder in (self.path, self.path.parent):
+            if folder.is_dir():
+                runs = sorted(str(inner) for inner in folder.iterdir() if inner.is_dir() and RunFolder(inner).has_run)
+                if runs:
+                    return f": {', '.join(runs[:5])}{', ...' if len(runs) > 5 else ''}"
+        return ""
+
+
+def _by_step(lines: JsonLines) -> list[Record]:
+    found = {record["step"]: record for record in lines}
+    return [found[step] for step in sorted(found)]
