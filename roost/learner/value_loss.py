@@ -36,7 +36,7 @@ def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: floa
     losses = 0.5 * (values - returns).square()
     if clip is None:
         return losses
-    near = old_values + (values - old_values).clamp(-clip, clip)
+    near = values.clamp(old_values - clip, old_values + clip)
     return torch.maximum(losses, 0.5 * (near - returns).square())
 
 

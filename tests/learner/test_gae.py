@@ -1,0 +1,66 @@
+"""Advantages token by token, against numbers worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.learner.gae import token_advantages, whitened
+from roost.spec.training import AdvantageSettings
+
+
+@pytest.mark.parametrize(
+    ("discount", "gae_lambda", "advantages"),
+    [
+        # surprises: 0.6 - 0.5, 0.2 - 0.6, 1 - 0.2
+        pytest.param(1.0, 0.0, [0.1, -0.4, 0.8], id="one step: the surprises"),
+        pytest.param(1.0, 1.0, [0.5, 0.4, 0.8], id="to the end: outcome less value"),
+        pytest.param(1.0, 0.5, [0.1 + 0.5 * 0.0, -0.4 + 0.5 * 0.8, 0.8], id="half way"),
+        # surprises: 0.3 - 0.5, 0.1 - 0.6, 1 - 0.2; each later one counts a quarter
+        pytest.param(0.5, 0.5, [-0.2 + 0.25 * -0.3, -0.5 + 0.25 * 0.8, 0.8], id="discounted"),
+    ],
+)
+def test_along_a_sample(discount, gae_lambda, advantages):
+    values = np.array([0.5, 0.6, 0.2], dtype=np.float32)
+    found = token_advantages(1.0, values, AdvantageSettings(discount=discount, gae_lambda=gae_lambda))
+    assert found.advantages.tolist() == pytest.approx(advantages, abs=1e-6)
+    assert found.returns.tolist() == pytest.approx([a + v for a, v in zip(advantages, (0.5, 0.6, 0.2), strict=True)])
+
+
+def test_one_token():
+    found = token_advantages(2.0, np.array([0.5]), AdvantageSettings(discount=0.9, gae_lambda=0.9))
+    assert (found.advantages.tolist(), found.returns.tolist()) == ([1.5], [2.0])
+
+
+def test_no_token():
+    found = token_advantages(2.0, np.array([]), AdvantageSettings())
+    assert (found.advantages.tolist(), found.returns.tolist()) == ([], [])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=9), st.floats(-10, 10), st.floats(0, 1))
+def test_to_the_end_the_critic_is_to_say_the_discounted_outcome(values, outcome, discount):
+    found = token_advantages(outcome, np.array(values), AdvantageSettings(discount=discount, gae_lambda=1.0))
+    expected = [outcome * discount**left for left in reversed(range(len(values)))]
+    assert found.returns.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("outcome", "values"), [(math.nan, [0.0]), (1.0, [0.0, math.inf])], ids=["return", "value"])
+def test_what_is_not_finite_is_refused(outcome, values):
+    with pytest.raises(ValueError, match="must be finite"):
+        token_advantages(outcome, np.array(values), AdvantageSettings())
+
+
+def test_whitened_over_all_tokens_of_all_samples():
+    # mean 2, variance (4 + 0 + 4) / 3
+    deviation = math.sqrt(8 / 3)
+    first, second = whitened([np.array([0.0, 2.0]), np.array([4.0])])
+    assert first.tolist() == pytest.approx([-2 / deviation, 0.0])
+    assert second.tolist() == pytest.approx([2 / deviation])
+
+
+@pytest.mark.parametrize("samples", [[np.array([3.0, 3.0]), np.array([3.0])], [np.array([])], []])
+def test_nothing_to_whiten(samples):
+    assert [sample.tolist() for sample in whitened(samples)] == [[0.0] * len(sample) for sample in samples]

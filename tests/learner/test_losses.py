@@ -1,0 +1,222 @@
+"""The loss of a policy and its gradients, against numbers worked by hand."""
+
+import math
+
+import pytest
+import torch
+
+from roost.learner.losses import PolicyBatch, policy_loss
+from roost.learner.token_weights import Totals
+from roost.spec.training import Behaviour, KlEstimator, LossSettings, Mean, RatioLevel
+
+
+def logs(probabilities):
+    return torch.tensor(probabilities, dtype=torch.float64).log()
+
+
+def batch(new, old, advantages, sequence, turn, **others):
+    others.setdefault("engine_logprobs", logs([0.123] * len(new)))  # the ratio must not depend on it by default
+    return PolicyBatch(
+        logprobs=logs(new).requires_grad_(),
+        old_logprobs=None if old is None else logs(old),
+        advantages=torch.tensor(advantages, dtype=torch.float64),
+        sequence=torch.tensor(sequence),
+        turn=torch.tensor(turn),
+        **others,
+    )
+
+
+def totals_of(some, longest=4):
+    return Totals(sequences=len(set(some.sequence.tolist())), tokens=len(some.sequence), longest=longest)
+
+
+def check(some, settings, loss, gradient, longest=4):
+    found, told = policy_loss(some, settings, totals_of(some, longest))
+    assert found.item() == pytest.approx(loss, rel=1e-6)
+    assert told["loss"].item() == pytest.approx(loss, rel=1e-6)
+    found.backward()
+    assert some.logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-6)
+
+
+def two_sequences(**others):
+    """Ratios 1.5 and 0.5 with advantage 2, and ratio 2 with advantage -1."""
+    places = [0, 0, 1], [0, 0, 1]
+    return batch([0.6, 0.2, 0.8], [0.4, 0.4, 0.4], [2.0, 2.0, -1.0], *places, **others)
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "gradient"),
+    [
+        # losses -1.28 * 2, -0.5 * 2 and 2, of which the first is clipped; weights 1/4, 1/4, 1/2
+        pytest.param({}, -0.64 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="mean of sequences"),
+        pytest.param({"mean": Mean.TOKENS}, (-2.56 - 1.0 + 2.0) / 3, [0.0, -1 / 3, 2 / 3], id="mean of tokens"),
+        pytest.param({"mean": Mean.CONSTANT}, (-2.56 - 1.0 + 2.0) / 8, [0.0, -1 / 8, 2 / 8], id="constant"),
+        pytest.param({"clip_high": 1.25}, -0.625 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="clip of 1/(1+e) to 1+e"),
+        pytest.param({"clip_high": 1.6}, -0.75 - 0.25 + 1.0, [-0.75, -0.25, 1.0], id="within the clip"),
+        pytest.param({"dual_clip": 1.5}, -0.64 - 0.25 + 0.75, [0.0, -0.25, 0.0], id="dual clip"),
+        pytest.param({"dual_clip": 3.0}, -0.64 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="within the dual clip"),
+        # -A log p: 2 log(5/3), 2 log 5, -log(5/4)
+        pytest.param(
+            {"ratio": RatioLevel.NONE},
+            2 * math.log(5 / 3) / 4 + 2 * math.log(5) / 4 - math.log(5 / 4) / 2,
+            [-0.5, -0.5, 0.5],
+            id="no ratio",
+        ),
+    ],
+)
+def test_losses_of_tokens(settings, loss, gradient):
+    check(two_sequences(), LossSettings(**{"clip_low": 0.8, "clip_high": 1.28, **settings}), loss, gradient)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "level", "mean", "loss", "gradient"),
+    [
+        # ratios of tokens 2, 3/4, 1/2: of turns 3/2 and 1/2, of the trajectory 3/4; clipped to 0.8 and 1.2
+        pytest.param(1.0, RatioLevel.TURN, Mean.SEQUENCES, -(1.2 + 0.5) / 2, [0.0, 0.0, -0.25], id="turn, better"),
+        pytest.param(-1.0, RatioLevel.TURN, Mean.SEQUENCES, (1.5 + 0.8) / 2, [0.75, 0.75, 0.0], id="turn, worse"),
+        pytest.param(1.0, RatioLevel.TURN, Mean.TOKENS, -(2 * 1.2 + 0.5) / 3, [0.0, 0.0, -1 / 6], id="turn, tokens"),
+        # both tokens of the turn hold its ratio, and each moves both
+        pytest.param(-1.0, RatioLevel.TURN, Mean.TOKENS, (2 * 1.5 + 0.8) / 3, [1.0, 1.0, 0.0], id="long turn counts"),
+        pytest.param(1.0, RatioLevel.TRAJECTORY, Mean.SEQUENCES, -0.75, [-0.75] * 3, id="trajectory, better"),
+        pytest.param(-1.0, RatioLevel.TRAJECTORY, Mean.SEQUENCES, 0.8, [0.0] * 3, id="trajectory, worse"),
+    ],
+)
+def test_losses_of_turns_and_trajectories(advantage, level, mean, loss, gradient):
+    some = batch([0.8, 0.3, 0.2], [0.4, 0.4, 0.4], [advantage] * 3, [0, 0, 0], [0, 0, 1])
+    check(some, LossSettings(ratio=level, mean=mean), loss, gradient)
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "gradient"),
+    [
+        # old to engine 3, 1/2 and 1: weights 2 (the cap), 1/2 and 1; new is old
+        pytest.param({}, -(2.0 + 0.5 + 1.0) / 3, [-2 / 3, -0.5 / 3, -1 / 3], id="token"),
+        pytest.param({"importance_cap": 5.0}, -(3.0 + 0.5 + 1.0) / 3, [-1.0, -0.5 / 3, -1 / 3], id="below the cap"),
+        pytest.param({"ratio": RatioLevel.TURN}, -(1.5 + 1.0) / 2, [-0.75, -0.75, -0.5], id="turn: 3/2 and 1"),
+        pytest.param({"ratio": RatioLevel.TRAJECTORY}, -1.5, [-1.5] * 3, id="trajectory"),
+        pytest.param(
+            {"ratio": RatioLevel.NONE},
+            -(2.0 * math.log(0.6) + 0.5 * math.log(0.2) + math.log(0.4)) / 3,
+            [-2 / 3, -0.5 / 3, -1 / 3],
+            id="no ratio",
+        ),
+    ],
+)
+def test_proximal_losses_are_weighted(settings, loss, gradient):
+    probabilities = [0.6, 0.2, 0.4]
+    engine = logs([0.2, 0.4, 0.4]).requires_grad_()
+    some = batch(probabilities, probabilities, [1.0] * 3, [0, 0, 0], [0, 0, 1], engine_logprobs=engine)
+    check(some, LossSettings(**{"behaviour": Behaviour.PROXIMAL, **settings}), loss, gradient)
+    assert engine.grad is None
+
+
+def test_the_ratio_may_be_taken_against_the_engine():
+    some = batch([0.6], None, [2.0], [0], [0], engine_logprobs=logs([0.5]))
+    check(some, LossSettings(behaviour=Behaviour.ENGINE, clip_high=1.5), -2.4, [-2.4])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "kl", "slopes"),
+    [
+        # policy to reference 2 and 1/2
+        pytest.param(KlEstimator.K1, [math.log(2), -math.log(2)], [1.0, 1.0], id="k1"),
+        pytest.param(KlEstimator.K2, [math.log(2) ** 2 / 2] * 2, [math.log(2), -math.log(2)], id="k2"),
+        pytest.param(KlEstimator.K3, [math.log(2) - 0.5, 1 - math.log(2)], [0.5, -1.0], id="k3"),
+    ],
+)
+def test_reference_and_entropy_are_weighted_as_the_loss(estimator, kl, slopes):
+    """One turn of two tokens without advantage, and one of one token: weights 1/4, 1/4 and 1/2."""
+    entropy = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64, requires_grad=True)
+    reference = logs([0.25, 0.8, 0.4])
+    places = [0, 0, 0], [0, 0, 1]
+    some = batch([0.5, 0.4, 0.4], [0.5, 0.4, 0.4], [0.0] * 3, *places, entropy=entropy, reference_logprobs=reference)
+    settings = LossSettings(ratio=RatioLevel.TURN, kl_coefficient=0.1, kl_estimator=estimator, entropy_coefficient=0.01)
+    bonus = 0.01 * (1.0 / 4 + 3.0 / 4 + 2.0 / 2)
+    last_slope = 1.0 if estimator is KlEstimator.K1 else 0.0
+    gradient = [0.1 * slopes[0] / 4, 0.1 * slopes[1] / 4, 0.1 * last_slope / 2]
+    check(some, settings, 0.1 * sum(kl) / 4 - bonus, gradient)
+    assert entropy.grad.tolist() == pytest.approx([-0.0025, -0.0025, -0.005])
+
+
+def test_what_is_told():
+    others = {"entropy": torch.tensor([1.0, 2.0, 3.0]), "reference_logprobs": logs([0.6, 0.2, 0.4])}
+    some = two_sequences(engine_logprobs=logs([0.1, 0.4, 0.4]), **others)
+    settings = LossSettings(behaviour=Behaviour.PROXIMAL, mean=Mean.TOKENS, dual_clip=1.5)
+    _, told = policy_loss(some, settings, totals_of(some))
+    losses = [-1.2 * 2 * 2.0, -0.5 * 2, 1.5]  # the first weighted by the cap
+    assert {name: value.item() for name, value in told.items()} == pytest.approx(
+        {
+            "loss": sum(losses) / 3,
+            "policy_loss": sum(losses) / 3,
+            "ratio": 4.0 / 3,
+            "max/ratio": 2.0,
+            "kl": -math.log(1.5 * 0.5 * 2.0) / 3,
+            "clipped_low": 0.0,
+            "clipped_high": 1 / 3,
+            "clipped_dual": 1 / 3,
+            "importance": (2.0 + 1.0 + 1.0) / 3,
+            "importance_capped": 1 / 3,
+            "entropy": 2.0,
+            "reference_kl": (math.log(2) - 0.5) / 3,
+        },
+        rel=1e-6,
+    )
+    assert not any(value.requires_grad for value in told.values())
+
+
+@pytest.mark.parametrize(
+    ("advantage", "low", "high"),
+    [
+        pytest.param(1.0, 0.0, 0.5, id="better: only the high ratio is clipped"),
+        pytest.param(-1.0, 0.5, 0.0, id="worse: only the low one"),
+        pytest.param(0.0, 0.0, 0.0, id="neither"),
+    ],
+)
+def test_clipped_is_what_lost_its_gradient(advantage, low, high):
+    some = batch([0.6, 0.2], [0.4, 0.4], [advantage] * 2, [0, 0], [0, 0])
+    _, told = policy_loss(some, LossSettings(), totals_of(some))
+    assert (told["clipped_low"].item(), told["clipped_high"].item()) == (low, high)
+
+
+@pytest.mark.parametrize("level", list(RatioLevel))
+@pytest.mark.parametrize("behaviour", list(Behaviour))
+@pytest.mark.parametrize("far", [1e4, -1e4])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_huge_log_ratios_stay_finite(level, behaviour, far, advantage):
+    logprobs = torch.full((3,), -1.0, requires_grad=True)
+    away = logprobs.detach() - far
+    places = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
+    some = PolicyBatch(logprobs, away, away - far, torch.full((3,), advantage), *places)
+    loss, told = policy_loss(some, LossSettings(ratio=level, behaviour=behaviour), totals_of(some))
+    loss.backward()
+    assert all(torch.isfinite(value) for value in (loss, *told.values()))
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def test_a_rank_may_have_no_tokens():
+    floats, places = torch.zeros(0, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    nothing = PolicyBatch(floats, floats.detach(), floats.detach(), floats.detach(), places, places)
+    loss, told = policy_loss(nothing, LossSettings(ratio=RatioLevel.TURN), Totals(sequences=2, tokens=9, longest=9))
+    loss.backward()
+    assert {name: value.item() for name, value in told.items()} == dict.fromkeys(told, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        pytest.param({}, "behaviour recomputed needs the learner's own", id="old"),
+        pytest.param({"behaviour": Behaviour.PROXIMAL}, "behaviour proximal needs the learner's own", id="proximal"),
+        pytest.param({"behaviour": Behaviour.ENGINE, "kl_coefficient": 0.1}, "no reference_logprobs", id="reference"),
+        pytest.param({"behaviour": Behaviour.ENGINE, "entropy_coefficient": 0.1}, "has no entropy", id="entropy"),
+    ],
+)
+def test_what_is_missing_is_told(settings, message):
+    some = batch([0.5], None, [1.0], [0], [0])
+    with pytest.raises(ValueError, match=message):
+        policy_loss(some, LossSettings(**settings), totals_of(some))
+
+
+@pytest.mark.parametrize("new", [[0.5], [0.5, 0.5, 0.5]], ids=["shorter", "longer"])
+def test_uneven_tensors_are_refused(new):
+    with pytest.raises(ValueError, match="one entry for each token"):
+        PolicyBatch(logs(new), *(torch.zeros(2) for _ in range(3)), *(torch.tensor([0, 0]) for _ in range(2)))

@@ -1,0 +1,113 @@
+"""The loss of a minibatch does not depend on how it is cut, and without a ratio's pull it is plain policy gradient."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.learner.losses import PolicyBatch, policy_loss
+from roost.learner.token_weights import Totals
+from roost.learner.value_loss import ValueBatch, value_loss
+from roost.spec.training import Behaviour, KlEstimator, LossSettings, Mean, RatioLevel
+
+SHAPES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=6)  # turns of sequences
+LOSSES = st.builds(
+    LossSettings,
+    ratio=st.sampled_from(RatioLevel),
+    mean=st.sampled_from(Mean),
+    behaviour=st.sampled_from(Behaviour),
+    dual_clip=st.sampled_from([None, 1.5]),
+    kl_coefficient=st.sampled_from([0.0, 0.1]),
+    kl_estimator=st.sampled_from(KlEstimator),
+    entropy_coefficient=st.sampled_from([0.0, 0.1]),
+)
+
+
+def numbered(lengths):
+    return torch.tensor([number for number, length in enumerate(lengths) for _ in range(length)], dtype=torch.long)
+
+
+def drawn(shape, seed):
+    """A minibatch with turns of these lengths, and numbers by chance: ratios on both sides of each clip."""
+    sequence, turn = numbered(map(sum, shape)), numbered(length for turns in shape for length in turns)
+    generator = torch.Generator().manual_seed(seed)
+    some = torch.randn(6, len(turn), generator=generator, dtype=torch.float64) * 0.5
+    return PolicyBatch(some[0] - 2, some[1] - 2, some[2] - 2, some[3], sequence, turn, some[4].abs(), some[5] - 2)
+
+
+def part(whole, sequences):
+    """Some of its sequences as a batch of their own, numbered anew."""
+    inside = torch.isin(whole.sequence, torch.tensor(sequences, dtype=torch.long))
+    chosen = replace(whole, **{field.name: getattr(whole, field.name)[inside] for field in fields(whole)})
+    return replace(
+        chosen,
+        sequence=torch.unique(chosen.sequence, return_inverse=True)[1],
+        turn=torch.unique(chosen.turn, return_inverse=True)[1],
+    )
+
+
+@settings(deadline=None)
+@given(SHAPES, LOSSES, st.integers(0, 1000), st.data())
+def test_any_cut_along_sequences_gives_the_same(shape, kind, seed, data):
+    part_of = torch.tensor([data.draw(st.integers(0, 3)) for _ in shape])  # a part may be empty
+    whole = drawn(shape, seed)
+    totals = Totals(sequences=len(shape), tokens=len(whole.turn), longest=20)
+
+    whole.logprobs.requires_grad_()
+    expected, told = policy_loss(whole, kind, totals)
+    expected.backward()
+    gradient, whole.logprobs.grad = whole.logprobs.grad, None
+
+    parts = [policy_loss(part(whole, torch.nonzero(part_of == n)[:, 0].tolist()), kind, totals) for n in range(4)]
+    loss = torch.stack([loss for loss, _ in parts]).sum()
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(whole.logprobs.grad, gradient, rtol=1e-6, atol=1e-6)
+    for name, value in told.items():
+        values = torch.stack([of_part[name] for _, of_part in parts])
+        together = values.max() if name.startswith("max/") else values.sum()
+        torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(SHAPES, st.sampled_from(Mean), st.integers(0, 1000), st.integers(0, 6))
+def test_any_cut_gives_the_same_to_a_critic(shape, mean, seed, cut):
+    whole = drawn(shape, seed)
+    totals = Totals(sequences=len(shape), tokens=len(whole.turn), longest=20)
+
+    def of(some):
+        values = ValueBatch(some.logprobs, some.old_logprobs, some.engine_logprobs, some.sequence)
+        return value_loss(values, LossSettings(mean=mean), totals)
+
+    expected, told = of(whole)
+    parts = [of(part(whole, list(sequences))) for sequences in (range(cut), range(cut, len(shape)))]
+    torch.testing.assert_close(sum(loss for loss, _ in parts), expected, rtol=1e-6, atol=1e-6)
+    for name, value in told.items():
+        torch.testing.assert_close(sum(of_part[name] for _, of_part in parts), value, rtol=1e-6, atol=1e-6)
+
+
+def gradient_of(batch, kind, totals):
+    logprobs = batch.logprobs.detach().clone().requires_grad_()
+    policy_loss(replace(batch, logprobs=logprobs), kind, totals)[0].backward()
+    return logprobs.grad
+
+
+@settings(deadline=None)
+@given(SHAPES, st.sampled_from(Mean), st.sampled_from([None, 1.5]), st.integers(0, 1000))
+def test_before_the_first_step_a_ratio_of_tokens_is_plain_policy_gradient(shape, mean, dual_clip, seed):
+    whole = drawn(shape, seed)
+    unmoved = replace(whole, old_logprobs=whole.logprobs)
+    totals = Totals(sequences=len(shape), tokens=len(whole.turn), longest=20)
+    by_ratio = gradient_of(unmoved, LossSettings(mean=mean, dual_clip=dual_clip), totals)
+    torch.testing.assert_close(by_ratio, gradient_of(unmoved, LossSettings(ratio=RatioLevel.NONE, mean=mean), totals))
+
+
+@pytest.mark.parametrize(("level", "expected"), [(RatioLevel.TURN, [-1.0, -1.0, -1.0]), (RatioLevel.TOKEN, [-0.5] * 3)])
+def test_a_turn_is_one_action(level, expected):
+    """Before the first step, with advantage 2: the gradient of a turn is that of the sum of its log-probabilities."""
+    logprobs, places = torch.tensor([-1.0, -2.0, -3.0, -1.0]), torch.tensor([0, 0, 0, 1])
+    some = PolicyBatch(logprobs, logprobs, logprobs, torch.full((4,), 2.0), torch.zeros_like(places), places)
+    found = gradient_of(some, LossSettings(ratio=level), Totals(sequences=1, tokens=4, longest=4))
+    assert found[:3].tolist() == pytest.approx(expected)

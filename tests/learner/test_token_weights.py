@@ -1,0 +1,47 @@
+"""What each token counts, against numbers worked by hand."""
+
+import pytest
+import torch
+
+from roost.learner.token_weights import Totals, shares_of_means, token_weights
+from roost.spec.training import Mean, RatioLevel
+
+# two sequences: turns of 3 and 1 tokens, and one turn of 2 tokens
+SEQUENCE, TURN = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 2, 2])
+WHOLE = Totals(sequences=2, tokens=6, longest=10)
+EACH_EIGHTH = [1 / 8] * 4 + [1 / 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("level", "mean", "expected"),
+    [
+        pytest.param(RatioLevel.TOKEN, Mean.SEQUENCES, EACH_EIGHTH, id="token, sequences"),
+        pytest.param(RatioLevel.NONE, Mean.SEQUENCES, EACH_EIGHTH, id="none, sequences"),
+        pytest.param(RatioLevel.TRAJECTORY, Mean.SEQUENCES, EACH_EIGHTH, id="trajectory, sequences"),
+        pytest.param(RatioLevel.TURN, Mean.SEQUENCES, [1 / 12] * 3 + [1 / 4] * 3, id="turn, sequences"),
+        pytest.param(RatioLevel.TURN, Mean.TOKENS, [1 / 6] * 6, id="turn, tokens"),
+        pytest.param(RatioLevel.TOKEN, Mean.TOKENS, [1 / 6] * 6, id="token, tokens"),
+        pytest.param(RatioLevel.TOKEN, Mean.CONSTANT, [1 / 20] * 6, id="token, constant"),
+    ],
+)
+def test_weights(level, mean, expected):
+    assert token_weights(SEQUENCE, TURN, level, mean, WHOLE).tolist() == pytest.approx(expected)
+
+
+def test_a_part_counts_as_in_the_whole():
+    alone = token_weights(torch.tensor([0, 0]), torch.tensor([0, 0]), RatioLevel.TURN, Mean.SEQUENCES, WHOLE)
+    assert alone.tolist() == pytest.approx([1 / 4] * 2)
+
+
+@pytest.mark.parametrize(
+    ("mean", "weights", "expected"),
+    [
+        pytest.param(Mean.TOKENS, [0.5, 0.25], 0.5 * 4 + 0.25 * 8, id="as the loss"),
+        pytest.param(Mean.CONSTANT, [0.01, 0.01], (4 + 8) / 6, id="over all tokens alike"),
+    ],
+)
+def test_what_a_part_adds_to_a_mean(mean, weights, expected):
+    told = {"size": torch.tensor([4.0, 8.0], requires_grad=True)}
+    share = shares_of_means(told, torch.tensor(weights), mean, WHOLE)["size"]
+    assert share.item() == pytest.approx(expected)
+    assert not share.requires_grad
