@@ -1,0 +1,218 @@
+"""A run as it is watched: a picture that stays in its place on a terminal, else a line for each step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+REFRESHES_PER_SECOND = 4
+SPARKS = "▁▂▃▄▅▆▇█"
+RECENT = 10  # steps that the mean is of
+CURVE = 40  # steps that the small curve shows
+BAR = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What the run does now, and how far it is."""
+
+    name: str
+    total: int | None
+    since: float
+    done: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of a run so far. Its values are only ever replaced, so that another thread may read them."""
+
+    steps: int
+    first_step: int
+    started: float
+    done: int = 0
+    ended: float = 0.0  # when the newest step was done
+    phase: Phase | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    rewards: tuple[float, ...] = ()
+
+    def add(self, values: Mapping[str, float], now: float) -> None:
+        self.done = int(values.get("step", self.done + 1))
+        self.ended = now
+        self.values = dict(values)
+        if "reward/mean" in values:
+            self.rewards = (*self.rewards, values["reward/mean"])[-CURVE:]
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the rest takes if it goes on like this; not a number before the first step is done."""
+        finished = self.done - self.first_step
+        return (self.ended - self.started) / finished * (self.steps - self.done) if finished > 0 else math.nan
+
+    @property
+    def recent_reward(self) -> float:
+        known = [reward for reward in self.rewards[-RECENT:] if math.isfinite(reward)]
+        return sum(known) / len(known) if known else math.nan
+
+
+class LiveView:
+    """Shows a run while it runs. Every call returns at once: a thread draws, at most four times a second.
+
+    >>> console = Console(width=120, force_terminal=False)
+    >>> with LiveView(2, console) as view:
+    ...     view.phase("generate", total=256)
+    ...     view.advance(120)
+    ...     view.step({"step": 1, "reward/mean": 0.25, "lag/mean": 0.5, "tokens/per_second": 1234.0, "time/step": 2.0})
+    step 1/2  reward 0.250  mean 0.250  lag 0.5  1,234 tokens/s  2.0 s
+    """
+
+    def __init__(
+        self, steps: int, console: Console, first_step: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._progress = Progress(steps, first_step, clock(), done=first_step)
+        self._live: Live | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=lambda: picture(self._progress, self._clock()),
+                console=console,
+                refresh_per_second=REFRESHES_PER_SECOND,
+            )
+
+    def __enter__(self) -> LiveView:
+        if self._live:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.phase = None
+        if self._live:
+            self._live.stop()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Something new begins, such as generating so many samples."""
+        self._progress.phase = Phase(name, total, self._clock())
+
+    def advance(self, done: int) -> None:
+        """So much of the phase is done by now, counted from its start."""
+        phase = self._progress.phase
+        if phase:
+            self._progress.phase = Phase(phase.name, phase.total, phase.since, done)
+
+    def step(self, values: Mapping[str, float]) -> None:
+        """A step is done, and this was measured in it."""
+        self._progress.add(values, self._clock())
+        if not self._live:
+            self._say(step_line(self._progress))
+
+    def note(self, text: str) -> None:
+        """Say something above the picture, or on a line of its own."""
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        # A model's text or a server's message must not move the cursor or change colours.
+        plain = "".join(character if character.isprintable() else " " for character in text)
+        self._console.print(Text(plain), soft_wrap=True)
+
+
+def step_line(progress: Progress) -> str:
+    """The newest step in one line."""
+    parts = [f"step {progress.done:,}/{progress.steps:,}"]
+    if "reward/mean" in progress.values:
+        parts += [f"reward {_number(progress.rewards[-1])}", f"mean {_number(progress.recent_reward)}"]
+    parts += _figures(progress.values)
+    if progress.done < progress.steps and progress.seconds_left >= 1:
+        parts.append(f"left {clock_time(progress.seconds_left)}")
+    return "  ".join(parts)
+
+
+def picture(progress: Progress, now: float) -> RenderableType:
+    """The run on a terminal: how far it is, what it does now, and what came of it."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    times = f"{clock_time(now - progress.started)} elapsed, {clock_time(progress.seconds_left)} left"
+    table.add_row(f"step {progress.done:,}/{progress.steps:,}", _bar(progress.done, progress.steps), times)
+    phase = progress.phase
+    if phase:
+        count = f" {phase.done:,}/{phase.total:,}" if phase.total else f" {phase.done:,}" if phase.done else ""
+        table.add_row(f"{phase.name}{count}", _bar(phase.done, phase.total, now), clock_time(now - phase.since))
+    if progress.rewards:
+        newest, mean = _number(progress.rewards[-1]), _number(progress.recent_reward)
+        curve = Text(sparkline(progress.rewards), style="cyan")
+        table.add_row(f"reward {newest}", curve, f"mean of the last {min(RECENT, len(progress.rewards))}: {mean}")
+    lines: list[RenderableType] = [table]
+    figures = "   ".join(_figures(progress.values))
+    if figures:
+        lines.append(Text(figures, no_wrap=True, overflow="ellipsis"))
+    busy = {name.removeprefix("busy/"): share for name, share in progress.values.items() if name.startswith("busy/")}
+    if busy:
+        lines.append(_busy_line(busy))
+    return Group(*lines)
+
+
+def sparkline(numbers: tuple[float, ...]) -> str:
+    """Numbers as a row of small bars, from the least to the largest; a gap for what is no number.
+
+    >>> sparkline((0.0, 0.5, float("nan"), 1.0)), sparkline((0.3, 0.3))
+    ('▁▅ █', '▁▁')
+    """
+    known = [number for number in numbers if math.isfinite(number)]
+    low, spread = min(known, default=0.0), (max(known) - min(known)) if known else 0.0
+    levels = len(SPARKS) - 1
+    return "".join(
+        (SPARKS[round((number - low) / spread * levels)] if spread else SPARKS[0]) if math.isfinite(number) else " "
+        for number in numbers
+    )
+
+
+def clock_time(seconds: float) -> str:
+    """A time as clocks show it.
+
+    >>> clock_time(75), clock_time(3725), clock_time(float("nan"))
+    ('1:15', '1:02:05', '-:--')
+    """
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _bar(done: int, total: int | None, now: float = 0.0) -> ProgressBar:
+    return ProgressBar(total, done, width=BAR, pulse=total is None, animation_time=now)
+
+
+def _busy_line(busy: Mapping[str, float]) -> Text:
+    line = Text("busy", no_wrap=True, overflow="ellipsis")
+    for name, share in busy.items():
+        level = round(min(max(share, 0.0), 1.0) * (len(SPARKS) - 1)) if math.isfinite(share) else 0
+        line.append(f"   {name} ").append(SPARKS[level], style="green").append(f" {share:.0%}")
+    return line
+
+
+def _figures(values: Mapping[str, float]) -> list[str]:
+    """What is measured besides the reward, in words."""
+    shown: dict[str, Callable[[float], str]] = {
+        "lag/mean": lambda value: f"lag {value:.1f}",
+        "loss/policy": lambda value: f"loss {_number(value)}",
+        "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
+        "time/step": lambda value: f"{value:.1f} s",
+    }
+    return [spell(values[name]) for name, spell in shown.items() if name in values]
+
+
+def _number(value: float) -> str:
+    return "-" if not math.isfinite(value) else f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
