@@ -1,0 +1,119 @@
+"""A LoRA adapter within a model: put in, switched off, merged, and written as PEFT writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from roost.spec.training import AdapterSettings
+
+ADAPTER = "default"
+ALL_LINEAR = "all-linear"  # PEFT's word for all linear layers but the last
+
+
+def add_adapter(model: nn.Module, settings: AdapterSettings, dtype: torch.dtype) -> None:
+    """Put an adapter into the model, which as yet changes nothing; from now on only the adapter is trained."""
+    model.requires_grad_(False)
+    inject_adapter_in_model(_lora(settings), model, ADAPTER)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError(f"the model has none of the layers that the adapter is for: {list(settings.targets)}")
+    for parameter in trained:
+        parameter.data = parameter.data.to(dtype)
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before the adapter."""
+    layers = [layer for _, layer in _layers(model)]
+    scales = [layer.scaling[ADAPTER] for layer in layers]
+    try:
+        for layer in layers:
+            # PEFT's own switch would also freeze the adapter, which sharding does not expect.
+            layer.scaling[ADAPTER] = 0.0
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[ADAPTER] = scale
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Whole weights by the names of the model's checkpoint, one at a time, with the adapter (if there is one) in them.
+
+    All ranks go through it together, as each weight is gathered from all. Of tied weights the first name counts.
+    """
+    layers = dict(_layers(model))
+    for name, weight in _persistent(model):
+        path, _, last = name.rpartition(".")
+        owner = layers.get(path.removesuffix(".base_layer"))
+        if owner is None:
+            yield name, whole(weight)
+        elif path.endswith(".base_layer"):
+            merged = _merged(owner, weight) if last == "weight" else whole(weight)
+            yield f"{path.removesuffix('.base_layer')}.{last}", merged
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The adapter's whole weights by the names of PEFT; all ranks go through it together."""
+    for path, layer in _layers(model):
+        yield f"base_model.model.{path}.lora_A.weight", whole(layer.lora_A[ADAPTER].weight)
+        yield f"base_model.model.{path}.lora_B.weight", whole(layer.lora_B[ADAPTER].weight)
+
+
+def write_adapter(folder: Path, weights: dict[str, Tensor], settings: AdapterSettings, model: str) -> None:
+    """A folder that PEFT and engines load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = _lora(settings)
+    config.base_model_name_or_path = model
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight that may be sharded, gathered."""
+    weight = weight.detach()
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def _lora(settings: AdapterSettings) -> LoraConfig:
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
+        target_modules=list(settings.targets) or ALL_LINEAR,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The layers with an adapter, by the names that they have without it."""
+    for path, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            yield path, module
+
+
+def _persistent(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if id(weight) not in seen:
+            seen.add(id(weight))
+            yield name, weight
+
+
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    first, second = (whole(part[ADAPTER].weight).float() for part in (layer.lora_A, layer.lora_B))
+    change = (second @ first) * layer.scaling[ADAPTER]
+    base = whole(weight)
+    merged: Tensor = base.float() + (change.T if layer.fan_in_fan_out else change)
+    return merged.to(base.dtype)

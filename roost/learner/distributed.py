@@ -1,0 +1,75 @@
+"""The processes of a learner as one group: how it is set up, and what they agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+LIMIT_S = 600.0  # until a rank that waits for another gives up
+LARGEST = "max/"  # what names begin with of which the maximum counts, not the sum
+
+
+def init_distributed(
+    rank: int, world_size: int, address: str, port: int, device: torch.device, limit_s: float = LIMIT_S
+) -> None:
+    """Join the group of all ranks; rank 0 listens at the address."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not among the {world_size} ranks from 0")
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    host = f"[{address}]" if ":" in address else address
+    dist.init_process_group(
+        # What is agreed on is small and on the host; it must not wait for what the device has to do.
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        init_method=f"tcp://{host}:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=limit_s),
+    )
+
+
+def close_distributed() -> None:
+    """Leave the group; nothing happens without one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def most(count: int) -> int:
+    """The largest of the ranks' numbers."""
+    if world_size() == 1:
+        return count
+    number = torch.tensor(count)
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return int(number)
+
+
+def added_up(told: Mapping[str, float]) -> dict[str, float]:
+    """What the ranks tell, put together; a rank that did nothing may leave names out."""
+    if world_size() == 1:
+        return dict(told)
+    of_ranks: list[Mapping[str, float]] = [{}] * world_size()
+    dist.all_gather_object(of_ranks, dict(told))
+    return together(of_ranks)
+
+
+def together(parts: list[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name, and maxima of names that begin with max/.
+
+    >>> together([{"tokens": 3, "max/ratio": 1.5}, {}, {"tokens": 4, "max/ratio": 1.25}])
+    {'tokens': 7, 'max/ratio': 1.5}
+    """
+    names = dict.fromkeys(name for part in parts for name in part)
+    found = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: max(values) if name.startswith(LARGEST) else sum(values) for name, values in found.items()}

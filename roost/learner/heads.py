@@ -1,0 +1,87 @@
+"""What a learner's model says of each token, and what it is trained for: a policy or a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from roost.learner.losses import PolicyBatch, policy_loss
+from roost.learner.packing import Packed, picked
+from roost.learner.sample import Floats, Sample
+from roost.learner.token_weights import Totals
+from roost.learner.value_loss import ValueBatch, value_loss
+from roost.spec.training import LossSettings
+
+
+class Head(StrEnum):
+    """The last layer of a model."""
+
+    POLICY = "policy"  # logits of the next token
+    VALUE = "value"  # one number, of what is to be expected before the next token is made: a critic
+
+
+POLICY, VALUE = Head.POLICY, Head.VALUE
+
+
+def part_of_loss(
+    head: Head,
+    said: tuple[Tensor, ...],
+    samples: Sequence[Sample],
+    packed: Packed,
+    settings: LossSettings,
+    totals: Totals,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one packed batch, and what is told of it; both add up to those of the minibatch."""
+    if not samples:
+        return said[0].sum(), {}  # 0, but with a gradient of 0 for every weight
+    compute = policy_part if head is Head.POLICY else value_part
+    loss, told = compute(said, samples, packed, settings, totals)
+    return loss, {**told, "loss": loss.detach()}
+
+
+def policy_part(
+    said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`said` are log-probabilities and entropies."""
+    logprobs, entropy = said
+    device = logprobs.device
+    batch = PolicyBatch(
+        logprobs=logprobs,
+        old_logprobs=_of_all(samples, "old_logprobs", device),
+        engine_logprobs=_tensor(picked(samples, [sample.logprobs for sample in samples]), device),
+        advantages=_tensor(picked(samples, [sample.advantages for sample in samples]), device),
+        sequence=torch.from_numpy(packed.sequence).to(device),
+        turn=torch.from_numpy(packed.turn).to(device),
+        entropy=entropy,
+        reference_logprobs=_of_all(samples, "reference_logprobs", device),
+    )
+    return policy_loss(batch, settings, totals)
+
+
+def value_part(
+    said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`said` are values."""
+    (values,) = said
+    old_values, returns = (_of_all(samples, name, values.device) for name in ("values", "returns"))
+    if old_values is None or returns is None:
+        raise ValueError("a critic learns from samples with values and returns")
+    sequence = torch.from_numpy(packed.sequence).to(values.device)
+    return value_loss(ValueBatch(values, old_values, returns, sequence), settings, totals)
+
+
+def _of_all(samples: Sequence[Sample], name: str, device: torch.device) -> Tensor | None:
+    """An array that samples may have, of all of them, or None where none has it."""
+    arrays: list[Floats] = [array for sample in samples if (array := getattr(sample, name)) is not None]
+    if not arrays:
+        return None
+    if len(arrays) != len(samples):
+        raise ValueError(f"{len(arrays)} of {len(samples)} samples have {name}; all must have them, or none")
+    return _tensor(picked(samples, arrays), device)
+
+
+def _tensor(array: Floats, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

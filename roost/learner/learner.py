@@ -1,0 +1,152 @@
+"""One process of a learner: its part of the model, and what can be asked of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
+from roost.learner.distributed import added_up, most, together, world_size
+from roost.learner.forward import Rows
+from roost.learner.heads import POLICY, Head, part_of_loss
+from roost.learner.model import float_type, load_outputs
+from roost.learner.optimizer import learning_rate, new_optimizer, set_learning_rate
+from roost.learner.packing import Packed, balanced, pack, predicted, spread
+from roost.learner.sample import Floats, Sample
+from roost.learner.token_weights import Totals
+from roost.spec.training import LearnerSettings
+
+
+class Learner:
+    """A model with its optimizer, on one device.
+
+    With several ranks, the model is sharded over all of them, and every method is called on all ranks at once, each
+    with samples of its own: as many as it has, or none. `torch.distributed` is set up before (`init_distributed`).
+    """
+
+    def __init__(self, settings: LearnerSettings, device: torch.device, head: Head = POLICY) -> None:
+        self._settings = settings
+        self._device = device
+        self._head = head
+        self._outputs = load_outputs(settings, device, head)
+        self._optimizer = new_optimizer(self._outputs.parameters(), settings.optimizer)
+        self.step = 0  # optimizer steps taken
+        self.skipped = 0  # optimizer steps not taken, because loss or gradient were not finite
+
+    @property
+    def module(self) -> nn.Module:
+        """The transformers model; sharded weights are DTensors, and with an adapter its layers are wrapped."""
+        return self._outputs.model
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights by the names of the checkpoint, an adapter merged into them. For all ranks together."""
+        return merged_weights(self.module)
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights of the adapter by PEFT's names. For all ranks together."""
+        return adapter_weights(self.module)
+
+    def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
+        """The log-probability of each token at the temperature it was drawn with.
+
+        0 for the first token and for those that the policy did not make. `as_reference`: without the adapter.
+        """
+        self._require(Head.POLICY, "log-probabilities")
+        if as_reference and self._settings.adapter is None:
+            raise ValueError("only a model with an adapter is its own reference; this one has none")
+        with adapter_off(self.module) if as_reference else nullcontext():
+            return self._said(samples)
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """What the critic expects before each token is made; 0 where `score` has 0."""
+        self._require(Head.VALUE, "values")
+        return self._said(samples)
+
+    def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
+        """One step of the optimizer on this rank's share of a minibatch, whose size over all ranks is `totals`.
+
+        Gives statistics of the whole minibatch, the same on every rank: what the loss tells, and `grad/norm` (before
+        it was clipped), `lr`, `tokens`, `sequences`, `skipped`. Where loss or norm is not finite there is no step.
+        """
+        told: list[dict[str, Tensor]] = []
+        tokens = sequences = 0
+        for part in self._rounds(samples):
+            packed = pack(part)
+            loss, of_part = part_of_loss(self._head, self._forward(packed), part, packed, self._settings.loss, totals)
+            # Sharding averages the gradients of ranks, but the minibatch's is their sum.
+            (loss * world_size()).backward()
+            told.append(of_part)
+            tokens, sequences = tokens + len(packed.rows), sequences + len(part)
+        statistics = added_up(together([*_numbers(told), {"tokens": tokens, "sequences": sequences}]))
+        return statistics | self._update(math.isfinite(statistics.get("loss", 0.0)))
+
+    def _update(self, is_finite: bool) -> dict[str, float]:
+        """Change the weights by their gradients, unless these are not numbers."""
+        settings = self._settings.optimizer
+        parameters = [each for each in self._outputs.parameters() if each.grad is not None]
+        norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+        rate = learning_rate(settings, self.step)
+        is_finite = is_finite and bool(torch.isfinite(norm))
+        if is_finite:
+            torch.nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
+            set_learning_rate(self._optimizer, rate)
+            self._optimizer.step()
+            self.step += 1
+        else:
+            self.skipped += 1
+        self._optimizer.zero_grad()
+        return {"grad/norm": float(norm), "lr": rate, "skipped": float(not is_finite)}
+
+    def _said(self, samples: Sequence[Sample]) -> list[Floats]:
+        """The first thing that the model says of each token, without gradients."""
+        said = {id(sample): np.zeros(len(sample), np.float32) for sample in samples}
+        with torch.no_grad():
+            for part in self._rounds(samples):
+                values = self._forward(pack(part))[0].cpu().numpy()
+                said |= {id(sample): array for sample, array in zip(part, spread(part, values), strict=True)}
+        if isinstance(self._outputs, FSDPModule):
+            self._outputs.reshard()  # without a backward pass, the weights of the root stay gathered
+        return [said[id(sample)] for sample in samples]
+
+    def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
+        """Samples that go through the model together; all ranks have as many rounds, the last ones may be empty."""
+        useful = [sample for sample in samples if predicted(sample).any()]
+        parts = balanced([len(sample) for sample in useful], self._settings.micro_batch_tokens)
+        for number in range(most(len(parts))):
+            yield [useful[index] for index in parts[number]] if number < len(parts) else []
+
+    def _forward(self, packed: Packed) -> tuple[Tensor, ...]:
+        with self._precision():
+            said: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device))
+            return said
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Sharding casts the weights by itself; without it, operations do."""
+        compute = float_type(self._settings.compute_type)
+        is_mixed = self._settings.compute_type != self._settings.weight_type
+        if isinstance(self._outputs, FSDPModule) or not is_mixed:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=compute)
+
+    def _require(self, head: Head, what: str) -> None:
+        if self._head is not head:
+            raise ValueError(f"{what} come from a model with head {head}, but this one has head {self._head}")
+
+
+def _numbers(told: Sequence[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """The same as numbers, brought from the device at once."""
+    tensors = [tensor.detach().float() for part in told for tensor in part.values()]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [{name: next(numbers) for name in part} for part in told]
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """A norm over shards is the norm of all only once it is put together."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

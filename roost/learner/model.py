@@ -1,0 +1,116 @@
+"""The model that is trained: loaded, given an adapter, made to save memory, and sharded."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+
+from roost.learner.adapter import add_adapter
+from roost.learner.attention import NAME, register
+from roost.learner.distributed import world_size
+from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
+from roost.learner.heads import Head
+from roost.spec.training import LearnerSettings
+
+# What some models do to their logits after the last layer, and what it is where it does nothing.
+CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+
+
+def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) -> Outputs:
+    """The model on its device, ready to be called by all ranks; the same on each, as its random parts are seeded."""
+    check_types(settings)
+    torch.manual_seed(settings.seed)
+    model = _load(settings, head)
+    if device.type == "cpu":
+        for parameter in model.parameters():
+            # Weights that were mapped from a file could not be freed when they are offloaded.
+            parameter.data = parameter.data.clone()
+    if settings.adapter is not None:
+        add_adapter(model, settings.adapter, float_type(settings.weight_type))
+    layers = decoder_layers(model)
+    if settings.checkpoints_activations:
+        for layer in layers:
+            # Inside the hooks that gather sharded weights, so that these are not gathered once more.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    outputs = _outputs(model, settings, head)
+    if world_size() > 1:
+        _shard(outputs, layers, settings, device)
+    # Without dropout: what is learnt from is scored by the very same function.
+    return outputs.to(device).eval()
+
+
+def float_type(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"{name!r} is no type of weights; write float32, bfloat16 or float16")
+    return dtype
+
+
+def check_types(settings: LearnerSettings) -> None:
+    """Raise for types that would train badly, or not at all."""
+    weight, compute = float_type(settings.weight_type), float_type(settings.compute_type)
+    if compute is torch.float16:
+        raise ValueError("compute_type float16 needs its loss scaled, which is not done here; write bfloat16")
+    if compute is torch.float32 and weight is not torch.float32:
+        raise ValueError(
+            f"compute_type is float32, but weight_type only {settings.weight_type}; write float32 for both"
+        )
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that are sharded and recomputed one by one: what transformers itself never splits."""
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in whole]
+
+
+def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
+    register()
+    # Weights that are not trained need no more precision than they are used with.
+    dtype = float_type(settings.weight_type if settings.adapter is None else settings.compute_type)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
+    model: PreTrainedModel
+    if head is Head.VALUE:
+        model = AutoModelForTokenClassification.from_pretrained(settings.model, num_labels=1, **options)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(settings.model, **options)
+        _check_logits(model)
+    return model
+
+
+def _check_logits(model: PreTrainedModel) -> None:
+    config = model.config.get_text_config()
+    for name, nothing in CHANGES_LOGITS.items():
+        if getattr(config, name, nothing) not in (None, nothing):
+            raise ValueError(
+                f"{type(model).__name__} has {name} {getattr(config, name)}: logits that are changed after the last "
+                "layer are not supported"
+            )
+
+
+def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head) -> Outputs:
+    if head is Head.VALUE:
+        return ValueOutputs(model, model.base_model, model.get_submodule("score"))
+    if settings.temperature <= 0:
+        raise ValueError(f"samples are drawn with temperature {settings.temperature}; to learn from, it must be over 0")
+    return PolicyOutputs(
+        model,
+        model.base_model,
+        model.get_output_embeddings(),
+        chunk=settings.logit_tokens,
+        temperature=settings.temperature,
+        learns_entropy=settings.loss.entropy_coefficient != 0,
+    )
+
+
+def _shard(outputs: Outputs, layers: list[nn.Module], settings: LearnerSettings, device: torch.device) -> None:
+    mesh = init_device_mesh(device.type, (world_size(),))
+    types = MixedPrecisionPolicy(param_dtype=float_type(settings.compute_type), reduce_dtype=torch.float32)
+    for module in (*layers, outputs):
+        fully_shard(module, mesh=mesh, mp_policy=types)

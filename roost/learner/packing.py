@@ -1,0 +1,116 @@
+"""Samples laid one after another into flat batches of a limited size, and what was computed for them taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from roost.learner.sample import Floats, Ints, Sample
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Packed:
+    """Several sequences as one row of tokens.
+
+    A `row` is a token whose next one is to be predicted: one that the policy made, of the same sequence.
+    """
+
+    token_ids: Ints
+    positions: Ints  # from 0 in each sequence
+    borders: Ints  # where sequences begin, and the end of the last
+    rows: Ints
+    targets: Ints  # the token after each row
+    sequence: Ints  # of each row, numbered from 0
+    turn: Ints  # of each target, numbered through over all sequences
+
+
+def balanced(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Which sequences go together, so that no part has more than `limit` tokens and all have about as many.
+
+    A sequence that is longer than the limit is alone. There are few parts, and the order within each is that given.
+
+    >>> balanced([5, 3, 3, 9], limit=8)
+    [[3], [0], [1, 2]]
+    """
+    if limit < 1:
+        raise ValueError(f"a part holds {limit} tokens, but must hold at least 1")
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    tight = _first_fit(lengths, longest_first, limit)
+    even = _least_filled(lengths, longest_first, len(tight))
+    fits = all(len(part) == 1 or sum(lengths[index] for index in part) <= limit for part in even)
+    return [sorted(part) for part in (even if fits else tight)]
+
+
+def _first_fit(lengths: Sequence[int], order: Sequence[int], limit: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    filled: list[int] = []
+    for index in order:
+        room = next((part for part, size in enumerate(filled) if size + lengths[index] <= limit), None)
+        if room is None:
+            parts.append([index])
+            filled.append(lengths[index])
+        else:
+            parts[room].append(index)
+            filled[room] += lengths[index]
+    return parts
+
+
+def _least_filled(lengths: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
+    parts: list[list[int]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for index in order:
+        room = filled.index(min(filled))
+        parts[room].append(index)
+        filled[room] += lengths[index]
+    return parts
+
+
+def predicted(sample: Sample) -> npt.NDArray[np.bool_]:
+    """Which tokens have a probability: those that the policy made, but never the first, which follows nothing."""
+    made = sample.is_made
+    made[:1] = False
+    return made
+
+
+def pack(samples: Sequence[Sample]) -> Packed:
+    """The samples one after another. Without any there is one token, and none that is predicted."""
+    if not samples:
+        none = np.zeros(0, np.int64)
+        return Packed(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0, 1]), none, none, none, none)
+    lengths = np.array([len(sample) for sample in samples])
+    borders = np.concatenate([[0], lengths.cumsum()])
+    token_ids = np.concatenate([sample.token_ids for sample in samples])
+    ends = np.flatnonzero(np.concatenate([predicted(sample) for sample in samples]))
+    sequence = np.repeat(np.arange(len(samples)), lengths)[ends]
+    turns = np.concatenate([sample.turns for sample in samples])[ends]
+    _, turn = np.unique(np.stack([sequence, turns]), axis=1, return_inverse=True)
+    return Packed(
+        token_ids=token_ids,
+        positions=np.arange(len(token_ids)) - np.repeat(borders[:-1], lengths),
+        borders=borders,
+        rows=ends - 1,
+        targets=token_ids[ends],
+        sequence=sequence,
+        turn=turn.reshape(-1),
+    )
+
+
+def picked(samples: Sequence[Sample], arrays: Sequence[Floats]) -> Floats:
+    """What arrays with an entry for each token say of the predicted ones, in the order of `Packed.rows`."""
+    parts = [array[predicted(sample)] for sample, array in zip(samples, arrays, strict=True)]
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+
+def spread(samples: Sequence[Sample], values: Floats) -> list[Floats]:
+    """The other way round: an array for each sample, with 0 for the tokens that are not predicted."""
+    arrays, start = [], 0
+    for sample in samples:
+        where = predicted(sample)
+        array = np.zeros(len(sample), np.float32)
+        array[where] = values[start : start + int(where.sum())]
+        start += int(where.sum())
+        arrays.append(array)
+    return arrays

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from roost.engines.tiny_model import write_tiny_model
+from roost.learner.heads import POLICY
+from roost.learner.learner import Learner
+from tests.learner.drawn import CPU, settings_of
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Sums of threads may be added up in any order, and these models are too small for several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Gives the folder of a tiny model of a family."""
+    folder, written = tmp_path_factory.mktemp("models"), {}
+
+    def model(family="qwen2", **sizes):
+        key = (family, *sorted(sizes.items()))
+        if key not in written:
+            written[key] = write_tiny_model(folder / str(len(written)), family, **sizes)
+        return str(written[key])
+
+    return model
+
+
+@pytest.fixture
+def learner(models):
+    """Gives learners of a tiny model, with settings changed as said."""
+
+    def new(family="qwen2", head=POLICY, **changes):
+        return Learner(settings_of(models(family), **changes), CPU, head)
+
+    return new

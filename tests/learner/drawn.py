@@ -1,0 +1,49 @@
+"""Samples as an engine would give them, and settings of tiny learners."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from roost.learner.sample import NOT_MADE, Sample
+from roost.learner.token_weights import Totals
+from roost.spec.training import LearnerSettings, OptimizerSettings
+
+CPU = torch.device("cpu")
+
+
+def drawn_sample(seed, length, prompt=3, **arrays):
+    """A prompt, and two turns with an observation between them."""
+    random = np.random.default_rng(seed)
+    turns = np.full(length, NOT_MADE)
+    turns[prompt:] = 0
+    if length > prompt + 4:
+        turns[prompt + 2] = NOT_MADE
+        turns[prompt + 3 :] = 1
+    logprobs = -5 - random.random(length).astype(np.float32)
+    return Sample(
+        token_ids=random.integers(0, 256, length),
+        turns=turns,
+        logprobs=logprobs,
+        advantages=random.normal(size=length).astype(np.float32),
+        old_logprobs=logprobs,
+        **arrays,
+    )
+
+
+def drawn_samples(*lengths, seed=0):
+    return [drawn_sample(seed * 100 + number, length) for number, length in enumerate(lengths)]
+
+
+def totals_of(samples):
+    return Totals(sequences=len(samples), tokens=sum(sample.made for sample in samples), longest=64)
+
+
+def settings_of(model, **changes):
+    settings = LearnerSettings(
+        model=model,
+        micro_batch_tokens=32,
+        logit_tokens=8,
+        optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=2, max_grad_norm=0.5),
+    )
+    return dataclasses.replace(settings, **changes)
