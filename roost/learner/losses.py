@@ -68,9 +68,9 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     if batch.entropy is not None:
         told["entropy"] = batch.entropy
     if settings.kl_coefficient:
-        losses = losses + settings.kl_coefficient * _given(told, "reference_kl", "reference_logprobs")
+        losses = losses + settings.kl_coefficient * _needed(told.get("reference_kl"), "kl_coefficient", "reference_logprobs")
     if settings.entropy_coefficient:
-        losses = losses - settings.entropy_coefficient * _given(told, "entropy", "entropy")
+        losses = losses - settings.entropy_coefficient * _needed(told.get("entropy"), "entropy_coefficient", "entropy")
     weights = token_weights(batch.sequence, batch.turn, settings.ratio, settings.mean, totals)
     loss = (weights * losses).sum()
     means = shares_of_means(told, weights, settings.mean, totals)
@@ -113,10 +113,10 @@ def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[
     return {name: where.float() for name, where in told.items()}
 
 
-def _given(told: dict[str, Tensor], name: str, field: str) -> Tensor:
-    if name not in told:
-        raise ValueError(f"the coefficient of {name} is not 0, but the batch has no {field}")
-    return told[name]
+def _needed(found: Tensor | None, setting: str, field: str) -> Tensor:
+    if found is None:
+        raise ValueError(f"{setting} is not 0, but the batch has no {field}: give it, or set {setting} to 0")
+    return found
 
 
 @torch.no_grad()

@@ -69,6 +69,14 @@ def test_losses_of_tokens(settings, loss, gradient):
 
 
 @pytest.mark.parametrize(
+    ("clip_low", "loss", "gradient"),
+    [pytest.param(0.6, 0.6, 0.0, id="clipped"), pytest.param(0.4, 0.5, 0.5, id="within the clip")],
+)
+def test_the_lower_bound_is_its_own(clip_low, loss, gradient):
+    check(batch([0.2], [0.4], [-1.0], [0], [0]), LossSettings(clip_low=clip_low, clip_high=1.2), loss, [gradient])
+
+
+@pytest.mark.parametrize(
     ("advantage", "level", "mean", "loss", "gradient"),
     [
         # ratios of tokens 2, 3/4, 1/2: of turns 3/2 and 1/2, of the trajectory 3/4; clipped to 0.8 and 1.2
