@@ -68,9 +68,11 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     if batch.entropy is not None:
         told["entropy"] = batch.entropy
     if settings.kl_coefficient:
-        losses = losses + settings.kl_coefficient * _needed(told.get("reference_kl"), "kl_coefficient", "reference_logprobs")
+        apart = _needed(told.get("reference_kl"), "kl_coefficient", "reference_logprobs")
+        losses = losses + settings.kl_coefficient * apart
     if settings.entropy_coefficient:
-        losses = losses - settings.entropy_coefficient * _needed(told.get("entropy"), "entropy_coefficient", "entropy")
+        entropy = _needed(batch.entropy, "entropy_coefficient", "entropy")
+        losses = losses - settings.entropy_coefficient * entropy
     weights = token_weights(batch.sequence, batch.turn, settings.ratio, settings.mean, totals)
     loss = (weights * losses).sum()
     means = shares_of_means(told, weights, settings.mean, totals)
