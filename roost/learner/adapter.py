@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from roost.spec.training import AdapterSettings
 
 ADAPTER = "default"
+BASE, ADAPTER_PART = ".base_layer.", ".lora_"  # in the names of the weights of a layer that PEFT has wrapped
 ALL_LINEAR = "all-linear"  # PEFT's word for all linear layers but the last
 
 
@@ -53,13 +54,11 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     layers = dict(_layers(model))
     for name, weight in _persistent(model):
-        path, _, last = name.rpartition(".")
-        owner = layers.get(path.removesuffix(".base_layer"))
-        if owner is None:
+        path, is_wrapped, last = name.rpartition(BASE)
+        if is_wrapped:
+            yield f"{path}.{last}", _merged(layers[path], weight) if last == "weight" else whole(weight)
+        elif ADAPTER_PART not in name:
             yield name, whole(weight)
-        elif path.endswith(".base_layer"):
-            merged = _merged(owner, weight) if last == "weight" else whole(weight)
-            yield f"{path.removesuffix('.base_layer')}.{last}", merged
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from roost.learner.attention import ARGUMENT, Segments
 from roost.learner.packing import Packed
@@ -37,9 +38,9 @@ class Outputs(nn.Module):
     are called: neither the body of the model nor its last layer is called by the model itself here.
     """
 
-    def __init__(self, model: nn.Module, body: nn.Module, last: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel, body: nn.Module, last: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: PreTrainedModel = model
         # Without being registered: they are in the model already.
         self._parts = (body, last)
 
@@ -61,7 +62,7 @@ class PolicyOutputs(Outputs):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         body: nn.Module,
         last: nn.Module,
         *,

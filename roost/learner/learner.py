@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
+from roost.learner.checkpoint import CheckpointWriter, State
 from roost.learner.distributed import added_up, most, together, world_size
+from roost.learner.export import export
 from roost.learner.forward import Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.model import float_type, load_outputs
+from roost.learner.offload import PARTS, Residence
 from roost.learner.optimizer import learning_rate, new_optimizer, set_learning_rate
 from roost.learner.packing import Packed, balanced, pack, predicted, spread
 from roost.learner.sample import Floats, Sample
+from roost.learner.state import fill, learner_state
 from roost.learner.token_weights import Totals
 from roost.spec.training import LearnerSettings
 
@@ -37,11 +43,13 @@ class Learner:
         self._head = head
         self._outputs = load_outputs(settings, device, head)
         self._optimizer = new_optimizer(self._outputs.parameters(), settings.optimizer)
+        self._residence = Residence(self._outputs, self._optimizer, device)
+        self._writer = CheckpointWriter()
         self.step = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps not taken, because loss or gradient were not finite
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> PreTrainedModel:
         """The transformers model; sharded weights are DTensors, and with an adapter its layers are wrapped."""
         return self._outputs.model
 
@@ -75,6 +83,7 @@ class Learner:
         Gives statistics of the whole minibatch, the same on every rank: what the loss tells, and `grad/norm` (before
         it was clipped), `lr`, `tokens`, `sequences`, `skipped`. Where loss or norm is not finite there is no step.
         """
+        self._require_loaded(*PARTS)
         told: list[dict[str, Tensor]] = []
         tokens = sequences = 0
         for part in self._rounds(samples):
@@ -86,6 +95,39 @@ class Learner:
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
         statistics = added_up(together([*_numbers(told), {"tokens": tokens, "sequences": sequences}]))
         return statistics | self._update(math.isfinite(statistics.get("loss", 0.0)))
+
+    def offload(self, parts: Sequence[str] = PARTS) -> None:
+        """Move parts to the host, and free their memory on the device; moments are kept as they are."""
+        self._residence.offload(parts)
+
+    def load(self, parts: Sequence[str] = PARTS) -> None:
+        """Move parts back to the device."""
+        self._residence.load(parts)
+
+    def save(self, folder: Path | str) -> None:
+        """Keep all that learning goes on from; written in the background, see `wait_saved`."""
+        self._require_loaded("weight", "optimizer")
+        self._writer.save(self._state(), Path(folder))
+
+    def wait_saved(self) -> None:
+        """Until the last checkpoint is there under its name. Raises if it could not be written."""
+        self._writer.wait()
+
+    def restore(self, folder: Path | str) -> None:
+        """Go on from a checkpoint, which may have been written by another number of ranks."""
+        self._require_loaded("weight", "optimizer")
+        state = self._state()
+        fill(state, Path(folder), self._device)
+        self.step, self.skipped = (int(number) for number in state["progress"])
+
+    def export(self, folder: Path | str) -> None:
+        """Write a checkpoint of transformers, or with an adapter one of PEFT, that engines load."""
+        self._require_loaded("weight")
+        export(self.module, self._settings, Path(folder))
+
+    def _state(self) -> State:
+        progress = torch.tensor([self.step, self.skipped])
+        return learner_state(self.module, self._optimizer, progress, self._device)
 
     def _update(self, is_finite: bool) -> dict[str, float]:
         """Change the weights by their gradients, unless these are not numbers."""
@@ -106,6 +148,7 @@ class Learner:
 
     def _said(self, samples: Sequence[Sample]) -> list[Floats]:
         """The first thing that the model says of each token, without gradients."""
+        self._require_loaded("weight")
         said = {id(sample): np.zeros(len(sample), np.float32) for sample in samples}
         with torch.no_grad():
             for part in self._rounds(samples):
@@ -134,6 +177,11 @@ class Learner:
         if isinstance(self._outputs, FSDPModule) or not is_mixed:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=compute)
+
+    def _require_loaded(self, *parts: str) -> None:
+        away = [part for part in parts if part in self._residence.away]
+        if away:
+            raise RuntimeError(f"the learner's {' and '.join(away)} are offloaded; load them first")
 
     def _require(self, head: Head, what: str) -> None:
         if self._head is not head:

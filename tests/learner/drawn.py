@@ -44,6 +44,20 @@ def settings_of(model, **changes):
         model=model,
         micro_batch_tokens=32,
         logit_tokens=8,
-        optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=2, max_grad_norm=0.5),
+        # With a larger epsilon than usual, rounding of gradients near zero does not turn into whole steps.
+        optimizer=OptimizerSettings(learning_rate=1e-3, epsilon=1e-4, warmup_steps=2, max_grad_norm=0.5),
     )
     return dataclasses.replace(settings, **changes)
+
+
+def trained(learner, *batches):
+    """The weights after a step on each batch, and what was told of the last."""
+    for samples in batches:
+        told = learner.learn(samples, totals_of(samples))
+    return {name: weight.clone() for name, weight in learner.weights()}, told
+
+
+def assert_equal(one, other, tolerance=0.0):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert (one[name] - other[name]).abs().max() <= tolerance, name

@@ -1,0 +1,116 @@
+"""What a learner holds on its device, moved to the host and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+PARTS = ("weight", "grad", "optimizer")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Away:
+    """Memory of the device that was freed, and its content on the host."""
+
+    storage: torch.UntypedStorage
+    content: Tensor  # bytes
+
+
+class Residence:
+    """Where weights, gradients and the optimizer's moments are.
+
+    Tensors stay the same objects and lose only their memory, so whoever refers to them (the optimizer, what shards the
+    model, tied weights) need not know.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._device = device
+        self._away: dict[str, list[Away]] = {}
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The parts that are on the host."""
+        return tuple(self._away)
+
+    def offload(self, parts: Iterable[str]) -> None:
+        """Move parts to the host; those that are there already stay there."""
+        leaving = {part: list(_storages(self._tensors(part))) for part in _known(parts) if part not in self._away}
+        with _beside(self._device):
+            # Copies are all there before any memory is freed: where the host has too little, nothing has changed.
+            copies = {part: [_to_host(storage) for storage in storages] for part, storages in leaving.items()}
+        for part, away in copies.items():
+            for each in away:
+                each.storage.resize_(0)
+            self._away[part] = away
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # for other processes on the device
+
+    def load(self, parts: Iterable[str]) -> None:
+        """Move parts back to the device; those that are there already stay there."""
+        coming = [part for part in _known(parts) if part in self._away]
+        for part in coming:
+            for each in self._away[part]:
+                each.storage.resize_(each.content.numel())
+        with _beside(self._device):
+            for part in coming:
+                for each in self._away[part]:
+                    _bytes(each.storage).copy_(each.content, non_blocking=True)
+        for part in coming:
+            del self._away[part]
+
+    def _tensors(self, part: str) -> Iterator[Tensor]:
+        if part == "weight":
+            yield from self._module.parameters()
+        elif part == "grad":
+            yield from (each.grad for each in self._module.parameters() if each.grad is not None)
+        else:
+            for state in self._optimizer.state.values():
+                yield from (each for each in state.values() if isinstance(each, Tensor))
+
+
+def _known(parts: Iterable[str]) -> list[str]:
+    parts = list(parts)
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise ValueError(f"a learner has no {', '.join(unknown)} to offload; it has {', '.join(PARTS)}")
+    return parts
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    """The memory of tensors, each piece once."""
+    seen: set[int] = set()
+    for tensor in tensors:
+        local = tensor.detach()
+        storage = (local.to_local() if isinstance(local, DTensor) else local).untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            yield storage
+
+
+def _to_host(storage: torch.UntypedStorage) -> Away:
+    content = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+    return Away(storage, content.copy_(_bytes(storage), non_blocking=True))
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """Copies on a stream of their own, after all that was asked of the device before; they are done at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()

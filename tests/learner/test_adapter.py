@@ -1,0 +1,90 @@
+"""An adapter: alone trained, switched off, merged, and read by PEFT."""
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from roost.learner.learner import Learner
+from roost.spec.training import AdapterSettings
+from tests.learner.drawn import CPU, assert_equal, drawn_samples, settings_of, totals_of
+
+SAMPLES = drawn_samples(12, 5, 9, 40)
+
+
+@pytest.fixture
+def adapted(learner):
+    """A learner whose adapter has learnt something."""
+    one = learner(adapter=AdapterSettings(rank=4, alpha=16))
+    for _ in range(3):
+        one.learn(SAMPLES, totals_of(SAMPLES))
+    return one
+
+
+def test_only_the_adapter_is_trained(adapted, models):
+    trained = {name for name, weight in adapted.module.named_parameters() if weight.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    assert not any("lm_head" in name for name in trained)
+    before = AutoModelForCausalLM.from_pretrained(models()).state_dict()
+    now = {name.replace(".base_layer", ""): weight for name, weight in adapted.module.state_dict().items()}
+    assert all(torch.equal(now[name], weight) for name, weight in before.items())
+
+
+def test_switched_off_it_is_the_reference(adapted, learner):
+    reference = learner().score(SAMPLES)
+    now, off = adapted.score(SAMPLES), adapted.score(SAMPLES, as_reference=True)
+    assert all((one == other).all() for one, other in zip(off, reference, strict=True))
+    assert abs(now[0] - off[0]).max() > 1e-3
+    assert all((one == other).all() for one, other in zip(adapted.score(SAMPLES), now, strict=True))
+
+
+def test_without_an_adapter_there_is_no_reference(learner):
+    with pytest.raises(ValueError, match="has none"):
+        learner().score(SAMPLES, as_reference=True)
+
+
+def test_merged_it_says_the_same_under_the_names_of_the_checkpoint(adapted, learner):
+    plain = learner()
+    merged = dict(adapted.weights())
+    assert merged.keys() == dict(plain.weights()).keys()
+    plain.module.load_state_dict(merged)
+    for one, other in zip(adapted.score(SAMPLES), plain.score(SAMPLES), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_peft_reads_what_is_exported(adapted, models, tmp_path):
+    adapted.export(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(models(), dtype=torch.float32)
+    read = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    ids = torch.from_numpy(SAMPLES[0].token_ids)
+    logprobs = read(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach().numpy()
+    made = SAMPLES[0].is_made[1:]
+    np.testing.assert_allclose(logprobs[made], adapted.score(SAMPLES)[0][1:][made], atol=1e-4)
+    assert (tmp_path / "adapter" / "tokenizer.json").is_file()
+
+
+def test_the_adapter_keeps_its_precision_where_the_model_has_less(learner):
+    one = learner(adapter=AdapterSettings(rank=4), compute_type="bfloat16")
+    assert {(weight.dtype, weight.requires_grad) for weight in one.module.parameters()} == {
+        (torch.bfloat16, False),
+        (torch.float32, True),
+    }
+    assert one.learn(SAMPLES, totals_of(SAMPLES))["skipped"] == 0
+
+
+def test_some_layers_alone(learner):
+    one = learner(adapter=AdapterSettings(rank=2, targets=("q_proj",)))
+    assert all("q_proj" in name for name, _ in one.adapter())
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own last layer", "tied"])
+def test_an_exported_model_is_one_of_transformers(models, tmp_path, tied):
+    one = Learner(settings_of(models("qwen3", tie_word_embeddings=tied)), CPU)
+    one.learn(SAMPLES, totals_of(SAMPLES))
+    one.export(tmp_path / "export")
+    two = Learner(settings_of(str(tmp_path / "export")), CPU)
+    assert_equal(dict(two.weights()), dict(one.weights()))
+    assert ("lm_head.weight" in dict(one.weights())) is not tied
+    assert (tmp_path / "export" / "tokenizer.json").is_file()

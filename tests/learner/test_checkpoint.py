@@ -1,0 +1,96 @@
+"""Checkpoints on one rank: bit for bit, and whole or not there."""
+
+import os
+
+import pytest
+import torch
+
+from roost.learner.checkpoint import UNFINISHED
+from roost.spec.training import AdapterSettings
+from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
+
+BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("done", [0, 2], ids=["before the first step", "later"])
+def test_a_restored_run_is_the_uninterrupted_one(learner, tmp_path, adapter, done):
+    expected, told = trained(learner(adapter=adapter), *BATCHES)
+    first = learner(adapter=adapter)
+    for samples in BATCHES[:done]:
+        first.learn(samples, totals_of(samples))
+    first.save(tmp_path / "step")
+    first.learn(BATCHES[0], totals_of(BATCHES[0]))  # while it is being written
+    first.wait_saved()
+    second = learner(adapter=adapter, seed=5)
+    second.restore(tmp_path / "step")
+    assert second.step == done
+    weights, told_too = trained(second, *BATCHES[done:])
+    assert_equal(weights, expected)
+    assert told_too == told
+
+
+def test_a_checkpoint_of_an_adapter_is_small(learner, tmp_path):
+    def size(name, **changes):
+        one = learner(**changes)
+        one.save(tmp_path / name)
+        one.wait_saved()
+        return sum(file.stat().st_size for file in (tmp_path / name).iterdir())
+
+    assert size("adapter", adapter=AdapterSettings(rank=1)) < size("all") / 5
+
+
+def test_random_numbers_go_on(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    expected = torch.rand(3)
+    one.restore(tmp_path / "step")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_newer_checkpoint_takes_the_place_of_one_with_its_name(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "last")
+    one.learn(BATCHES[0], totals_of(BATCHES[0]))
+    one.save(tmp_path / "last")
+    one.wait_saved()
+    two = learner()
+    two.restore(tmp_path / "last")
+    assert two.step == 1
+    assert [folder.name for folder in tmp_path.iterdir()] == ["last"]
+
+
+def cut_off_data(folder):
+    file = max(folder.glob("*.distcp"), key=lambda each: each.stat().st_size)
+    os.truncate(file, file.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(lambda folder: (folder / ".metadata").unlink(), "not finished", id="no index"),
+        pytest.param(cut_off_data, "was cut off", id="data cut off"),
+        pytest.param(lambda folder: folder.rename(f"{folder}{UNFINISHED}"), "no checkpoint", id="not there"),
+    ],
+)
+def test_what_was_cut_off_is_not_taken(learner, tmp_path, damage, message):
+    one = learner()
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    damage(tmp_path / "step")
+    before = {name: weight.clone() for name, weight in one.weights()}
+    with pytest.raises(ValueError, match=message):
+        one.restore(tmp_path / "step")
+    assert_equal(dict(one.weights()), before)
+
+
+def test_what_could_not_be_written_is_told(learner, tmp_path):
+    one = learner()
+    (tmp_path / "file").write_text("in the way")
+    one.save(tmp_path / "file" / "step")
+    with pytest.raises(RuntimeError, match="not written"):
+        one.wait_saved()
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    assert (tmp_path / "step" / ".metadata").is_file()

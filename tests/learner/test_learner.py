@@ -1,0 +1,172 @@
+"""A learner on one rank: packed is as alone, micro batches make no difference, and nothing poisons the weights."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from roost.learner.heads import VALUE
+from roost.learner.learner import Learner
+from roost.spec.training import AdapterSettings, LossSettings
+from tests.learner.drawn import CPU, assert_equal, drawn_sample, drawn_samples, settings_of, totals_of, trained
+
+FAMILIES = ["llama", "qwen2", "qwen3"]
+
+
+def alone(model, sample, temperature):
+    """The log-probabilities of one sample, by transformers' own attention and all logits at once."""
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    logits = reference(torch.from_numpy(sample.token_ids)[None]).logits[0, :-1] / temperature
+    logprobs = logits.log_softmax(-1).gather(-1, torch.from_numpy(sample.token_ids[1:])[:, None])[:, 0]
+    return np.where(sample.is_made[1:], logprobs.detach().numpy(), 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_samples_score_as_they_do_alone(learner, models, family):
+    samples = drawn_samples(12, 5, 9, 40, 6)
+    scored = learner(family, temperature=0.7).score(samples)
+    for sample, logprobs in zip(samples, scored, strict=True):
+        np.testing.assert_allclose(logprobs[1:], alone(models(family), sample, 0.7), atol=1e-5)
+        assert logprobs[0] == 0
+
+
+def test_a_window_is_as_in_transformers(models):
+    sizes = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0}
+    model = models("qwen2", **sizes)
+    samples = drawn_samples(12, 3, 9)
+    scored = Learner(settings_of(model), CPU).score(samples)
+    without = Learner(settings_of(models("qwen2")), CPU).score(samples)
+    for sample, logprobs in zip(samples, scored, strict=True):
+        np.testing.assert_allclose(logprobs[1:], alone(model, sample, 1.0), atol=1e-5)
+    assert abs(scored[0] - without[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"micro_batch_tokens": 1}, id="each sample alone"),
+        pytest.param({"logit_tokens": 1000}, id="all logits at once"),
+        pytest.param({"checkpoints_activations": True}, id="activations recomputed"),
+    ],
+)
+def test_how_the_work_is_cut_changes_nothing(learner, family, changes):
+    samples = drawn_samples(12, 5, 9, 40, 6)
+    expected, told = trained(learner(family), samples, samples)
+    weights, told_too = trained(learner(family, **changes), samples, samples)
+    assert_equal(weights, expected, 1e-5)
+    assert told_too == pytest.approx(told, rel=1e-4, abs=1e-5)
+
+
+def test_no_more_logits_at_a_time_than_allowed(learner):
+    one = learner(logit_tokens=7, micro_batch_tokens=64)
+    sizes = []
+    one.module.lm_head.register_forward_hook(lambda _, __, logits: sizes.append(logits.shape[0]))
+    samples = drawn_samples(40, 20)
+    one.learn(samples, totals_of(samples))
+    made = sum(sample.made for sample in samples)
+    assert max(sizes) == 7
+    assert sum(sizes) == 2 * made, "once, and once more for the gradients; nothing of what was not made"
+
+
+def test_learning_makes_good_samples_likelier(learner):
+    one = learner()
+    good = dataclasses.replace(drawn_sample(0, 20), advantages=np.full(20, 1, np.float32))
+    bad = dataclasses.replace(drawn_sample(1, 20), advantages=np.full(20, -1, np.float32))
+    before = one.score([good, bad])
+    samples = [dataclasses.replace(sample, old_logprobs=old) for sample, old in zip([good, bad], before, strict=True)]
+    told = one.learn(samples, totals_of(samples))
+    after = one.score([good, bad])
+    assert told["ratio"] == pytest.approx(1, abs=1e-5), "what is scored is what is learnt from"
+    assert after[0].sum() > before[0].sum()
+    assert after[1].sum() < before[1].sum()
+
+
+def test_the_norm_is_told_unclipped_and_clipped_in_the_step(learner):
+    samples = drawn_samples(20, 20)
+    one = learner()
+    told = one.learn(samples, totals_of(samples))
+    settings = dataclasses.replace(one._settings.optimizer, max_grad_norm=1e9)
+    free = learner(optimizer=settings).learn(samples, totals_of(samples))
+    assert told["grad/norm"] == free["grad/norm"] > 0
+    assert told["lr"] == 0.5e-3, "the first of two steps of warm-up"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=["nan", "inf"])
+def test_what_is_no_number_is_not_learnt(learner, bad):
+    one = learner()
+    samples = drawn_samples(12, 9)
+    spoilt = [dataclasses.replace(samples[0], advantages=samples[0].advantages * bad), samples[1]]
+    expected, _ = trained(learner(), samples)
+    told = one.learn(spoilt, totals_of(spoilt))
+    assert (told["skipped"], one.skipped, one.step) == (1, 1, 0)
+    weights, told = trained(one, samples)
+    assert (told["skipped"], one.skipped, one.step) == (0, 1, 1)
+    assert_equal(weights, expected)
+
+
+def test_samples_that_nothing_was_made_of(learner):
+    empty = drawn_sample(0, 3)
+    one, expected = learner(), learner().score(drawn_samples(9))[0]
+    scored = one.score([empty, *drawn_samples(9)])
+    assert scored[0].tolist() == [0, 0, 0]
+    assert scored[1].tolist() == expected.tolist()
+    assert one.score([]) == []
+    assert one.learn([empty], totals_of(drawn_samples(9)))["tokens"] == 0
+
+
+def test_bfloat16_is_near_float32(learner):
+    samples = drawn_samples(12, 5, 9)
+    exact, near = learner().score(samples), learner(compute_type="bfloat16").score(samples)
+    difference = max(abs(one - other).max() for one, other in zip(exact, near, strict=True))
+    assert 0 < difference < 0.1
+    one = learner(compute_type="bfloat16")
+    assert one.learn(samples, totals_of(samples))["skipped"] == 0
+    assert {weight.dtype for weight in one.module.parameters()} == {torch.float32}
+
+
+def test_entropy_is_learnt_only_where_asked(learner):
+    samples = drawn_samples(12, 9)
+    plain = learner()
+    told = plain.learn(samples, totals_of(samples))
+    spread = learner(loss=LossSettings(entropy_coefficient=1.0))
+    told_too = spread.learn(samples, totals_of(samples))
+    assert told["entropy"] == told_too["entropy"] > 0
+    assert told_too["loss"] == pytest.approx(told["policy_loss"] - told["entropy"], rel=1e-5)
+    assert spread.learn(samples, totals_of(samples))["entropy"] > plain.learn(samples, totals_of(samples))["entropy"]
+
+
+def test_a_critic_learns_what_to_expect(learner):
+    critic = learner(head=VALUE)
+    samples = [
+        dataclasses.replace(sample, values=said, returns=np.full(len(sample), 2, np.float32))
+        for sample in drawn_samples(12, 5, 9)
+        for said in critic.values([sample])
+    ]
+    errors = [critic.learn(samples, totals_of(samples))["squared_error"] for _ in range(5)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0]
+    with pytest.raises(ValueError, match="head policy"):
+        critic.score(samples)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"weight_type": "float33"}, "float33", id="no type"),
+        pytest.param({"compute_type": "float16"}, "write bfloat16", id="type that needs scaling"),
+        pytest.param({"weight_type": "bfloat16"}, "write float32 for both", id="type below that of computing"),
+        pytest.param({"temperature": 0.0}, "over 0", id="temperature"),
+        pytest.param({"adapter": AdapterSettings(targets=("nothing",))}, "nothing", id="adapter of nothing"),
+    ],
+)
+def test_settings_that_cannot_be(learner, changes, message):
+    with pytest.raises(ValueError, match=message):
+        learner(**changes)
+
+
+def test_a_model_that_changes_its_logits_is_refused(models):
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        Learner(settings_of(models("gemma2", query_pre_attn_scalar=16)), CPU)

@@ -1,0 +1,91 @@
+"""Offloading: memory is free, nothing else has changed."""
+
+import pytest
+
+from roost.learner.offload import PARTS
+from roost.spec.training import AdapterSettings
+from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
+
+BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+
+
+def bytes_held(learner, part):
+    weights = list(learner.module.parameters())
+    moments = [tensor for state in learner._optimizer.state.values() for tensor in state.values()]
+    tensors = {"weight": weights, "optimizer": moments}[part]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["all weights", "adapter"])
+def test_learning_goes_on_as_if_never_offloaded(learner, adapter):
+    expected, told = trained(learner(adapter=adapter), *BATCHES)
+    one = learner(adapter=adapter)
+    for samples in BATCHES:
+        one.offload()
+        one.load()
+        weights, told_too = trained(one, samples)
+    assert_equal(weights, expected)
+    assert told_too == told
+
+
+def test_the_memory_of_what_is_offloaded_is_free(learner):
+    one = learner()
+    held = {part: bytes_held(one, part) for part in ("weight", "optimizer")}
+    one.offload(["optimizer"])
+    assert (bytes_held(one, "weight"), bytes_held(one, "optimizer")) == (held["weight"], 0)
+    one.offload()
+    assert bytes_held(one, "weight") == 0
+    one.load(["weight"])
+    assert (bytes_held(one, "weight"), bytes_held(one, "optimizer")) == (held["weight"], 0)
+    one.load()
+    assert {part: bytes_held(one, part) for part in held} == held
+
+
+def test_twice_is_as_once(learner):
+    one, samples = learner(), BATCHES[0]
+    before = one.score(samples)[0]
+    one.load()
+    for _ in range(2):
+        one.offload()
+    for _ in range(2):
+        one.load()
+    assert one.score(samples)[0].tolist() == before.tolist()
+
+
+def test_tied_weights_stay_tied(models, learner):
+    one = learner("llama")
+    one.module.lm_head.weight = one.module.model.embed_tokens.weight
+    one.offload()
+    one.load()
+    assert one.module.lm_head.weight.data_ptr() == one.module.model.embed_tokens.weight.data_ptr()
+
+
+def test_gradients_move_too(learner):
+    one = learner()
+    for weight in one.module.parameters():
+        weight.grad = weight.detach().clone()
+    one.offload(["grad"])
+    assert all(weight.grad.untyped_storage().nbytes() == 0 for weight in one.module.parameters())
+    one.load(["grad"])
+    assert all((weight.grad == weight).all() for weight in one.module.parameters())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_offloaded_cannot_be_used(learner, part, tmp_path):
+    one, samples = learner(), BATCHES[0]
+    one.offload([part])
+    with pytest.raises(RuntimeError, match=f"{part} .*load"):
+        one.learn(samples, totals_of(samples))
+    if part == "weight":
+        with pytest.raises(RuntimeError, match="load"):
+            one.score(samples)
+        with pytest.raises(RuntimeError, match="load"):
+            one.export(tmp_path / "export")
+    elif part == "optimizer":
+        with pytest.raises(RuntimeError, match="load"):
+            one.save(tmp_path / "saved")
+
+
+def test_parts_that_there_are_not(learner):
+    with pytest.raises(ValueError, match="no cache to offload"):
+        learner().offload(["cache"])
