@@ -16,6 +16,7 @@ from roost.cli.diff import diff_command
 from roost.cli.explain import explain_command
 from roost.cli.inventory import inventory_command
 from roost.cli.plan import plan_command
+from roost.cli.report import report_command
 from roost.cli.schema import schema_command
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command("diff")(diff_command)
 app.command("convert")(convert_command)
 app.command("explain")(explain_command)
 app.command("inventory")(inventory_command)
+app.command("report")(report_command)
 app.command("schema")(schema_command)
 
 

@@ -69,6 +69,16 @@ def write_whole(path: Path, parts: Iterable[bytes]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def number_of(record: Record, key: str) -> float | None:
+    """A finite number, or none: files may have been written by other hands.
+
+    >>> number_of({"step": 1, "reward/mean": "high"}, "reward/mean"), number_of({"step": 1}, "step")
+    (None, 1)
+    """
+    value = record.get(key)
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 def _line(record: Mapping[str, Any]) -> bytes:
     return _JSON.encode(_plain(record)).encode() + b"\n"
 

@@ -1,0 +1,89 @@
+"""Two pictures of a run, for where a page cannot be shown: the reward, and where the time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roost.trainer.metrics.json_lines import Record, number_of
+from roost.trainer.report.phase_times import phase_colours, phases_of, times_of
+from roost.trainer.run_folder import RunFolder
+from roost.view.marks import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_BARS = 120
+
+
+def write_plots(run: RunFolder) -> tuple[Path, Path]:
+    """Write reward.png and timing.png, and say where they are; needs matplotlib."""
+    # Without pyplot nothing is kept between calls, and no display is asked for.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    steps, evaluations = run.steps(), run.evaluations()
+    for path, draw in ((run.reward_plot, _draw_reward), (run.timing_plot, _draw_timing)):
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, steps, evaluations)
+        axes.set_title(run.name.replace("$", r"\$"), loc="left", fontsize=11)
+        axes.set_xlabel("step")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        # A legend needs something to explain.
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside right upper", frameon=False, fontsize=9, reverse=draw is _draw_timing)
+        figure.savefig(path, dpi=120)
+    return run.reward_plot, run.timing_plot
+
+
+def smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """The mean of so many values on either side, nearer ones counting more; what is no number does not count.
+
+    >>> smoothed([1.0, 0.0, float("nan"), 1.0, 1.0], 1)
+    [0.6666666666666666, 0.3333333333333333, 0.5, 1.0, 1.0]
+    """
+    made: list[float] = []
+    for middle in range(len(values)):
+        near = range(max(0, middle - reach), min(len(values), middle + reach + 1))
+        weights = {at: reach + 1 - abs(at - middle) for at in near if math.isfinite(values[at])}
+        total = sum(weight * values[at] for at, weight in weights.items())
+        made.append(total / sum(weights.values()) if weights else math.nan)
+    return made
+
+
+def _draw_reward(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
+    numbers, rewards = [record["step"] for record in steps], _column(steps, "reward/mean")
+    axes.set_ylabel("reward")
+    reach = math.ceil(len(steps) / 25)
+    if numbers:
+        axes.plot(
+            numbers, rewards, color=COLOURS[0], alpha=0.35, linewidth=1, marker=".", markersize=3, label="each step"
+        )
+        axes.plot(numbers, smoothed(rewards, reach), color=COLOURS[0], linewidth=2, label="smoothed")
+    if evaluations:
+        tried = [record["step"] for record in evaluations]
+        axes.plot(tried, _column(evaluations, "reward/mean"), "D", color=COLOURS[5], markersize=6, label="evaluation")
+
+
+def _draw_timing(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
+    axes.set_ylabel("seconds of a step")
+    width = max(1, math.ceil(len(steps) / MOST_BARS))
+    parts = [steps[start : start + width] for start in range(0, len(steps), width)]
+    places = [part[0]["step"] + (part[-1]["step"] - part[0]["step"]) / 2 for part in parts]
+    bottom = [0.0] * len(parts)
+    colours = phase_colours(steps)
+    for phase in phases_of(steps):
+        heights = [sum(times_of(part, phase)) / len(part) for part in parts]
+        axes.bar(places, heights, width=width * 0.85, bottom=bottom, color=colours[phase], label=phase)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+
+
+def _column(records: Sequence[Record], key: str) -> list[float]:
+    numbers = [number_of(record, key) for record in records]
+    return [math.nan if number is None else number for number in numbers]
