@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from roost.trainer.metrics.json_lines import Record, number_of
 from roost.trainer.report.phase_times import phase_colours, phases_of, times_of
 from roost.trainer.run_folder import RunFolder
@@ -34,7 +36,7 @@ def write_plots(run: RunFolder) -> tuple[Path, Path]:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
         axes.set_axisbelow(True)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         # A legend needs something to explain.
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper", frameon=False, fontsize=9, reverse=draw is _draw_timing)
@@ -45,16 +47,16 @@ def write_plots(run: RunFolder) -> tuple[Path, Path]:
 def smoothed(values: Sequence[float], reach: int) -> list[float]:
     """The mean of so many values on either side, nearer ones counting more; what is no number does not count.
 
-    >>> smoothed([1.0, 0.0, float("nan"), 1.0, 1.0], 1)
+    >>> smoothed([1.0, 0.0, math.nan, 1.0, 1.0], 1)
     [0.6666666666666666, 0.3333333333333333, 0.5, 1.0, 1.0]
     """
-    made: list[float] = []
-    for middle in range(len(values)):
-        near = range(max(0, middle - reach), min(len(values), middle + reach + 1))
-        weights = {at: reach + 1 - abs(at - middle) for at in near if math.isfinite(values[at])}
-        total = sum(weight * values[at] for at, weight in weights.items())
-        made.append(total / sum(weights.values()) if weights else math.nan)
-    return made
+    numbers = np.asarray(values, np.float64)
+    is_known = np.isfinite(numbers)
+    weights = reach + 1 - np.abs(np.arange(-reach, reach + 1))
+    inside = slice(reach, reach + len(numbers))
+    totals = np.convolve(np.where(is_known, numbers, 0.0), weights)[inside]
+    weight = np.convolve(is_known.astype(np.float64), weights)[inside]
+    return [total / many if many else math.nan for total, many in zip(totals.tolist(), weight.tolist(), strict=True)]
 
 
 def _draw_reward(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:

@@ -123,7 +123,8 @@ class LaneDrawing {
     for (let at = 0; at < lane.bars.length; at += FIELDS) {
       const [its, start, length, name, spans, isWait] = lane.bars.slice(at, at + FIELDS);
       if (its === level && time >= start - slack && time <= start + length + slack) {
-        return { lane, start, length, spans, isWait, name: this.run.trace.names[name], ...lane.colours(this.run.trace.names[name]) };
+        const words = this.run.trace.names[name];
+        return { lane, start, length, spans, isWait, name: words, colour: lane.colours(words).colour };
       }
     }
     return null;

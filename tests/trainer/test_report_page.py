@@ -1,0 +1,280 @@
+"""The page of a run in a real browser: what it draws, what the filters and the zoom do, what never runs."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from roost.runtime.trace.chrome import write_trace
+from roost.trainer.report.page import write_report
+from roost.trainer.run_folder import RunFolder
+from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the page is tested in a browser: pip install playwright"
+)
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-quic",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="there is no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def show(browser):
+    """Opens a run's page from disk, offline; anything the page asks for, or any error in it, fails the test."""
+    contexts, troubles = [], []
+
+    def opened(run, **options):
+        file = write_report(run)
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.resolve().as_uri() else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.goto(file.resolve().as_uri())
+        page.wait_for_selector("#rollouts h2")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+def points(page, selector):
+    """How many points the line has that a selector finds."""
+    return len(re.findall(r"[ML]", page.locator(selector).get_attribute("d")))
+
+
+def shown_window(page):
+    canvas = page.locator("#timeline canvas")
+    canvas.and_(page.locator("[data-to]")).wait_for()
+    return int(canvas.get_attribute("data-from")), int(canvas.get_attribute("data-to"))
+
+
+class TestFigures:
+    def test_header(self, show, run):
+        header = show(run).inner_text("header")
+        for words in ("sums", "disaggregated", "1 node, 4 accelerators", f"{STEPS} steps", "4 min 0 s"):
+            assert words in header
+
+    def test_the_tiles_say_what_was_measured(self, show, run):
+        rewards = [step["reward/mean"] for step in run.steps() if step["reward/mean"] is not None]
+        tiles = dict(
+            text.split("\n")[:2]
+            for text in show(run)
+            .locator(".tile")
+            .evaluate_all(
+                "all => all.map(one => `${one.children[0].textContent}\\n${one.querySelector('b').textContent}`)"
+            )
+        )
+        assert float(tiles["first reward"]) == pytest.approx(rewards[0], rel=0.01)
+        assert float(tiles["last reward"]) == pytest.approx(rewards[-1], rel=0.01)
+        assert float(tiles["best reward"]) == pytest.approx(max(rewards), rel=0.01)
+        assert float(tiles["evaluation"]) == pytest.approx(run.evaluations()[-1]["reward/mean"], rel=0.01)
+
+    def test_the_curve_has_a_point_for_each_step(self, show, run):
+        page = show(run)
+        assert points(page, "#reward path.each") == STEPS - len(UNKNOWN_REWARDS)
+        assert points(page, "#reward path.smooth") == STEPS
+        assert page.locator("#reward .points path").count() == len(run.evaluations())
+
+    def test_small_charts_and_everything_else(self, show, run):
+        page = show(run)
+        titles = page.locator("#small h3").all_inner_texts()
+        assert titles == [
+            "Policy lag", "Policy loss", "Gradient norm", "Entropy", "Learner and engine apart", "Tokens a second",
+        ]  # fmt: skip
+        assert points(page, "#small section:nth-child(3) path.line") == STEPS - 1, "one norm was infinite"
+        page.click("#more summary")
+        page.wait_for_selector("#more path.line")
+        assert "samples/cancelled" in page.locator("#more h3").all_inner_texts()
+
+    def test_pointing_marks_the_step_in_all_charts(self, show, run):
+        page = show(run)
+        page.hover("#reward svg", position={"x": 400, "y": 100})
+        assert re.match(r"step \d+\n", page.inner_text("#tip"))
+        assert page.locator(".marker[visibility=visible]").count() == page.locator(".marker").count() > 5
+        page.mouse.move(5, 5)
+        assert page.locator(".marker[visibility=visible]").count() == 0
+
+    def test_where_the_time_went(self, show, run):
+        page = show(run)
+        totals = {row.split()[0]: row.split()[-2] for row in page.locator(".totals tr").all_inner_texts()}
+        assert list(totals) == ["generate", "score", "learn", "sync", "switch", "other"]
+        assert 60 <= float(totals["generate"]) <= 65
+        assert page.locator("#times .stack rect").count() >= STEPS * 5
+
+    def test_how_busy(self, show, run):
+        rows = show(run).locator(".busy-row").all_inner_texts()
+        assert [row.split("\n")[0] for row in rows] == ["actor", "rollout", *(f"accelerator {n}" for n in range(4))]
+        assert rows[4].split("\n")[-1] == "60 %"
+
+
+class TestTimeline:
+    def test_lanes_zoom_and_way_back(self, show, run):
+        page = show(run)
+        names = page.locator(".lane-name").all_inner_texts()
+        assert names[:2] == ["node 0 (alpha)", "accelerator 0"] and names[-1] == "rollout 1"
+        everything = shown_window(page)
+        page.click("[data-zoom=in]")
+        page.wait_for_function(
+            "from => Number(document.querySelector('canvas').dataset.from) > from", arg=everything[0]
+        )
+        closer = shown_window(page)
+        assert closer[1] - closer[0] == pytest.approx((everything[1] - everything[0]) / 2, abs=2)
+        page.locator("#timeline canvas").press("0")
+        page.wait_for_function("() => Number(document.querySelector('canvas').dataset.from) === 0")
+        assert shown_window(page) == everything
+
+    def test_a_span_says_what_it_is(self, show, run):
+        page = show(run)
+        canvas = page.locator("#timeline canvas")
+        canvas.and_(page.locator("[data-to]")).wait_for()
+        for _ in range(5):
+            page.click("[data-zoom=in]")
+        canvas.scroll_into_view_if_needed()
+        height = canvas.bounding_box()["height"]
+        for x in range(10, 900, 25):  # a span of the last lane, wherever it is
+            canvas.hover(position={"x": x, "y": height - 30})
+            if page.locator("#tip").is_visible():
+                break
+        assert "generate\nrollout 1" in page.inner_text("#tip")
+
+    def test_a_hundred_thousand_spans(self, show, tmp_path):
+        run = make_run(tmp_path, steps=2)
+        write_trace(run.trace_file, workers(200, pieces=130), {0: "alpha"})
+        page = show(run)
+        shown_window(page)
+        assert int(page.locator("#timeline canvas").get_attribute("data-drawn")) > 100
+        said = page.inner_text("#timeline .said")
+        assert "105,600 spans" in said and "are drawn together" in said
+        assert run.report_file.stat().st_size < 2_000_000
+
+
+class TestRollouts:
+    def rows(self, page):
+        return [row.split("\t") for row in page.locator("table.rollouts tbody tr").all_inner_texts()]
+
+    def test_before_and_after(self, show, run):
+        page = show(run)
+        heads = page.locator(".pairs th").all_inner_texts()
+        assert heads == ["task", "before, step 1", f"after, step {STEPS}"]
+        assert page.locator(".pairs .task").all_inner_texts() == ["3+4=", "17+25=", "8*7="]
+
+    def test_sorted_by_step_and_more_on_demand(self, show, run):
+        page = show(run)
+        steps = [int(row[0]) for row in self.rows(page)]
+        assert len(steps) == 60 and steps == sorted(steps)
+        page.click("#more-rollouts")
+        assert len(self.rows(page)) == 120
+
+    def test_the_slider_picks_a_step(self, show, run):
+        page = show(run)
+        slider = page.locator("#step-slider")
+        assert int(slider.get_attribute("max")) == STEPS
+        slider.fill("10")
+        assert page.inner_text("#step-said") == "step 10"
+        assert {row[0] for row in self.rows(page)} == {"10"}
+        assert page.inner_text("#rollout-count") == "6 rollouts"
+        page.select_option("#rollout-kind", "evaluation")
+        assert [row[2].strip() for row in self.rows(page)] == ["3+4=", "17+25=", "8*7="]
+        slider.fill("0")
+        assert {row[1].strip() for row in self.rows(page)} == {"evaluation"}
+
+    def test_texts_are_found(self, show, run):
+        page = show(run)
+        page.fill("#rollout-search", "17+25")
+        kept = [sample for sample in run.sample_lines if sample["task"] == "17+25="]
+        assert page.inner_text("#rollout-count") == f"{len(kept)} rollouts"
+        page.fill("#rollout-search", "no such text")
+        assert self.rows(page) == []
+
+    def test_what_models_write_is_text(self, show, run):
+        page = show(run)
+        page.fill("#rollout-search", "onerror")
+        assert page.inner_text("#rollout-count") == "1 rollout"
+        seen = page.locator("td.of-completion").first.inner_text()
+        assert seen.startswith("<script>alert('run')</script><img src=x")
+        assert "{{data}}" in seen and NASTY.startswith(seen[:40])
+        assert page.locator("td img, td script").count() == 0
+
+    def test_a_huge_text_is_folded(self, show, run):
+        page = show(run)
+        page.fill("#rollout-search", "characters left out")
+        text = page.locator("td.of-completion details")
+        assert len(text.inner_text()) < 300
+        text.locator("summary").click()
+        assert "296,000 characters left out" in text.inner_text()
+
+
+class TestPage:
+    def test_config_plan_and_files(self, show, run):
+        page = show(run)
+        assert not page.locator("#config pre").is_visible()
+        page.click("#config summary")
+        assert page.inner_text("#config pre") == "trainer:\n  steps: 60\n"
+        page.click("#plan summary")
+        assert json.loads(page.inner_text("#plan pre"))["mode"] == "disaggregated"
+        links = page.locator("#files a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+        assert {"./metrics.jsonl", "./samples.jsonl", "./trace.json"} <= set(links)
+        assert all((run.path / link).exists() for link in links)
+
+    @pytest.mark.parametrize(
+        "steps", [pytest.param([], id="none"), pytest.param([{"step": 1}], id="empty"),
+                  pytest.param([{"step": 7, "reward/mean": 0.5}], id="one"),
+                  pytest.param([{"step": 1, "reward/mean": None}, {"step": 2, "reward/mean": None}], id="no-numbers"),
+                  pytest.param([{"step": n, "reward/mean": 1e30 * n, "time/x": 1e-9} for n in (1, 2)], id="extremes")]
+    )  # fmt: skip
+    def test_a_run_with_hardly_anything(self, show, tmp_path, steps):
+        run = RunFolder.create(tmp_path / "run", config="", plan="{}")
+        for step in steps:
+            run.add_step(step)
+        page = show(run)
+        assert "There is no trace" in page.inner_text("#timeline")
+        assert "No rollouts were kept" in page.inner_text("#rollouts")
+        assert page.inner_text("#step-count") == f"{len(steps)} step{'s' if len(steps) != 1 else ''}"
+        if not any(step.get("reward/mean") for step in steps):
+            assert "Nothing was measured yet" in page.inner_text("#reward")
+
+    def test_ten_thousand_steps(self, show, tmp_path):
+        run = RunFolder.create(tmp_path / "long", config="", plan="{}")
+        chance = random.Random(1)
+        run.metrics.append({**measured(step, chance), "reward/mean": 0.5} for step in range(1, 10_001))
+        page = show(run)
+        assert points(page, "#reward path.each") == 10_000
+        assert page.locator("#times .stack rect").count() < 3_000, "a bar is the mean of several steps"
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_light_and_dark(self, show, run, scheme):
+        page = show(run, color_scheme=scheme)
+        paper, ink = page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        )
+        light = sum(map(int, re.findall(r"\d+", paper))) > sum(map(int, re.findall(r"\d+", ink)))
+        assert light == (scheme == "light")
+
+    def test_a_phone(self, show, run):
+        page = show(run, viewport={"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
