@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from roost.spec.training import AdapterSettings
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 ADAPTER = "default"
 BASE, ADAPTER_PART = ".base_layer.", ".lora_"  # in the names of the weights of a layer that PEFT has wrapped
@@ -23,6 +24,8 @@ ALL_LINEAR = "all-linear"  # PEFT's word for all linear layers but the last
 
 def add_adapter(model: nn.Module, settings: AdapterSettings, dtype: torch.dtype) -> None:
     """Put an adapter into the model, which as yet changes nothing; from now on only the adapter is trained."""
+    from peft import inject_adapter_in_model
+
     model.requires_grad_(False)
     inject_adapter_in_model(_lora(settings), model, ADAPTER)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -85,6 +88,8 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def _lora(settings: AdapterSettings) -> LoraConfig:
+    from peft import LoraConfig  # only where there is an adapter
+
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
@@ -98,7 +103,7 @@ def _lora(settings: AdapterSettings) -> LoraConfig:
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The layers with an adapter, by the names that they have without it."""
     for path, module in model.named_modules():
-        if isinstance(module, LoraLayer):
+        if hasattr(module, "lora_A"):
             yield path, module
 
 

@@ -82,6 +82,7 @@ class Learner:
 
         Gives statistics of the whole minibatch, the same on every rank: what the loss tells, and `grad/norm` (before
         it was clipped), `lr`, `tokens`, `sequences`, `skipped`. Where loss or norm is not finite there is no step.
+        With a `max_grad_norm` of 0 nothing is clipped.
         """
         self._require_loaded(*PARTS)
         told: list[dict[str, Tensor]] = []
@@ -137,7 +138,8 @@ class Learner:
         rate = learning_rate(settings, self.step)
         is_finite = is_finite and bool(torch.isfinite(norm))
         if is_finite:
-            torch.nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
+            if settings.max_grad_norm > 0:
+                torch.nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
             self.step += 1

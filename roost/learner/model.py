@@ -26,6 +26,8 @@ CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_s
 def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) -> Outputs:
     """The model on its device, ready to be called by all ranks; the same on each, as its random parts are seeded."""
     check_types(settings)
+    if head is Head.VALUE and settings.adapter is not None:
+        raise ValueError("a critic has a last layer to learn, so it is trained whole; leave out its adapter")
     torch.manual_seed(settings.seed)
     model = _load(settings, head)
     if device.type == "cpu":

@@ -1,0 +1,101 @@
+"""Learners of several ranks, in processes of their own; checks share a start, as importing torch is slow."""
+
+import multiprocessing
+import socket
+import traceback
+from pathlib import Path
+
+import torch
+
+from roost.learner.distributed import close_distributed, init_distributed
+from roost.learner.heads import POLICY
+from roost.learner.learner import Learner
+from tests.learner.drawn import CPU
+
+LIMIT_S = 120
+
+
+def on_ranks(count, work, *arguments):
+    """Run `work(rank, *arguments)` on that many ranks, and give what each returns."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(target=_run, args=(rank, count, port, results, work, arguments)) for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=LIMIT_S) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    failures = [value for value in found.values() if isinstance(value, str)]
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return [found[rank] for rank in range(count)]
+
+
+def _run(rank, count, port, results, work, arguments):
+    torch.set_num_threads(1)
+    try:
+        init_distributed(rank, count, "127.0.0.1", port, CPU, limit_s=LIMIT_S)
+        results.put((rank, work(rank, *arguments)))
+        close_distributed()
+    except BaseException:
+        results.put((rank, traceback.format_exc()))
+
+
+def learn_and_keep(rank, settings, shares, totals, folder, head=POLICY):
+    """Learn from this rank's share of each batch, with all that happens to a learner in between."""
+    folder = Path(folder)
+    learner = Learner(settings, CPU, head)
+    say = learner.score if head is POLICY else learner.values
+    told = []
+    for number, (share, total) in enumerate(zip(shares, totals, strict=True)):
+        say(share[rank])
+        learner.offload()
+        learner.load()
+        told.append(learner.learn(share[rank], total))
+        if number == len(shares) - 2:
+            learner.save(folder / "before last")
+    said = say(shares[0][rank])
+    learner.export(folder / "export")
+    learner.wait_saved()
+    again = Learner(settings, CPU, head)
+    again.restore(folder / "before last")
+    told_again = again.learn(shares[-1][rank], totals[-1])
+    return {"told": told, "told again": told_again, "said": said, "weights": weights(learner), "again": weights(again)}
+
+
+def learn_and_read(rank, settings, shares, totals, folder):
+    """As above, and what is in a checkpoint that one rank wrote."""
+    found = learn_and_keep(rank, settings, shares, totals, folder)
+    reader = Learner(settings, CPU)
+    reader.restore(Path(folder) / "of one")
+    return found | {"read": {"weights": weights(reader), "moments": moments(reader), "step": reader.step}}
+
+
+def in_turn(rank, works):
+    """Several functions with their arguments in one start."""
+    return [work(rank, *arguments) for work, *arguments in works]
+
+
+def weights(learner):
+    return {name: weight.float().numpy().copy() for name, weight in learner.weights()}
+
+
+def moments(learner):
+    names = {weight: name for name, weight in learner.module.named_parameters()}
+    return {
+        f"{names[weight]} {kind}": _whole(tensor).numpy().copy()
+        for weight, state in learner._optimizer.state.items()
+        for kind, tensor in state.items()
+    }
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
