@@ -18,6 +18,7 @@ from roost.cli.inventory import inventory_command
 from roost.cli.plan import plan_command
 from roost.cli.report import report_command
 from roost.cli.schema import schema_command
+from roost.cli.train import train_command
 
 app = typer.Typer(
     name="roost",
@@ -36,6 +37,7 @@ app.command("explain")(explain_command)
 app.command("inventory")(inventory_command)
 app.command("report")(report_command)
 app.command("schema")(schema_command)
+app.command("train")(train_command)
 
 
 def _show_version(wanted: bool) -> None:

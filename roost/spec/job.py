@@ -10,6 +10,7 @@ from typing import Any
 from roost.spec.errors import Finding, Where
 from roost.spec.ranks import Segment
 from roost.spec.source import Source
+from roost.spec.training import TrainSettings
 
 
 class Notation(StrEnum):
@@ -176,6 +177,7 @@ class Job:
     managers: Mapping[str, str] = field(
         default_factory=dict
     )  # component -> component whose process 0 starts and stops it
+    training: TrainSettings | None = None  # where the config says how to train, not only where
     warnings: tuple[Finding, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ from roost.spec.rlinf import read_rlinf
 from roost.spec.roll import has_roles, read_roll
 from roost.spec.section import Section
 from roost.spec.source import Source
+from roost.spec.training_read import read_training
 
 _SIGNS = {
     Notation.RLINF: "cluster.component_placement (RLinf)",
@@ -54,7 +55,8 @@ def read_job(
             findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
     if needs_components and not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
-    return replace(job, warnings=findings.warnings)
+    training = read_training(root, job)
+    return replace(job, training=training, warnings=findings.warnings)
 
 
 def recognise(root: Section) -> Notation | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+DEFAULT_STEPS = 100
+
 
 class Estimator(StrEnum):
     """How much better a sample was than what could be expected."""
@@ -179,7 +181,7 @@ class TrainSettings:
     learner: LearnerSettings
     task: Mapping[str, Any] = field(default_factory=dict)  # what makes tasks and runs episodes: `_target_` and its keys
     name: str = "run"
-    steps: int = 100
+    steps: int = DEFAULT_STEPS
     epochs: int = 1  # times that a step's samples are gone through
     minibatches: int = 1  # optimizer steps that one time is cut into
     max_policy_lag: int = 0

@@ -1,0 +1,59 @@
+"""`roost train`: run a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from roost.cli.options import NotationChoice, Overrides
+from roost.spec.compose import load
+from roost.spec.errors import ConfigError, Findings
+from roost.spec.notation import read_job
+from roost.view.text import print_findings
+
+
+def train_command(
+    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    overrides: Overrides = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run of that name, from its newest checkpoint.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="The Ray cluster; one that runs on this machine, or this machine, if left out."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metrics", metavar="NAME", help="Also tell: tensorboard, wandb, trackio or prometheus."),
+    ] = None,
+    notation: NotationChoice = None,
+) -> None:
+    """Train: plan the job, launch it on Ray, and run it to its end.
+
+    Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
+    """
+    console = Console(highlight=False)
+    findings = Findings()
+    source = load(config, tuple(overrides or ()), findings)
+    job = None if source is None else read_job(source, findings, notation)
+    if job is not None and job.training is None and not findings.has_errors:
+        findings.error(job.source.where(), "says nothing about training", fix="add a section train, with a task in it")
+    try:
+        findings.raise_errors()
+        if job is None or job.training is None:
+            raise typer.Exit(1)
+        from roost.cli.train_run import run_job
+    except ConfigError as error:
+        print_findings(error.findings, Console(stderr=True, highlight=False))
+        raise typer.Exit(1) from None
+    except ImportError as error:
+        console.print(f"error: {error.name} is missing; install it with: pip install 'roost[ray,train]'")
+        raise typer.Exit(1) from None
+    run_job(job, runs / (name or job.training.name or config.stem), resume, address, tuple(metrics or ()), console)

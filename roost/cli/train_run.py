@@ -1,0 +1,56 @@
+"""Running a job for somebody at a terminal: the plan, the live view, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from roost.engines.errors import EngineError
+from roost.runtime.failure import WorkerFailed
+from roost.spec.errors import ConfigError
+from roost.spec.job import Job
+from roost.trainer.feed import NothingFinishes
+from roost.trainer.live_view import LiveView
+from roost.trainer.metrics.fan_out import MetricSettings
+from roost.trainer.report import write_plots, write_report
+from roost.trainer.run import Outcome, RunOptions, train
+from roost.view.text import print_findings
+
+EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionError, TimeoutError, ValueError)
+
+
+def run_job(
+    job: Job, folder: Path, resumes: bool, address: str | None, metrics: tuple[str, ...], console: Console
+) -> None:
+    """Train, and say where everything is; exit code 1 where it failed."""
+    try:
+        options = RunOptions(folder, resumes, address, MetricSettings(metrics))
+        outcome = train(job, options, lambda text: console.print(f"roost: {text}"), _view(console))
+    except ConfigError as error:
+        print_findings(error.findings, Console(stderr=True, highlight=False))
+        raise typer.Exit(1) from None
+    except (*EXPECTED, WorkerFailed, EngineError, NothingFinishes) as error:
+        console.print(f"error: {error}")
+        raise typer.Exit(1) from None
+    _tell(outcome, console)
+
+
+def _view(console: Console):  # type: ignore[no-untyped-def]
+    return lambda steps, first: LiveView(steps, console, first)
+
+
+def _tell(outcome: Outcome, console: Console) -> None:
+    run = outcome.run
+    write_plots(run)
+    report = write_report(run)
+    steps = run.steps()
+    if steps:
+        first, last = steps[0].get("reward/mean"), steps[-1].get("reward/mean")
+        console.print(f"{len(steps)} steps; mean reward {first:.3f} at first, {last:.3f} at last")
+    if outcome.was_stopped:
+        console.print(f"stopped at step {outcome.state.step}; go on with: roost train ... --resume")
+    console.print(f"report   {report}")
+    if run.policy.exists():
+        console.print(f"policy   {run.policy}")

@@ -1,0 +1,85 @@
+"""Sums to be learnt from nothing: a scenario for a laptop, and a small model with a token for every character."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roost.rollout.scenario import Score, Split, Task
+from roost.rollout.transcript import Transcript
+
+CHARACTERS = "0123456789+-*= "
+END = "<end>"
+SIZES: dict[str, Any] = {
+    "vocab_size": len(CHARACTERS) + 1,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "eos_token_id": len(CHARACTERS),
+    "tie_word_embeddings": False,
+}
+
+
+class Arithmetic:
+    """`3+4=` is to be answered with `7` and the end; the reward is the part of the characters that are right.
+
+    >>> Arithmetic(tokenizer=None, largest=1).task(Split.TRAIN, 3).name
+    '1+1='
+    """
+
+    def __init__(self, tokenizer: Any, largest: int = 9) -> None:
+        self._tokenizer = tokenizer
+        self._count = largest + 1
+
+    def size(self, split: Split) -> int:
+        return self._count**2
+
+    def task(self, split: Split, index: int) -> Task:
+        left, right = divmod(index, self._count)
+        return Task(f"{left}+{right}=", {"answer": str(left + right)})
+
+    async def play(self, task: Task, transcript: Transcript) -> Score:
+        answer = self._ids(task.data["answer"])
+        transcript.give(self._ids(task.name))
+        said = await transcript.take(max_tokens=len(answer) + 1)
+        wanted = [*answer, self._tokenizer.eos_token_id]
+        return Score(share_right(said, wanted), self._tokenizer.decode(said, skip_special_tokens=True))
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+
+def share_right(said: Sequence[int], wanted: Sequence[int]) -> float:
+    """The part of the places at which both have the same.
+
+    >>> share_right([1, 2, 9], [1, 3, 9]), share_right([1], [1, 9])
+    (0.6666666666666666, 0.5)
+    """
+    right = sum(one == other for one, other in zip(said, wanted, strict=False))
+    return right / max(len(said), len(wanted), 1)
+
+
+def write_arithmetic_model(folder: Path | str, seed: int = 0, **sizes: Any) -> Path:
+    """Write a model that knows nothing, and its tokenizer; returns the folder."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+    folder = Path(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, **sizes}), dtype=torch.float32)
+    model.save_pretrained(folder)
+    vocabulary = {character: index for index, character in enumerate([*CHARACTERS, END])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
+    return folder

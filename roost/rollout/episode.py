@@ -1,0 +1,72 @@
+"""Episodes that were played, in groups of the same task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from roost.rollout.scenario import Score, Task
+
+Ints = npt.NDArray[np.int64]
+NOT_MADE = -1  # the turn, and the version, of a token that the policy did not make
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A sequence with, for each token, the turn that made it, its log-probability and the policy version."""
+
+    token_ids: Ints
+    turns: Ints
+    logprobs: npt.NDArray[np.float32]
+    versions: Ints
+
+    @property
+    def made_by(self) -> Ints:
+        """The versions of the tokens that the policy made."""
+        made: Ints = self.versions[self.turns != NOT_MADE]
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """One play of a task to its end."""
+
+    tokens: Tokens
+    score: Score
+    seconds: float
+    attempts: int = 1
+
+    @property
+    def made(self) -> int:
+        """How many tokens the policy made."""
+        return len(self.tokens.made_by)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The episodes of one task that finished, and what became of the others."""
+
+    number: int  # which task of the run it is, counted from 0
+    task: Task
+    began_at: int  # the policy version when it began
+    episodes: tuple[Episode, ...]
+    cancelled: int = 0
+    failed: int = 0
+    last_error: str = ""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(episode.score.reward for episode in self.episodes)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all its episodes got the same, so that there is nothing to learn from comparing them."""
+        return len(set(self.rewards)) <= 1
+
+    @property
+    def oldest(self) -> int:
+        """The earliest policy version that made a token of it; the version it began at where none was made."""
+        made = [int(episode.tokens.made_by.min()) for episode in self.episodes if episode.made]
+        return min([self.began_at, *made])

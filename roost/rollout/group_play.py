@@ -1,0 +1,94 @@
+"""A group under way: the episodes of one task, played side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from roost.rollout.episode import Episode, Group
+from roost.rollout.scenario import Scenario, Task
+from roost.rollout.transcript import Draw, Transcript
+from roost.spec.training import CollectSettings
+
+OpenDraw = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
+
+
+class GroupPlay:
+    """Plays the episodes of a group. One that fails is played again, then counted; it never takes the run down."""
+
+    def __init__(
+        self,
+        number: int,
+        task: Task,
+        began_at: int,
+        scenario: Scenario,
+        open_draw: OpenDraw,
+        settings: CollectSettings,
+        places: asyncio.Semaphore,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.number, self.task, self.began_at = number, task, began_at
+        self._scenario, self._open_draw, self._settings, self._places = scenario, open_draw, settings, places
+        self._episodes: dict[int, Episode] = {}
+        self._failed = 0
+        self._cancelled = 0
+        self._last_error = ""
+        count = settings.group_size + settings.redundancy
+        self._tasks = [asyncio.create_task(self._play(index)) for index in range(count)]
+        for playing in self._tasks:
+            playing.add_done_callback(lambda _: on_change())
+
+    @property
+    def finished(self) -> int:
+        return len(self._episodes)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.finished >= self._settings.group_size or all(task.done() for task in self._tasks)
+
+    def cut_off(self) -> None:
+        """End what still runs; it is counted as cancelled."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def result(self) -> Group:
+        """The group as it is now; whatever still runs is cut off and waited for."""
+        self.cut_off()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        chosen = sorted(self._episodes)[: self._settings.group_size]
+        self._cancelled = len(self._tasks) - self.finished - self._failed
+        return Group(
+            self.number,
+            self.task,
+            self.began_at,
+            tuple(self._episodes[index] for index in chosen),
+            self._cancelled,
+            self._failed,
+            self._last_error,
+        )
+
+    async def _play(self, index: int) -> None:
+        for attempt in range(self._settings.attempts):
+            try:
+                async with self._places:
+                    episode = await self._attempt(index, attempt)
+            except Exception as error:  # whatever a scenario raises is a failure of this episode alone
+                self._last_error = f"{type(error).__name__}: {error}"
+            else:
+                self._episodes[index] = episode
+                return
+        self._failed += 1
+
+    async def _attempt(self, index: int, attempt: int) -> Episode:
+        transcript = Transcript(self._open_draw(self.number, index, attempt))
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._settings.episode_limit_s):
+                score = await self._scenario.play(self.task, transcript)
+        except TimeoutError:
+            raise TimeoutError(f"the episode was not over after {self._settings.episode_limit_s:g} s") from None
+        if not isinstance(score.reward, int | float) or score.reward != score.reward:
+            raise ValueError(f"an episode is scored by a number, not {score.reward!r}")
+        return Episode(transcript.tokens(), score, time.perf_counter() - began, attempt + 1)

@@ -1,0 +1,80 @@
+"""How good the policy is on tasks it does not learn from, at a version that is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roost.engines.fleet import Fleet
+from roost.rollout.draw import FleetDraws
+from roost.rollout.episode import Group
+from roost.rollout.group_play import GroupPlay
+from roost.rollout.order import TaskOrder
+from roost.rollout.scenario import Scenario, Split
+from roost.spec.training import CollectSettings, TrainSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What came of it. Every token was made by one version."""
+
+    version: int
+    groups: tuple[Group, ...]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        rewards = [reward for group in self.groups for reward in group.rewards]
+        return {
+            "reward/mean": float(np.mean(rewards)) if rewards else float("nan"),
+            "reward/full": float(np.mean([reward >= 1.0 for reward in rewards])) if rewards else float("nan"),
+            "samples": float(len(rewards)),
+            "samples/failed": float(sum(group.failed for group in self.groups)),
+        }
+
+
+class VersionChanged(RuntimeError):
+    """The engines were updated under an evaluation."""
+
+
+async def evaluate(fleet: Fleet, scenario: Scenario, settings: TrainSettings, version: int) -> Evaluation:
+    """Play the evaluation's tasks on engines that have this version; nobody updates them meanwhile."""
+    asked = settings.evaluation
+    draws = FleetDraws(fleet, replace(settings.draw, temperature=asked.temperature), settings.seed, "evaluation")
+    collect = CollectSettings(
+        group_size=asked.samples,
+        attempts=settings.collect.attempts,
+        concurrency=settings.collect.concurrency,
+        episode_limit_s=settings.collect.episode_limit_s,
+    )
+    size = scenario.size(Split.EVALUATION)
+    order = TaskOrder(size, settings.seed)
+    places = asyncio.Semaphore(collect.concurrency)
+    changed = asyncio.Event()
+    plays = [
+        GroupPlay(
+            number,
+            scenario.task(Split.EVALUATION, order.index(number)),
+            version,
+            scenario,
+            draws.open,
+            collect,
+            places,
+            changed.set,
+        )
+        for number in range(min(asked.tasks, size))
+    ]
+    while not all(play.is_over for play in plays):
+        changed.clear()
+        await changed.wait()
+    found = Evaluation(version, tuple([await play.result() for play in plays]))
+    _check_version(found.groups, version)
+    return found
+
+
+def _check_version(groups: Sequence[Group], version: int) -> None:
+    others = {int(made) for group in groups for one in group.episodes for made in one.tokens.made_by} - {version}
+    if others:
+        raise VersionChanged(f"version {version} was to be evaluated, but tokens are of version {sorted(others)}")

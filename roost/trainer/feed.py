@@ -1,0 +1,162 @@
+"""The stream of groups from engines to the learner: begun up to what the lag allows, taken when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from roost.rollout.cut_off import may_end
+from roost.rollout.episode import Group
+from roost.rollout.group_play import GroupPlay, OpenDraw
+from roost.rollout.order import TaskOrder
+from roost.rollout.scenario import Scenario, Split
+from roost.spec.training import CollectSettings
+from roost.trainer.intake import InPlay, choose, may_begin
+
+REPLACED_LIMIT = 10  # times the groups of a step: more that teach nothing, and the step goes on without new ones
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Which tasks of the run were begun but not learnt from, and which is next: all that a resumed run needs."""
+
+    next: int = 0
+    waiting: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of episodes and groups since it was last looked at."""
+
+    cancelled: int = 0
+    failed: int = 0
+    retried: int = 0
+    lost_groups: int = 0  # none of whose episodes finished
+    equal_groups: int = 0  # that were replaced because they teach nothing
+
+
+class NothingFinishes(RuntimeError):
+    """Group after group failed; the message says how the last one did."""
+
+
+class Feed:
+    """Begins groups and hands them out. Every task is learnt from once, unless its episodes all fail."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        open_draw: OpenDraw,
+        settings: CollectSettings,
+        max_lag: int,
+        seed: int,
+        position: Position | None = None,
+        version: int = 0,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        position = position or Position()
+        self.tally = Tally()
+        self._scenario, self._open_draw, self._settings = scenario, open_draw, settings
+        self._max_lag, self._first_version = max_lag, version
+        self._order = TaskOrder(scenario.size(Split.TRAIN), seed)
+        self._next = position.next
+        self._again = sorted(position.waiting)
+        self._plays: dict[int, GroupPlay] = {}
+        self._taken = 0
+        self._replaced = 0
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._changed = asyncio.Event()
+        self._on_progress = on_progress
+
+    @property
+    def position(self) -> Position:
+        return Position(self._next, tuple(sorted([*self._plays, *self._again])))
+
+    def begin(self, version: int) -> None:
+        """Begin as many groups as the lag allows at this version."""
+        count = may_begin(
+            self._taken, len(self._plays), version, self._settings.groups, self._max_lag, self._first_version
+        )
+        for _ in range(count):
+            self._begin_one(version)
+
+    async def take(self, version: int, count: int | None = None) -> list[Group]:
+        """The groups of a step, or of a part of it; those whose episodes all failed are replaced by others."""
+        wanted = self._settings.groups if count is None else count
+        found: list[Group] = []
+        while len(found) < wanted:
+            numbers = await self._wait(wanted - len(found), version)
+            for number in numbers:
+                group = await self._plays.pop(number).result()
+                self._count(group)
+                if self._is_wanted(group):
+                    found.append(group)
+                    self._taken += 1
+                else:
+                    self._begin_one(version)
+        return sorted(found, key=lambda group: group.number)
+
+    async def close(self) -> None:
+        """Cancel everything that is under way."""
+        await asyncio.gather(*(play.result() for play in self._plays.values()))
+
+    async def _wait(self, count: int, version: int) -> Sequence[int]:
+        while True:
+            self._changed.clear()
+            self._cut_off_stragglers(count, version)
+            self._show_progress(count)
+            chosen = choose(self._in_play(), count, version, self._max_lag)
+            if chosen is not None:
+                self._show_progress(count)
+                return chosen
+            await self._changed.wait()
+
+    def _in_play(self) -> list[InPlay]:
+        return [InPlay(play.number, play.began_at, play.is_over) for play in self._plays.values()]
+
+    def _cut_off_stragglers(self, count: int, version: int) -> None:
+        """The oldest groups are those that the step waits for."""
+        oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
+        if len(oldest) == count and may_end([play.finished for play in oldest], self._settings):
+            for play in oldest:
+                play.cut_off()
+
+    def _begin_one(self, version: int) -> None:
+        if self._again:
+            number = self._again.pop(0)
+        else:
+            number, self._next = self._next, self._next + 1
+        task = self._scenario.task(Split.TRAIN, self._order.index(number))
+        self._plays[number] = GroupPlay(
+            number, task, version, self._scenario, self._open_draw, self._settings, self._places, self._changed.set
+        )
+
+    def _is_wanted(self, group: Group) -> bool:
+        if not group.episodes:
+            self.tally.lost_groups += 1
+            if self.tally.lost_groups >= self._settings.groups:
+                raise NothingFinishes(
+                    f"no episode of {self.tally.lost_groups} groups finished; the last failed with: {group.last_error}"
+                )
+            return False
+        may_replace = self._replaced < REPLACED_LIMIT * self._settings.groups
+        if self._settings.drops_equal_groups and group.is_equal and may_replace:
+            self._replaced += 1
+            self.tally.equal_groups += 1
+            return False
+        return True
+
+    def _count(self, group: Group) -> None:
+        self.tally.cancelled += group.cancelled
+        self.tally.failed += group.failed
+        self.tally.retried += sum(episode.attempts - 1 for episode in group.episodes)
+
+    def pop_tally(self) -> Tally:
+        """What was counted since the last time."""
+        tally, self.tally, self._replaced = self.tally, Tally(), 0
+        return tally
+
+    def _show_progress(self, count: int) -> None:
+        if self._on_progress is not None:
+            oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
+            self._on_progress(sum(play.finished for play in oldest), count * self._settings.group_size)

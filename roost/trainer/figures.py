@@ -1,0 +1,85 @@
+"""What a step amounts to in numbers: one flat mapping, as it is written, shown and plotted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from roost.learner.mismatch import mismatch
+from roost.learner.packing import predicted
+from roost.learner.sample import Sample
+from roost.learner.selection import Selection
+from roost.rollout.episode import Group
+from roost.trainer.batch import lags
+from roost.trainer.feed import Tally
+
+PHASES = ("generate", "switch", "score", "learn", "sync")
+RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
+
+
+def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
+    """Rewards, lags and counts of what was collected."""
+    rewards = np.array([reward for group in groups for reward in group.rewards] or [np.nan])
+    behind = lags(groups, version)
+    episodes = [episode for group in groups for episode in group.episodes]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/max": float(rewards.max()),
+        "reward/min": float(rewards.min()),
+        "reward/equal_groups": sum(group.is_equal for group in groups) / max(1, len(groups)),
+        "lag/mean": float(behind.mean()) if len(behind) else 0.0,
+        "lag/max": float(behind.max()) if len(behind) else 0.0,
+        "tokens/generated": float(len(behind)),
+        "tokens/mean": float(np.mean([episode.made for episode in episodes])) if episodes else 0.0,
+        "samples/finished": float(len(episodes)),
+        "samples/cancelled": float(tally.cancelled),
+        "samples/failed": float(tally.failed),
+        "samples/retried": float(tally.retried),
+        "groups/lost": float(tally.lost_groups),
+        "groups/replaced": float(tally.equal_groups),
+        "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
+    }
+
+
+def of_selection(chosen: Selection, alone: int) -> dict[str, float]:
+    return {
+        "samples/learnt": float(len(chosen.kept)),
+        "samples/left_out": float(chosen.dropped),
+        "samples/alone": float(alone),
+    }
+
+
+def of_mismatch(samples: Sequence[Sample]) -> dict[str, float]:
+    """How far the engine's log-probabilities are from the learner's, where both are known."""
+    known = [sample for sample in samples if sample.old_logprobs is not None]
+    engine = [sample.logprobs[predicted(sample)] for sample in known]
+    learner = [sample.old_logprobs[predicted(sample)] for sample in known if sample.old_logprobs is not None]
+    if not known:
+        return {}
+    found = mismatch(np.concatenate(engine), np.concatenate(learner))
+    return {f"mismatch/{name}": value for name, value in found.items()}
+
+
+def of_learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over the optimizer steps of a step, of maxima the largest, of skipped ones the sum."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in told for name in part):
+        values = [part[name] for part in told if name in part]
+        if name in ("tokens", "sequences"):
+            continue
+        if name == "skipped":
+            found["steps/skipped"] = sum(values)
+        elif name.startswith("max/"):
+            found[f"loss/{name.removeprefix('max/')}_max"] = max(values)
+        else:
+            key = RENAMED.get(name, name if "/" in name or name == "entropy" else f"loss/{name}")
+            found[key] = float(np.mean(values))
+    return found
+
+
+def of_time(seconds: Mapping[str, float], whole: float, tokens: float) -> dict[str, float]:
+    """Seconds of each phase, and the tokens of the step for each second of it."""
+    found = {f"time/{name}": seconds[name] for name in PHASES if name in seconds}
+    return {"time/step": whole, **found, "tokens/per_second": tokens / whole if whole else 0.0}

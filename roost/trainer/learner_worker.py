@@ -1,0 +1,152 @@
+"""A process of a learner on the cluster: it learns, scores, and sends its weights to engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from roost.engines.connect import connect
+from roost.engines.errors import EngineError
+from roost.engines.spec import EngineKind
+from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
+from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
+from roost.engines.weights.release import Way
+from roost.engines.weights.send import Sent, send
+from roost.learner.distributed import close_distributed, init_distributed
+from roost.learner.heads import Head
+from roost.learner.learner import Learner
+from roost.learner.model import float_type
+from roost.learner.sample import Floats, Sample
+from roost.learner.token_weights import Totals
+from roost.runtime.worker import Worker
+from roost.spec.training import LearnerSettings
+from roost.trainer.weight_stream import WeightStream
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """An engine that is to take weights, and who sends them to it."""
+
+    kind: EngineKind
+    url: str
+    sleeps: bool
+    api_key: str | None
+    sender: int  # the rank of the learner
+    way: Way
+
+
+class LearnerWorker(Worker):
+    """One rank. All ranks are called at once, each with its share of the samples."""
+
+    def __init__(self, settings: LearnerSettings, head: Head, threads: int | None = None) -> None:
+        super().__init__()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._device = _device(self.has_accelerator and self.worker_info.simulated is None)
+        if self._world_size > 1:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            init_distributed(self._rank, self._world_size, address, port, self._device)
+        self._settings = settings
+        self._learner = Learner(settings, self._device, head)
+
+    def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
+        with self.worker_timer("score"):
+            return self._learner.score(samples, as_reference)
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        with self.worker_timer("values"):
+            return self._learner.values(samples)
+
+    def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
+        with self.worker_timer("learn"):
+            return self._learner.learn(samples, totals)
+
+    def offload(self, parts: Sequence[str]) -> None:
+        with self.worker_timer("offload"):
+            self._learner.offload(tuple(parts))
+
+    def load(self, parts: Sequence[str]) -> None:
+        with self.worker_timer("load"):
+            self._learner.load(tuple(parts))
+
+    def save(self, folder: str) -> None:
+        """Take a copy of the state; it is written while learning goes on."""
+        with self.worker_timer("save"):
+            self._learner.save(folder)
+
+    def wait_saved(self) -> None:
+        with self.worker_timer("wait for checkpoint"):
+            self._learner.wait_saved()
+
+    def restore(self, folder: str) -> None:
+        with self.worker_timer("restore"):
+            self._learner.restore(folder)
+
+    def export(self, folder: str) -> None:
+        with self.worker_timer("export"):
+            self._learner.export(folder)
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    def probe(self) -> Probe:
+        """What an engine with these weights must answer."""
+        tokens = probe_tokens(self._learner.module.config.vocab_size)
+        found = self._learner.score([_whole(tokens)])[0]
+        return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_type, 0.25))
+
+    def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
+        """Send to the engines that are this rank's. Every rank takes part in putting the weights together."""
+        with self.worker_timer("send weights"):
+            own = [receiver for receiver in receivers if receiver.sender == self._rank]
+            stream = self._stream()
+            try:
+                return asyncio.run(self._send(own, stream, version)) if own else Sent(0, 0, {}, {})
+            finally:
+                stream.finish()
+
+    async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
+        engines = [connect(one.kind, one.url, sleeps=one.sleeps, api_key=one.api_key) for one in receivers]
+        try:
+            carrier = _carrier(receivers[0].way, stream)
+            return await send(engines, stream, version, carrier, with_fingerprints=True)
+        finally:
+            await asyncio.gather(*(engine.close() for engine in engines))
+
+    def write_weights(self, model: str, folder: str) -> str:
+        """Write a checkpoint that engines can be started on; says what went wrong, if anything did."""
+        with self.worker_timer("write weights"):
+            stream = self._stream()
+            try:
+                if self._rank == 0:
+                    write_checkpoint(stream, model, folder)
+            except (EngineError, OSError) as error:
+                return str(error)
+            finally:
+                stream.finish()
+        return ""
+
+    def _stream(self) -> WeightStream:
+        return WeightStream(self._learner.module, float_type(self._settings.compute_type))
+
+    def leave(self) -> None:
+        """The group is about to be closed."""
+        close_distributed()
+
+
+def _carrier(way: Way, stream: WeightStream) -> Carrier:
+    return SharedMemoryCarrier() if way is Way.SHARED_MEMORY else device_carrier(stream)
+
+
+def _device(has_gpu: bool) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+
+
+def _whole(tokens: Sequence[int]) -> Sample:
+    zeros = np.zeros(len(tokens), np.float32)
+    return Sample(np.array(tokens, np.int64), np.zeros(len(tokens), np.int64), zeros, zeros)

@@ -1,0 +1,127 @@
+"""The learner as the driver sees it: all its ranks as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from roost.engines.errors import UpdateFailed
+from roost.engines.protocol import Engine
+from roost.engines.weights.release import Release, Way
+from roost.engines.weights.send import Sent
+from roost.learner.sample import Floats, Sample
+from roost.learner.token_weights import Totals
+from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.group import WorkerGroup
+from roost.trainer.learner_worker import Receiver
+
+ALL_PARTS = ("weight", "grad", "optimizer")
+
+
+def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Which samples each rank gets, so that all have about as many tokens; within a rank in the order given.
+
+    >>> shares([5, 1, 1, 3], 2)
+    [[0], [1, 2, 3]]
+    """
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    filled = [0] * ranks
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        rank = filled.index(min(filled))
+        parts[rank].append(index)
+        filled[rank] += lengths[index]
+    return [sorted(part) for part in parts]
+
+
+def totals_of(samples: Sequence[Sample], longest: int) -> Totals:
+    """The size of a minibatch; a first token follows nothing, so it does not count."""
+    made = [int(sample.is_made[1:].sum()) for sample in samples]
+    return Totals(sum(1 for count in made if count), sum(made), longest)
+
+
+class Learners:
+    """A group of `LearnerWorker`s."""
+
+    def __init__(self, group: WorkerGroup, way: Way, receiver_at: Callable[[str], Receiver]) -> None:
+        self._group = group
+        self._way, self._receiver_at = way, receiver_at
+
+    @property
+    def world_size(self) -> int:
+        return self._group.world_size
+
+    async def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
+        """Log-probabilities of every sample, in the order given."""
+        return await self._spread("score", samples, as_reference)
+
+    async def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        return await self._spread("values", samples)
+
+    async def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
+        """One optimizer step on a minibatch."""
+        parts = shares([len(sample) for sample in samples], self.world_size)
+        told = await self._each("learn", [([samples[index] for index in part], totals) for part in parts])
+        statistics: dict[str, float] = told[0]
+        return statistics
+
+    async def _spread(self, method: str, samples: Sequence[Sample], *more: Any) -> list[Floats]:
+        parts = shares([len(sample) for sample in samples], self.world_size)
+        told = await self._each(method, [([samples[index] for index in part], *more) for part in parts])
+        found = {
+            index: array
+            for part, arrays in zip(parts, told, strict=True)
+            for index, array in zip(part, arrays, strict=True)
+        }
+        return [found[index] for index in range(len(samples))]
+
+    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call every rank with arguments of its own."""
+        results = [getattr(self._group.execute_on(rank), method)(*given) for rank, given in enumerate(arguments)]
+        return [answer[0] for answer in await asyncio.gather(*results)]
+
+    async def all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every rank with the same arguments."""
+        answers: list[Any] = await getattr(self._group, method)(*arguments)
+        return answers
+
+    async def offload(self, parts: Sequence[str] = ALL_PARTS) -> None:
+        await self.all("offload", tuple(parts))
+
+    async def load(self, parts: Sequence[str] = ALL_PARTS) -> None:
+        await self.all("load", tuple(parts))
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    async def release(self, version: int) -> Release:
+        """The weights as they are now, as a version of the policy."""
+        probe = (await self.all("probe"))[0]
+        return Release(version, probe, sender=LearnerSender(self, self._way, self._receiver_at))
+
+    async def send_weights(self, receivers: Sequence[Receiver], version: int) -> list[Sent]:
+        sent: list[Sent] = await self.all("send_weights", tuple(receivers), version)
+        return sent
+
+
+class LearnerSender:
+    """Sends from the learner's own processes to engines that the driver knows."""
+
+    def __init__(self, learners: Learners, way: Way, receiver_at: Callable[[str], Receiver]) -> None:
+        self.way = way
+        self._learners, self._receiver_at = learners, receiver_at
+
+    async def send(self, engines: Sequence[Engine], version: int) -> Sent:
+        """Each engine gets the weights from the rank that is nearest to it."""
+        asked = [self._receiver_at(engine.url) for engine in engines]
+        try:
+            told = await self._learners.send_weights(asked, version)
+        except (WorkerFailed, WaitedTooLong) as error:
+            raise UpdateFailed(f"the learner could not send version {version}: {error}") from error
+        sent = [one for one in told if one.buckets]
+        failed = {url: error for one in told for url, error in one.failed.items()}
+        return Sent(max(one.size for one in sent), max(one.buckets for one in sent), sent[0].fingerprints, failed)
+
+    async def write(self, model: str, folder: str) -> None:
+        for error in await self._learners.all("write_weights", model, folder):
+            if error:
+                raise UpdateFailed(f"no checkpoint could be written of the weights: {error}")

@@ -1,0 +1,140 @@
+"""The loop: take groups, learn from them, give the engines the new policy. All modes are this loop.
+
+Synchronous and collocated runs have a lag of 0, so that a step begins its groups only after the last update, and waits
+for all of them. With a lag the groups of later steps are under way while the learner learns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from roost.engines.fleet import Fleet
+from roost.learner.sample import Floats
+from roost.rollout.episode import Group
+from roost.runtime.trace.spans import SpanRecorder
+from roost.spec.training import Behaviour, Estimator, TrainSettings
+from roost.trainer.batch import Batch, batch_of, minibatches, with_advantages, with_scores
+from roost.trainer.checkpoints import TrainerState
+from roost.trainer.feed import Feed
+from roost.trainer.figures import of_groups, of_learning, of_mismatch, of_selection, of_time
+from roost.trainer.learners import Learners, totals_of
+from roost.trainer.turns import Turns
+
+Figures = dict[str, float]
+
+
+class LagExceeded(RuntimeError):
+    """A token was made by a policy that is older than the run allows: a bug, as the feed prevents it."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """Everybody who has a model."""
+
+    fleet: Fleet
+    policy: Learners
+    critic: Learners | None = None
+    reference: Learners | None = None  # None with an adapter: the policy without it is the reference
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes."""
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+    def step_done(self, state: TrainerState, figures: Mapping[str, float], groups: Sequence[Group]) -> None: ...
+
+
+@dataclass
+class Loop:
+    """One run of the algorithm; what surrounds it (checkpoints, evaluation, people) hangs on `after_step`."""
+
+    settings: TrainSettings
+    models: Models
+    feed: Feed
+    turns: Turns
+    recorder: SpanRecorder
+    watcher: Watcher
+    state: TrainerState
+    after_step: Callable[[TrainerState], Any]  # awaited; the engines have the new policy by then
+    is_stopped: Callable[[], bool] = lambda: False
+    _seconds: dict[str, float] = field(default_factory=dict)
+
+    async def run(self) -> TrainerState:
+        """Do the steps that are left, or those until somebody stops it."""
+        while self.state.step < self.settings.steps and not self.is_stopped():
+            await self._step()
+        return self.state
+
+    async def _step(self) -> None:
+        began = time.perf_counter()
+        self._seconds = {}
+        version = self.state.version
+        self.feed.begin(version)
+        async with self._phase("generate", self.settings.collect.groups * self.settings.collect.group_size):
+            groups = await self.feed.take(version)
+        figures = of_groups(groups, version, self.feed.pop_tally())
+        if figures["lag/max"] > self.settings.max_policy_lag:
+            raise LagExceeded(
+                f"a token is {figures['lag/max']:g} versions old; the run allows {self.settings.max_policy_lag}"
+            )
+        async with self._phase("switch"):
+            await self.turns.to_learner(self.models.fleet, self.models.policy)
+        figures |= await self._learn(batch_of(groups))
+        async with self._phase("sync"):
+            release = await self.models.policy.release(version + 1)
+            await self.turns.to_engines(self.models.fleet, self.models.policy, release)
+        self.state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
+        figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
+        self.watcher.step_done(self.state, figures, groups)
+        await self.after_step(self.state)
+
+    async def _learn(self, batch: Batch) -> Figures:
+        settings = self.settings
+        async with self._phase("score"):
+            batch = await self._scored(batch)
+        chosen, selection, alone = with_advantages(batch, settings.advantage)
+        told: list[Mapping[str, float]] = []
+        async with self._phase("learn"):
+            for epoch in range(settings.epochs if len(chosen) else 0):
+                seed = settings.seed + 7919 * (self.state.step * settings.epochs + epoch)
+                for part in minibatches(chosen, settings.minibatches, seed):
+                    totals = totals_of(part, settings.draw.max_tokens)
+                    if totals.tokens:
+                        told.append(await self._optimizer_step(part, totals))
+        return of_learning(told) | of_selection(selection, alone) | of_mismatch(batch.samples)
+
+    async def _optimizer_step(self, part: Sequence[Any], totals: Any) -> Figures:
+        if self.models.critic is None:
+            return await self.models.policy.learn(part, totals)
+        policy, critic = await asyncio.gather(
+            self.models.policy.learn(part, totals), self.models.critic.learn(part, totals)
+        )
+        return policy | {f"critic/{name}": value for name, value in critic.items()}
+
+    async def _scored(self, batch: Batch) -> Batch:
+        """What the models say of the samples before the first step on them."""
+        loss = self.settings.learner.loss
+        old: list[Floats] | None = None
+        reference: list[Floats] | None = None
+        values: list[Floats] | None = None
+        if loss.behaviour is not Behaviour.ENGINE:
+            old = await self.models.policy.score(batch.samples)
+        if loss.kl_coefficient:
+            scorer = self.models.reference or self.models.policy
+            reference = await scorer.score(batch.samples, self.models.reference is None)
+        if self.models.critic is not None and self.settings.advantage.estimator is Estimator.GAE:
+            values = await self.models.critic.values(batch.samples)
+        return with_scores(batch, old, reference, values)
+
+    @asynccontextmanager
+    async def _phase(self, name: str, total: int | None = None) -> AsyncIterator[None]:
+        self.watcher.phase(name, total)
+        began = time.perf_counter()
+        with self.recorder.timer(name, "work", True, step=self.state.step):
+            yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began

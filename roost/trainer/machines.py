@@ -1,0 +1,43 @@
+"""The machines of a run: a cluster that is there, or this machine with simulated accelerators where it has none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from roost.cluster.hardware.accelerator import AcceleratorType
+from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
+from roost.cluster.hardware.registry import BUILT_IN
+from roost.runtime.cluster import Cluster
+from roost.spec.job import Job
+
+RAY_ADDRESS = "RAY_ADDRESS"
+
+
+def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str, str]) -> int:
+    """How many accelerators this machine must pretend to have, so that a job for one machine can be tried out on it.
+
+    None where it has some, where a cluster is named, or where the job needs several machines.
+    """
+    asked = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
+    is_elsewhere = address not in (None, "local") or bool(environ.get(RAY_ADDRESS))
+    if not asked or is_elsewhere or (job.num_nodes or 1) > 1 or BUILT_IN.detect(environ) is not None:
+        return 0
+    return asked
+
+
+def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str], None]) -> Cluster:
+    """Join or start the cluster that a job runs on."""
+    simulated = accelerators_to_simulate(job, address, os.environ)
+    if simulated:
+        say(f"there is no accelerator here: {simulated} are simulated, and everything runs on the CPU")
+        os.environ[COUNT_VARIABLE] = str(simulated)
+        address = "local"
+    config = None if job.source.values.get("cluster") is None else dict(job.source.values)
+    return Cluster(job.num_nodes, config, address, log_dir=log_dir, say=say)
+
+
+def has_gpus(cluster: Cluster) -> bool:
+    """Whether models run on accelerators that are really there."""
+    kinds = {node.report.accelerator_type for node in cluster.nodes}
+    return bool(kinds & {str(AcceleratorType.NV_GPU), str(AcceleratorType.AMD_GPU)})

@@ -1,0 +1,39 @@
+"""Objects that a config names by `_target_`: a scenario is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roost.rollout.scenario import Scenario
+from roost.spec.errors import Findings, Where
+
+NEEDED = ("size", "task", "play")
+
+
+def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings) -> Scenario | None:
+    """The scenario of a run: its class is called with the config's other keys and `tokenizer`."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        made = instantiate(dict(task), _partial_=True, _convert_="all")(tokenizer=tokenizer)
+    except InstantiationException as error:
+        why = str(error.__cause__ or error).strip().splitlines()[0]
+        findings.error(where, f"{task['_target_']} cannot be made", why, "name a class that can be imported from here")
+        return None
+    except TypeError as error:
+        fix = "give it the keys that its constructor has; it must also take tokenizer"
+        findings.error(where, f"{task['_target_']} cannot be made from these keys", str(error), fix)
+        return None
+    missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
+    if missing:
+        findings.error(
+            where,
+            f"{task['_target_']} is no scenario",
+            f"it has no {', '.join(missing)}",
+            "see roost.rollout.scenario.Scenario",
+        )
+        return None
+    scenario: Scenario = made
+    return scenario

@@ -1,0 +1,60 @@
+"""Who has the devices: engines and learner both, or one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roost.engines.fleet import Fleet
+from roost.engines.protocol import InFlight
+from roost.engines.weights.release import Release
+from roost.placement.residency import Decision
+from roost.trainer.learners import Learners
+
+BESIDE_WEIGHTS = ("grad", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What the plan decided about engines that share devices with the learner.
+
+    Devices change hands in this order, so that the two never hold the memory at once: engines sleep or stop, the
+    learner loads; the learner moves gradients and moments to the host, engines take the new weights from it, and the
+    learner moves its weights to the host as well.
+    """
+
+    decision: Decision
+    in_flight: InFlight
+    offloads: Sequence[str]  # what the learner moves to the host while engines work
+    sleep_level: int = 2
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether one waits for the other."""
+        return self.decision is not Decision.KEEP
+
+    async def to_learner(self, fleet: Fleet, learners: Learners) -> None:
+        if self.decision is Decision.SLEEP:
+            await fleet.sleep(self.sleep_level, InFlight.DRAIN)
+        elif self.decision is Decision.RESTART:
+            await fleet.stop_servers()
+        fleet.learning_begins()
+        if self.are_taken and self.offloads:
+            await learners.load(self.offloads)
+
+    async def to_engines(self, fleet: Fleet, learners: Learners, release: Release) -> None:
+        if self.are_taken:
+            await self._offload(learners, [part for part in self.offloads if part in BESIDE_WEIGHTS])
+        if self.decision is Decision.KEEP:
+            await fleet.update(release, self.in_flight)
+        elif self.decision is Decision.SLEEP:
+            await fleet.wake(release)
+        else:
+            await fleet.start_servers(release)
+        if self.are_taken:
+            await self._offload(learners, [part for part in self.offloads if part not in BESIDE_WEIGHTS])
+
+    @staticmethod
+    async def _offload(learners: Learners, parts: Sequence[str]) -> None:
+        if parts:
+            await learners.offload(parts)
