@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from roost.engines.errors import EngineLost, EngineRefused
+from roost.engines.http_lanes import LANE_WIDTH, Lanes
 
 BUSY = frozenset({429, 502, 503, 504})  # answers that another try may not get
 NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -87,8 +88,8 @@ class HttpCalls:
         self._chance = chance
         # A server may close an idle connection just when it is used again. What may be repeated then is; what may not
         # gets a connection of its own.
-        self._client = _client(self.url, api_key, kept=256)
-        self._orders = _client(self.url, api_key, kept=0)
+        self._client = Lanes(lambda: _client(self.url, api_key, kept=LANE_WIDTH))
+        self._orders = Lanes(lambda: _client(self.url, api_key, kept=0))
 
     async def get(self, path: str, *, limit_s: float, query: Query = ()) -> Any:
         """The answer to a question that changes nothing."""
@@ -116,8 +117,8 @@ class HttpCalls:
             return None
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._orders.aclose()
+        await self._client.close()
+        await self._orders.close()
 
     async def _answer(self, call: Call) -> Any:
         asked = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")

@@ -16,12 +16,14 @@ from roost.placement.plan import Plan
 from roost.placement.residency import ResidencySettings, find_residency
 from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of
+from roost.placement.training_rules import check_training
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings, Where, did_you_mean, shown
 from roost.spec.job import Job, Layout, Notation
 from roost.spec.limits import MAX_ACCELERATORS_PER_NODE
 from roost.spec.loop import MEMORY_KEYS
 from roost.spec.notation import read_job
+from roost.spec.training_read import setting_place
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path
@@ -98,6 +100,8 @@ def try_plan(
     settings = ResidencySettings.of(job.notation, job.settings)
     residency = find_residency(components, machines, settings, places, findings)
     check_rules(components, residency, machines, job.notation, places, findings)
+    if job.training is not None:
+        check_training(job.training, components, lambda name: setting_place(name, job), findings)
     if findings.has_errors:
         return None
     return Plan(

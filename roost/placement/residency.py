@@ -104,11 +104,11 @@ class ResidencySettings:
 
     @classmethod
     def of(cls, notation: Notation, settings: Mapping[str, object]) -> ResidencySettings:
-        ratio = settings.get("async_generation_ratio")
         numbers = {key: value for key, value in settings.items() if isinstance(value, int | float)}
+        ahead = max(numbers.get("async_generation_ratio", 0), numbers.get("max_policy_lag", 0))
         return cls(
             notation,
-            is_async=settings.get("async_rollouts") is True or (isinstance(ratio, int | float) and ratio > 0),
+            is_async=settings.get("async_rollouts") is True or ahead > 0,
             inference_gb=numbers.get("inference_requires_memory_gb"),
             learning_gb=numbers.get("learning_requires_memory_gb"),
             cap=numbers.get("max_gpu_mem_utilization"),

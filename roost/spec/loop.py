@@ -71,11 +71,12 @@ def read_loop(root: Section) -> Job:
     )
 
 
-def _adapter_rank(root: Section) -> int:
-    """ml-loop trains a LoRA adapter only."""
-    return int(
-        first_number((root.below("llm", "lora"), "r"), (root.below("llm"), "max_lora_rank")) or DEFAULT_ADAPTER_RANK
-    )
+def _adapter_rank(root: Section) -> int | None:
+    """ml-loop trains a LoRA adapter only; a config that Roost is to train with trains one if it says so."""
+    written = first_number((root.below("llm", "lora"), "r"), (root.below("llm"), "max_lora_rank"))
+    if written is None and "train" in root:
+        return None
+    return int(written or DEFAULT_ADAPTER_RANK)
 
 
 def _read_gpus(allocation: Section, key: str) -> Sequence[int]:

@@ -56,7 +56,8 @@ def read_job(
     if needs_components and not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     training = read_training(root, job)
-    return replace(job, training=training, warnings=findings.warnings)
+    lag = {"max_policy_lag": training.max_policy_lag} if training is not None and training.max_policy_lag else {}
+    return replace(job, training=training, settings={**job.settings, **lag}, warnings=findings.warnings)
 
 
 def recognise(root: Section) -> Notation | None:

@@ -78,13 +78,21 @@ def _loop(root: Section, job: Job) -> dict[str, Any]:
         if rl.values.get("adv_normalization") is True
         else _named(rl, "baseline", ESTIMATORS.get),
         "ratio": (_named(rl, "loss_type", LOOP_LEVELS.get) if clips else RatioLevel.NONE),
-        # The clip of ml-loop is symmetric in the logarithm: [1 / (1 + epsilon), 1 + epsilon].
-        "clip_low": 1 / (1 + (epsilon or LOOP_EPSILON)),
-        "clip_high": 1 + (epsilon or LOOP_EPSILON),
+        **({} if epsilon is None else _loop_clip(epsilon)),
         "behaviour": Behaviour.ENGINE if recomputes is False and not is_async else None,
         "max_policy_lag": 1 if is_async else None,
-        "adapter_rank": _adapter_rank(job) if "lora" in root.below("llm") else None,
+        "adapter_rank": _adapter_rank(job),
     }
+
+
+def defaults(notation: Notation) -> dict[str, Any]:
+    """What a notation does where a config says nothing, and Roost would do otherwise."""
+    return _loop_clip(LOOP_EPSILON) if notation is Notation.LOOP else {}
+
+
+def _loop_clip(epsilon: float) -> dict[str, float]:
+    """The clip of ml-loop is symmetric in the logarithm."""
+    return {"clip_low": 1 / (1 + epsilon), "clip_high": 1 + epsilon}
 
 
 def _bounds(below: float | None, above: float | None) -> dict[str, float]:

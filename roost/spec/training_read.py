@@ -23,7 +23,7 @@ from roost.spec.training import (
     OptimizerSettings,
     TrainSettings,
 )
-from roost.spec.training_dialects import derived
+from roost.spec.training_dialects import defaults, derived
 from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, WHOLE, Key
 
 Values = dict[str, Any]
@@ -40,6 +40,7 @@ def read_training(root: Section, job: Job) -> TrainSettings | None:
         value, place = _found(key, root, train, job.notation)
         if value is not None:
             _note(key.name, value, place, values, train)
+    values = {**defaults(job.notation), **values}
     if not values.get("task"):
         train.error("task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):
@@ -49,6 +50,15 @@ def read_training(root: Section, job: Job) -> TrainSettings | None:
         train.error("model", "is missing", fix="name the folder of a Hugging Face checkpoint")
         return None
     return _settings(values, job, train)
+
+
+def setting_place(name: str, job: Job) -> Where:
+    """Where a setting stands in the config: under the notation's own key, if that has it, else in `train`."""
+    native = next((key.native(job.notation) for key in KEYS if key.name == name), ())
+    values: Any = job.source.values
+    for key in native:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return job.source.where(native if native and values is not None else ("train", name))
 
 
 def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple[Any, Where]:

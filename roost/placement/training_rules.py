@@ -1,0 +1,117 @@
+"""Rules about training: settings that cannot work with the placements, or with each other, found before launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from roost.placement.component_plan import ComponentPlan
+from roost.spec.errors import Findings, Where
+from roost.spec.job import Role
+from roost.spec.training import Behaviour, Estimator, TrainSettings
+
+COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
+At = Callable[[str], Where]  # a setting's place
+
+
+def check_training(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
+    """Every rule, each with its finding."""
+    by_name = {part.name: part for part in components}
+    _check_components(settings, by_name, at, findings)
+    _check_batches(settings, by_name, at, findings)
+    _check_drawing(settings, by_name, at, findings)
+    _check_loss(settings, at, findings)
+    _check_model(settings, at, findings)
+
+
+def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    for name, role in (("actor", Role.LEARNER), ("rollout", Role.ENGINE)):
+        if name not in parts:
+            findings.error(at("task"), f"needs {name}, a {role}, which is not placed", fix=f"place {name}")
+    if settings.advantage.estimator is Estimator.GAE and "critic" not in parts:
+        findings.error(
+            at("estimator"), "is gae, but there is no critic", "values come from a model of their own", "place critic"
+        )
+    if settings.learner.loss.kl_coefficient and settings.learner.adapter is None and "reference" not in parts:
+        findings.error(
+            at("kl_coefficient"),
+            "needs a reference, which is not placed",
+            "without an adapter the policy cannot be its own reference",
+            "place reference, or write kl_coefficient: 0",
+        )
+
+
+def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    collect = settings.collect
+    samples = collect.groups * collect.group_size // settings.minibatches
+    if "actor" in parts and samples < parts["actor"].world_size:
+        findings.error(
+            at("minibatch_size"),
+            f"a minibatch of {samples} samples cannot be spread over {parts['actor'].world_size} learners",
+            f"{collect.groups} groups of {collect.group_size}, cut into {settings.minibatches}",
+            "use larger minibatches, or fewer learners",
+        )
+    if collect.group_size < 2 and settings.advantage.estimator in COMPARING:
+        findings.error(
+            at("group_size"),
+            f"is {collect.group_size}, but {settings.advantage.estimator.value} compares samples of one prompt",
+            fix="write 2 or more, or estimator: reinforce++",
+        )
+
+
+def _check_drawing(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    draw = settings.draw
+    if draw.temperature == 0:
+        findings.error(at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0")
+    is_cut = draw.top_p < 1 or draw.top_k > 0 or draw.min_p > 0
+    if is_cut and settings.learner.loss.behaviour is not Behaviour.ENGINE:
+        findings.warn(
+            at("top_p"),
+            "draws from a part of the distribution, which the learner's own log-probabilities do not know",
+            f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; behaviour "
+            f"{settings.learner.loss.behaviour.value}",
+            "leave top_p, top_k and min_p out, or write behaviour: engine",
+        )
+    rollout = parts.get("rollout")
+    if rollout is not None and settings.engine == "torch" and rollout.parallel.model > 1:
+        findings.error(
+            at("engine"),
+            "is torch, which runs on one device, but rollout is cut over several",
+            f"{rollout.parallel.model} devices for each engine",
+            "write engine: vllm or sglang, or give each engine one device",
+        )
+
+
+def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
+    loss = settings.learner.loss
+    if settings.max_policy_lag and loss.behaviour is Behaviour.RECOMPUTED:
+        findings.error(
+            at("behaviour"),
+            "is recomputed, but samples may be of an older policy",
+            f"max_policy_lag is {settings.max_policy_lag}: the learner no longer has the weights that made them",
+            "write behaviour: proximal, or behaviour: engine",
+        )
+    if not loss.clip_low <= 1 <= loss.clip_high:
+        findings.error(
+            at("clip_low"),
+            f"the ratio's bounds {loss.clip_low:g} and {loss.clip_high:g} do not have 1 between them",
+            fix="write clip_low: 0.8 and clip_high: 1.2",
+        )
+    if loss.dual_clip is not None and loss.dual_clip <= loss.clip_high:
+        findings.error(
+            at("dual_clip"),
+            f"is {loss.dual_clip:g}; it must be above clip_high, {loss.clip_high:g}",
+            fix="write dual_clip: 3.0, or leave it out",
+        )
+
+
+def _check_model(settings: TrainSettings, at: At, findings: Findings) -> None:
+    """A folder must be there; what looks like a name on a hub is left to be looked up."""
+    path = Path(settings.learner.model).expanduser()
+    looks_local = path.is_absolute() or settings.learner.model.startswith((".", "~")) or len(path.parts) != 2
+    if not path.exists() and (looks_local or path.parent.exists()):
+        findings.error(at("model"), f"{settings.learner.model} does not exist", fix="name a folder with a checkpoint")
+    elif path.exists() and not (path / "config.json").exists():
+        findings.error(
+            at("model"), f"{settings.learner.model} has no config.json", fix="name a folder with a checkpoint"
+        )
