@@ -63,6 +63,8 @@ class CheckpointWriter:
             self._finish(unfinished, folder)
         except (Exception, CheckpointException) as failure:  # told by `wait`, as nobody hears a thread
             self._failure = failure
+            if rank() == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
     def _finish(self, unfinished: Path, folder: Path) -> None:
         """Rank 0 gives the folder its name; all ranks return once it has it, or raise together."""
@@ -83,7 +85,11 @@ def load_state(state: State, folder: Path) -> None:
 
     Tensors may be sharded in another way than those that were written.
     """
-    load(state, storage_reader=FileSystemReader(folder), no_dist=world_size() == 1)
+    try:
+        load(state, storage_reader=FileSystemReader(folder), no_dist=world_size() == 1)
+    except CheckpointException as failure:
+        reasons = "; ".join(str(reason) for reason, _ in failure.failures.values())
+        raise ValueError(f"{folder} does not fit this learner: {reasons}") from failure
 
 
 def saved_names(folder: Path) -> frozenset[str]:

@@ -85,6 +85,7 @@ class Learner:
         With a `max_grad_norm` of 0 nothing is clipped.
         """
         self._require_loaded(*PARTS)
+        self._optimizer.zero_grad()  # of a call that failed half way
         told: list[dict[str, Tensor]] = []
         tokens = sequences = 0
         for part in self._rounds(samples):

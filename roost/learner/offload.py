@@ -48,7 +48,8 @@ class Residence:
         for part, away in copies.items():
             for each in away:
                 each.storage.resize_(0)
-            self._away[part] = away
+            if away:  # between steps there are no gradients
+                self._away[part] = away
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # for other processes on the device
 

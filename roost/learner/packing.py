@@ -86,7 +86,7 @@ def pack(samples: Sequence[Sample]) -> Packed:
     ends = np.flatnonzero(np.concatenate([predicted(sample) for sample in samples]))
     sequence = np.repeat(np.arange(len(samples)), lengths)[ends]
     turns = np.concatenate([sample.turns for sample in samples])[ends]
-    _, turn = np.unique(np.stack([sequence, turns]), axis=1, return_inverse=True)
+    _, turn = np.unique(sequence * (turns.max(initial=0) + 1) + turns, return_inverse=True)
     return Packed(
         token_ids=token_ids,
         positions=np.arange(len(token_ids)) - np.repeat(borders[:-1], lengths),
@@ -94,7 +94,7 @@ def pack(samples: Sequence[Sample]) -> Packed:
         rows=ends - 1,
         targets=token_ids[ends],
         sequence=sequence,
-        turn=turn.reshape(-1),
+        turn=turn,
     )
 
 

@@ -85,6 +85,14 @@ def test_what_was_cut_off_is_not_taken(learner, tmp_path, damage, message):
     assert_equal(dict(one.weights()), before)
 
 
+def test_a_checkpoint_of_something_else_is_refused(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    with pytest.raises(ValueError, match=r"does not fit this learner: .*lora_A"):
+        learner(adapter=AdapterSettings()).restore(tmp_path / "step")
+
+
 def test_what_could_not_be_written_is_told(learner, tmp_path):
     one = learner()
     (tmp_path / "file").write_text("in the way")

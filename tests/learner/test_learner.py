@@ -117,6 +117,14 @@ def test_what_is_no_number_is_not_learnt(learner, bad):
     assert_equal(weights, expected)
 
 
+def test_a_step_that_failed_half_way_leaves_no_gradients(learner):
+    one, samples = learner(), drawn_samples(31, 30)  # the longer one goes first
+    broken = [samples[0], dataclasses.replace(samples[1], old_logprobs=None)]
+    with pytest.raises(ValueError, match="log-probabilities"):
+        one.learn(broken, totals_of(broken))
+    assert_equal(trained(one, samples)[0], trained(learner(), samples)[0])
+
+
 def test_samples_that_nothing_was_made_of(learner):
     empty = drawn_sample(0, 3)
     one, expected = learner(), learner().score(drawn_samples(9))[0]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from roost.learner.offload import PARTS
 from roost.spec.training import AdapterSettings
 from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
 
@@ -65,12 +64,20 @@ def test_gradients_move_too(learner):
     for weight in one.module.parameters():
         weight.grad = weight.detach().clone()
     one.offload(["grad"])
+    with pytest.raises(RuntimeError, match="grad are offloaded"):
+        one.learn(BATCHES[0], totals_of(BATCHES[0]))
     assert all(weight.grad.untyped_storage().nbytes() == 0 for weight in one.module.parameters())
     one.load(["grad"])
     assert all((weight.grad == weight).all() for weight in one.module.parameters())
 
 
-@pytest.mark.parametrize("part", PARTS)
+def test_gradients_that_there_are_not_need_not_come_back(learner):
+    one = learner()
+    one.offload(["grad"])
+    assert one.learn(BATCHES[0], totals_of(BATCHES[0]))["skipped"] == 0
+
+
+@pytest.mark.parametrize("part", ["weight", "optimizer"])
 def test_what_is_offloaded_cannot_be_used(learner, part, tmp_path):
     one, samples = learner(), BATCHES[0]
     one.offload([part])
@@ -81,7 +88,7 @@ def test_what_is_offloaded_cannot_be_used(learner, part, tmp_path):
             one.score(samples)
         with pytest.raises(RuntimeError, match="load"):
             one.export(tmp_path / "export")
-    elif part == "optimizer":
+    else:
         with pytest.raises(RuntimeError, match="load"):
             one.save(tmp_path / "saved")
 

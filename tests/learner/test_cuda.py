@@ -1,0 +1,64 @@
+"""What is different on a GPU: flash attention, memory that is really free, copies beside the computing."""
+
+import pytest
+import torch
+
+from roost.learner.attention import Segments, _can_flash, _flash, _one_by_one
+from roost.learner.learner import Learner
+from tests.learner.drawn import assert_equal, drawn_samples, settings_of, totals_of, trained
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("window", [None, 16], ids=["all", "window"])
+def test_flash_attention_is_as_each_sequence_alone(device, window):
+    lengths = (5, 64, 33)
+    segments = Segments(lengths, torch.tensor([0, 5, 69, 102], dtype=torch.int32, device=device))
+    torch.manual_seed(0)
+    tensors = [
+        torch.randn(1, heads, sum(lengths), 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (8, 2, 2)
+    ]
+    if not _can_flash(tensors[0], tensors[2]):
+        pytest.skip("this torch has no such flash attention")
+    outputs, gradients = [], []
+    for attend in (_flash, _one_by_one):
+        output = attend(*tensors, segments, 0.1, window)
+        outputs.append(output)
+        gradients.append(torch.autograd.grad(output.float().square().sum(), tensors))
+    torch.testing.assert_close(*outputs, rtol=0.02, atol=0.02)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_gpu_learns_as_the_host_does(models, device, compute):
+    settings = settings_of(models(), compute_type=compute)
+    _, expected = trained(Learner(settings_of(models()), torch.device("cpu")), *BATCHES)
+    _, told = trained(Learner(settings, device), *BATCHES)
+    assert told == pytest.approx(expected, rel=1e-3 if compute == "float32" else 0.1, abs=1e-2)
+
+
+def test_offloading_frees_the_device_and_changes_nothing(models, device, tmp_path):
+    settings = settings_of(models(hidden_size=512, intermediate_size=2048), compute_type="bfloat16")
+    one = Learner(settings, device)
+    one.learn(BATCHES[0], totals_of(BATCHES[0]))
+    one.save(tmp_path / "step")
+    before = {name: weight.clone().cpu() for name, weight in one.weights()}
+    held = torch.cuda.memory_allocated(device)
+    weights = sum(weight.numel() * 4 for weight in one.module.parameters())
+    one.offload()
+    assert torch.cuda.memory_allocated(device) <= held - 3 * weights
+    one.load()
+    assert_equal({name: weight.cpu() for name, weight in one.weights()}, before)
+    expected, _ = trained(one, *BATCHES[1:])
+    one.wait_saved()
+    two = Learner(settings, device)
+    two.restore(tmp_path / "step")
+    assert_equal(trained(two, *BATCHES[1:])[0], expected, 1e-4)
