@@ -62,6 +62,7 @@ def test_peft_reads_what_is_exported(adapted, models, tmp_path):
     logprobs = read(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach().numpy()
     made = SAMPLES[0].is_made[1:]
     np.testing.assert_allclose(logprobs[made], adapted.score(SAMPLES)[0][1:][made], atol=1e-4)
+    assert {"q_proj", "down_proj"} < read.peft_config["default"].target_modules
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
 
 
