@@ -78,7 +78,7 @@ def write_adapter(folder: Path, weights: dict[str, Tensor], settings: AdapterSet
     config.base_model_name_or_path = model
     config.inference_mode = True
     # Which layers these are, in names: "all linear ones" is not read by every engine.
-    config.target_modules = {name.split(".")[-3] for name in weights}
+    config.target_modules = sorted({name.split(".")[-3] for name in weights})
     config.save_pretrained(str(folder))
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
