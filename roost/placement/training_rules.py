@@ -11,6 +11,7 @@ from roost.spec.job import Role
 from roost.spec.training import Behaviour, Estimator, TrainSettings
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
+LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
 At = Callable[[str], Where]  # a setting's place
 
 
@@ -21,6 +22,7 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     _check_batches(settings, by_name, at, findings)
     _check_drawing(settings, by_name, at, findings)
     _check_loss(settings, at, findings)
+    _check_types(settings, at, findings)
     _check_model(settings, at, findings)
 
 
@@ -63,10 +65,10 @@ def _check_drawing(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
     draw = settings.draw
     if draw.temperature == 0:
         findings.error(at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0")
-    is_cut = draw.top_p < 1 or draw.top_k > 0 or draw.min_p > 0
-    if is_cut and settings.learner.loss.behaviour is not Behaviour.ENGINE:
+    cuts = {"top_p": draw.top_p < 1, "top_k": 0 < draw.top_k < LARGEST_VOCABULARY, "min_p": draw.min_p > 0}
+    if any(cuts.values()) and settings.learner.loss.behaviour is not Behaviour.ENGINE:
         findings.warn(
-            at("top_p"),
+            at(next(name for name, is_cut in cuts.items() if is_cut)),
             "draws from a part of the distribution, which the learner's own log-probabilities do not know",
             f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; behaviour "
             f"{settings.learner.loss.behaviour.value}",
@@ -102,6 +104,21 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             at("dual_clip"),
             f"is {loss.dual_clip:g}; it must be above clip_high, {loss.clip_high:g}",
             fix="write dual_clip: 3.0, or leave it out",
+        )
+
+
+def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
+    weight, compute = settings.learner.weight_type, settings.learner.compute_type
+    if compute == "float16":
+        findings.error(
+            at("compute_type"), "is float16, whose losses Roost does not scale", fix="write compute_type: bfloat16"
+        )
+    elif compute == "float32" and weight != "float32":
+        findings.error(
+            at("weight_type"),
+            f"is {weight}, but compute_type is float32",
+            "weights would be kept with less than they are used with",
+            "write weight_type: float32, or compute_type: bfloat16",
         )
 
 

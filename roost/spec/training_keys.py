@@ -12,81 +12,153 @@ WHOLE, NUMBER, FLAG, TEXT, MAPPING = "whole", "number", "flag", "text", "mapping
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("torch", "vllm", "sglang")
+KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting: its name in the section `train`, its kind, and its key in each notation, where that has one."""
+    """One setting: its name in the section `train`, its kind, and its key in each notation, where that has one.
+
+    Several keys of a notation are divided by `|`; the first that is given counts. Settings that a notation spells in
+    another way than by one key of the same meaning are in `training_dialects`.
+    """
 
     name: str
     kind: str | type[StrEnum] | tuple[str, ...]
+    meaning: str
     least: int = 0  # of a whole number
     most: float | None = None
     rlinf: str = ""
     roll: str = ""
     loop: str = ""
 
-    def native(self, notation: Notation) -> tuple[str, ...]:
-        """The keys from the root of the config, or none."""
+    def native(self, notation: Notation) -> tuple[KeyPath, ...]:
+        """The keys of a notation, each as the way to it from the root of the config."""
         written = {Notation.RLINF: self.rlinf, Notation.ROLL: self.roll, Notation.LOOP: self.loop}[notation]
-        return tuple(written.split(".")) if written else ()
+        return tuple(tuple(path.split(".")) for path in written.split("|")) if written else ()
 
 
-KEYS = (
-    Key("name", TEXT, rlinf="runner.logger.experiment_name", roll="exp_name", loop="experiment_name"),
-    Key("task", MAPPING, loop="rl.scenario_runner"),
-    Key("steps", WHOLE, 1, rlinf="runner.max_steps", roll="max_steps", loop="rl.total_iterations"),
-    Key("seed", WHOLE, rlinf="actor.seed", roll="seed", loop="rl.seed"),
+RUN = (
     Key(
-        "groups",
-        WHOLE,
-        1,
-        rlinf="data.rollout_batch_size",
-        roll="rollout_batch_size",
-        loop="rl.scenarios_per_iteration",
+        "name",
+        TEXT,
+        "The run's folder in runs/; the config's file name if left out.",
+        rlinf="runner.logger.experiment_name",
+        roll="exp_name",
+        loop="experiment_name",
     ),
+    Key("task", MAPPING, "What makes tasks and plays episodes: `_target_`, a class, and the keys it is made with."),
+    Key(
+        "steps",
+        WHOLE,
+        "Updates of the policy.",
+        1,
+        rlinf="runner.max_steps",
+        roll="max_steps",
+        loop="rl.total_iterations",
+    ),
+    Key(
+        "seed",
+        WHOLE,
+        "What all that is drawn by chance begins from.",
+        rlinf="actor.seed",
+        roll="seed",
+        loop="rl.seed",
+    ),
+    Key("groups", WHOLE, "Prompts of a step.", 1, rlinf="data.rollout_batch_size", loop="rl.scenarios_per_iteration"),
     Key(
         "group_size",
         WHOLE,
+        "Samples of a prompt.",
         1,
         rlinf="algorithm.group_size",
-        roll="num_return_sequences_in_group",
         loop="rl.rollouts_per_scenario",
     ),
-    Key("epochs", WHOLE, 1, rlinf="algorithm.update_epoch", roll="ppo_epochs", loop="rl.epochs_per_iteration"),
-    Key("minibatch_size", WHOLE, 1, rlinf="actor.global_batch_size", loop="rl.minibatch_size"),
-    Key("max_policy_lag", WHOLE, 0, 1000),
-    Key("in_flight", IN_FLIGHT),
-    # What is drawn
+    Key(
+        "epochs",
+        WHOLE,
+        "Times that a step's samples are gone through.",
+        1,
+        rlinf="algorithm.update_epoch",
+        roll="ppo_epochs",
+        loop="rl.epochs_per_iteration",
+    ),
+    Key(
+        "minibatch_size",
+        WHOLE,
+        "Samples of one step of the optimizer; all of a step if left out.",
+        1,
+        loop="rl.minibatch_size",
+    ),
+    Key("max_policy_lag", WHOLE, "Updates that a sample may be behind the policy that learns from it.", 0, 1000),
+    Key("in_flight", IN_FLIGHT, "What an update does to requests under way; what suits the mode if left out."),
+)
+
+DRAWING = (
     Key(
         "max_tokens",
         WHOLE,
+        "Tokens of a completion.",
         1,
         rlinf="algorithm.sampling_params.max_new_tokens",
-        roll="actor_infer.generating_args.max_new_tokens",
+        roll="actor_infer.generating_args.max_new_tokens|response_length",
         loop="llm.max_new_tokens",
     ),
     Key(
         "temperature",
         NUMBER,
+        "What log-probabilities are divided by before a token is drawn.",
         rlinf="algorithm.sampling_params.temperature",
         roll="actor_infer.generating_args.temperature",
         loop="llm.temperature",
     ),
-    Key("top_p", NUMBER, 0, 1, rlinf="algorithm.sampling_params.top_p", roll="actor_infer.generating_args.top_p"),
-    Key("top_k", WHOLE, rlinf="algorithm.sampling_params.top_k", roll="actor_infer.generating_args.top_k"),
-    Key("min_p", NUMBER, 0, 1),
-    Key("redundancy", WHOLE, roll="train_env_manager.group_size_redundancy"),
-    Key("fraction", NUMBER, 0, 1, loop="rl.rollouts_fraction"),
-    Key("group_fraction", NUMBER, 0, 1, loop="rl.rollouts_per_scenario_fraction"),
-    Key("drops_equal_groups", FLAG),
-    Key("attempts", WHOLE, 1),
-    Key("concurrency", WHOLE, 1, loop="rl.num_scenario_runners"),
-    Key("episode_limit_s", NUMBER),
-    # What is learnt
+    Key(
+        "top_p",
+        NUMBER,
+        "Draw from the likeliest tokens that have this probability together.",
+        0,
+        1,
+        rlinf="algorithm.sampling_params.top_p",
+        roll="actor_infer.generating_args.top_p",
+        loop="llm.top_p",
+    ),
+    Key(
+        "top_k",
+        WHOLE,
+        "Draw from so many of the likeliest tokens; 0: from all.",
+        rlinf="algorithm.sampling_params.top_k",
+        roll="actor_infer.generating_args.top_k",
+        loop="llm.top_k",
+    ),
+    Key(
+        "min_p", NUMBER, "Leave out tokens below this part of the likeliest's probability.", 0, 1, loop="llm.min_p"
+    ),
+    Key(
+        "redundancy",
+        WHOLE,
+        "More samples of each prompt than are needed; the slowest are cancelled.",
+        roll="train_env_manager.group_size_redundancy",
+    ),
+    Key("fraction", NUMBER, "Part of a step's samples that ends collecting.", 0, 1, loop="rl.rollouts_fraction"),
+    Key(
+        "group_fraction",
+        NUMBER,
+        "Part of every group that must be there for that.",
+        0,
+        1,
+        loop="rl.rollouts_per_scenario_fraction",
+    ),
+    Key("drops_equal_groups", FLAG, "Replace groups whose samples all got the same (dynamic sampling)."),
+    Key("attempts", WHOLE, "Times that an episode is tried.", 1),
+    Key("concurrency", WHOLE, "Episodes at a time.", 1, loop="rl.num_scenario_runners"),
+    Key("episode_limit_s", NUMBER, "Seconds after which an episode has failed."),
+)
+
+OPTIMIZER = (
     Key(
         "learning_rate",
         NUMBER,
+        "Of AdamW.",
         rlinf="actor.optim.lr",
         roll="actor_train.training_args.learning_rate",
         loop="rl.optimizer.lr",
@@ -94,49 +166,153 @@ KEYS = (
     Key(
         "weight_decay",
         NUMBER,
+        "Of AdamW.",
         rlinf="actor.optim.weight_decay",
         roll="actor_train.training_args.weight_decay",
         loop="rl.optimizer.weight_decay",
     ),
-    Key("max_grad_norm", NUMBER, rlinf="actor.optim.clip_grad", roll="max_grad_norm", loop="rl.max_grad_norm"),
-    Key("warmup_steps", WHOLE, rlinf="actor.optim.lr_warmup_iters", roll="actor_train.training_args.warmup_steps"),
-    Key("schedule", Schedule, roll="actor_train.training_args.lr_scheduler_type"),
-    Key("estimator", Estimator),
-    Key("least_advantage", NUMBER, loop="rl.abs_adv_threshold"),
-    Key("positive_only", FLAG, loop="rl.pos_adv_only"),
-    Key("discount", NUMBER, 0, 1, rlinf="algorithm.gamma", roll="gamma"),
-    Key("gae_lambda", NUMBER, 0, 1, rlinf="algorithm.gae_lambda", roll="lambd"),
-    Key("ratio", RatioLevel),
-    Key("clip_low", NUMBER, 0, 1),
-    Key("clip_high", NUMBER),
-    Key("dual_clip", NUMBER, rlinf="algorithm.clip_ratio_c"),
-    Key("mean", Mean),
-    Key("behaviour", Behaviour),
-    Key("importance_cap", NUMBER),
-    Key("kl_coefficient", NUMBER, rlinf="algorithm.kl_beta", roll="kl_loss_coef"),
-    Key("kl_estimator", KlEstimator),
-    Key("entropy_coefficient", NUMBER, rlinf="algorithm.entropy_bonus", roll="entropy_loss_coef"),
-    # The model
-    Key("model", TEXT),
-    Key("weight_type", FLOAT_TYPES),
-    Key("compute_type", FLOAT_TYPES),
-    Key("micro_batch_tokens", WHOLE, 1),
-    Key("checkpoints_activations", FLAG),
-    Key("adapter_rank", WHOLE, 1),
-    Key("adapter_alpha", NUMBER, loop="llm.lora.lora_alpha"),
-    Key("engine", ENGINES),
-    Key("engine_options", MAPPING),
-    # What is kept and shown
+    Key(
+        "beta1",
+        NUMBER,
+        "Of AdamW.",
+        0,
+        1,
+        rlinf="actor.optim.adam_beta1",
+        roll="actor_train.training_args.adam_beta1",
+    ),
+    Key(
+        "beta2",
+        NUMBER,
+        "Of AdamW.",
+        0,
+        1,
+        rlinf="actor.optim.adam_beta2",
+        roll="actor_train.training_args.adam_beta2",
+    ),
+    Key(
+        "epsilon",
+        NUMBER,
+        "Of AdamW.",
+        rlinf="actor.optim.adam_eps",
+        roll="actor_train.training_args.adam_epsilon",
+        loop="rl.optimizer.eps",
+    ),
+    Key(
+        "max_grad_norm",
+        NUMBER,
+        "Longer gradients are shortened to this.",
+        rlinf="actor.optim.clip_grad",
+        roll="max_grad_norm",
+        loop="rl.max_grad_norm",
+    ),
+    Key(
+        "warmup_steps",
+        WHOLE,
+        "Steps of the optimizer until the learning rate is reached.",
+        rlinf="actor.optim.lr_warmup_steps|actor.lr_sched.lr_warmup_iters",
+        roll="actor_train.training_args.warmup_steps",
+    ),
+    Key("schedule", Schedule, "How the learning rate goes on from there."),
+)
+
+LOSS = (
+    Key("estimator", Estimator, "How much better a sample was than could be expected."),
+    Key(
+        "least_advantage",
+        NUMBER,
+        "Samples whose advantage is nearer to zero are left out.",
+        loop="rl.abs_adv_threshold",
+    ),
+    Key("positive_only", FLAG, "Learn only from samples that were better than expected.", loop="rl.pos_adv_only"),
+    Key("discount", NUMBER, "Of later rewards, with a critic.", 0, 1, rlinf="algorithm.gamma", roll="gamma"),
+    Key(
+        "gae_lambda",
+        NUMBER,
+        "Between one step of rewards (0) and all of them (1), with a critic.",
+        0,
+        1,
+        rlinf="algorithm.gae_lambda",
+        roll="lambd",
+    ),
+    Key("ratio", RatioLevel, "What the ratio of new to old probability is taken of, and clipped."),
+    Key("clip_low", NUMBER, "The ratio's lower bound.", 0, 1),
+    Key("clip_high", NUMBER, "The ratio's upper bound."),
+    Key(
+        "dual_clip",
+        NUMBER,
+        "For samples worse than expected, no loss above this multiple of the advantage.",
+        rlinf="algorithm.clip_ratio_c",
+    ),
+    Key("mean", Mean, "How the losses of tokens become one number."),
+    Key("behaviour", Behaviour, "Which log-probabilities the ratio is taken against; proximal where there is a lag."),
+    Key("importance_cap", NUMBER, "On the weight of a token with behaviour: proximal."),
+    Key("kl_coefficient", NUMBER, "Of the divergence from the reference, in the loss.", rlinf="algorithm.kl_beta"),
+    Key("kl_estimator", KlEstimator, "How the divergence is estimated."),
+    Key(
+        "entropy_coefficient",
+        NUMBER,
+        "Of the entropy, which the loss rewards.",
+        rlinf="algorithm.entropy_bonus",
+        roll="entropy_loss_coef",
+    ),
+    Key(
+        "value_clip",
+        NUMBER,
+        "How far a critic's value may move from what it was.",
+        rlinf="algorithm.value_clip",
+        roll="value_clip",
+    ),
+)
+
+MODEL = (
+    Key("model", TEXT, "The folder or name of a Hugging Face checkpoint; the placed model's if left out."),
+    Key("weight_type", FLOAT_TYPES, "Of the weights that the optimizer changes."),
+    Key("compute_type", FLOAT_TYPES, "Of activations, and of the weights while they are used."),
+    Key("micro_batch_tokens", WHOLE, "Tokens that are packed together into one pass.", 1),
+    Key("checkpoints_activations", FLAG, "Compute activations twice rather than keep them."),
+    Key("adapter_rank", WHOLE, "Train a LoRA adapter of this rank, and nothing else.", 1),
+    Key(
+        "adapter_alpha",
+        NUMBER,
+        "The adapter's weight, divided by its rank; twice the rank if left out.",
+        roll="actor_train.model_args.lora_alpha",
+        loop="llm.lora.lora_alpha",
+    ),
+    Key("engine", ENGINES, "What generates."),
+    Key("engine_options", MAPPING, "Options of that, by their names there."),
+)
+
+KEPT = (
     Key(
         "evaluate_every",
         WHOLE,
+        "Steps between evaluations; 0: at the end only.",
         rlinf="runner.val_check_interval",
         roll="eval_steps",
         loop="rl.eval.eval_every_n_iterations",
     ),
-    Key("evaluation_tasks", WHOLE, 1),
-    Key("evaluation_samples", WHOLE, 1),
-    Key("evaluation_temperature", NUMBER),
-    Key("checkpoint_every", WHOLE, rlinf="runner.save_interval", roll="save_steps"),
-    Key("keep_checkpoints", WHOLE, 1, roll="max_ckpt_to_keep", loop="rl.max_ckpts"),
+    Key("evaluation_tasks", WHOLE, "Prompts of an evaluation.", 1),
+    Key(
+        "evaluation_samples",
+        WHOLE,
+        "Samples of each.",
+        1,
+        roll="validation.generating_args.num_return_sequences",
+    ),
+    Key(
+        "evaluation_temperature",
+        NUMBER,
+        "As temperature, in evaluations.",
+        roll="validation.generating_args.temperature",
+    ),
+    Key(
+        "checkpoint_every",
+        WHOLE,
+        "Steps between checkpoints; 0: at the end only.",
+        rlinf="runner.save_interval",
+        roll="save_steps",
+    ),
+    Key("keep_checkpoints", WHOLE, "Newest checkpoints that are kept.", 1, loop="rl.max_ckpts"),
 )
+
+KEYS = (*RUN, *DRAWING, *OPTIMIZER, *LOSS, *MODEL, *KEPT)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from enum import EnumType
 from typing import Any
 
 from roost.spec.errors import Where, did_you_mean, shown
-from roost.spec.job import Job, Notation, Role
+from roost.spec.job import Job, Notation
 from roost.spec.section import Section
 from roost.spec.training import (
     DEFAULT_STEPS,
@@ -23,10 +25,13 @@ from roost.spec.training import (
     OptimizerSettings,
     TrainSettings,
 )
-from roost.spec.training_dialects import defaults, derived
+from roost.spec.training_dialects import MADE_OF, defaults, derived
 from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, WHOLE, Key
+from roost.spec.training_unlike import warn_unlike
 
 Values = dict[str, Any]
+# Readers of YAML 1.1 take 2e-05 for a word: a number needs a point there, and a sign in its exponent.
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 def read_training(root: Section, job: Job) -> TrainSettings | None:
@@ -40,7 +45,8 @@ def read_training(root: Section, job: Job) -> TrainSettings | None:
         value, place = _found(key, root, train, job.notation)
         if value is not None:
             _note(key.name, value, place, values, train)
-    values = {**defaults(job.notation), **values}
+    warn_unlike(root, job.notation, values)
+    values = {**defaults(root, job.notation, values), **values}
     if not values.get("task"):
         train.error("task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):
@@ -53,28 +59,41 @@ def read_training(root: Section, job: Job) -> TrainSettings | None:
 
 
 def setting_place(name: str, job: Job) -> Where:
-    """Where a setting stands in the config: under the notation's own key, if that has it, else in `train`."""
+    """Where a setting stands in the config: in `train`, or under the notation's own key if only that has it."""
+    source = job.source
+    own = source.values.get("train")
+    if isinstance(own, Mapping) and own.get(name) is not None:
+        return source.where(("train", name))
     native = next((key.native(job.notation) for key in KEYS if key.name == name), ())
-    values: Any = job.source.values
-    for key in native:
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return job.source.where(native if native and values is not None else ("train", name))
+    made_of = (tuple(path.split(".")) for path in MADE_OF[job.notation].get(name, ()))
+    for path in (*native, *made_of):
+        values: Any = source.values
+        for key in path:
+            values = values.get(key) if isinstance(values, Mapping) else None
+        if values is not None:
+            return source.where(path)
+    return source.where(("train", name))
 
 
 def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple[Any, Where]:
     """The value of a setting and where it stands; the two places must agree where both have it."""
-    native = key.native(notation)
-    section = root.below(*native[:-1]) if native else train
-    theirs = _value(key, section, native[-1]) if native and native[-1] in section else None
     ours = _value(key, train, key.name) if key.name in train else None
-    if ours is not None and theirs is not None and ours != theirs:
-        train.error(
-            key.name,
-            f"is {shown(ours)}, but {'.'.join(native)} is {shown(theirs)}",
-            "both mean the same setting",
-            "keep one of the two",
-        )
-    return (ours, train.where(key.name)) if ours is not None else (theirs, section.where(*native[-1:]))
+    for *above, name in key.native(notation):
+        section = root.below(*above)
+        theirs = _value(key, section, name) if name in section else None
+        if theirs is None:
+            continue
+        if ours is not None and ours != theirs:
+            train.error(
+                key.name,
+                f"is {shown(ours)}, but {'.'.join((*above, name))} is {shown(theirs)}",
+                "both mean the same setting",
+                "keep one of the two",
+            )
+        if ours is None:
+            return theirs, section.where(name)
+        break
+    return ours, train.where(key.name)
 
 
 def _value(key: Key, section: Section, name: str) -> Any:
@@ -84,17 +103,34 @@ def _value(key: Key, section: Section, name: str) -> Any:
     if key.kind == WHOLE:
         return section.whole_number(name, key.least, maximum=int(key.most) if key.most else None)
     if key.kind == NUMBER:
-        number = section.number(name)
-        if number is not None and key.most is not None and number > key.most:
-            section.error(name, f"is {number:g}; it must be at most {key.most:g}", fix=f"write {name}: {key.most:g}")
-        return number
+        return _number(key, section, name)
     if key.kind == FLAG:
         return section.flag(name)
     if key.kind == MAPPING:
-        return dict(value) if isinstance(value, Mapping) else section.mapping(name)
+        inner = section.mapping(name)
+        return None if inner is None else _resolved(inner)
     if isinstance(key.kind, str):
         return section.text(name)
     return _choice(key, section, name)
+
+
+def _number(key: Key, section: Section, name: str) -> float | None:
+    written = section.values[name]
+    is_word = isinstance(written, str) and _EXPONENT.fullmatch(written.strip())
+    number = float(written) if is_word and float(written) >= 0 else section.number(name)
+    if number is not None and key.most is not None and number > key.most:
+        section.error(name, f"is {number:g}; it must be at most {key.most:g}", fix=f"write {name}: {key.most:g}")
+    return number
+
+
+def _resolved(section: Section) -> Values:
+    """A mapping as it is, with what cannot be resolved in it reported."""
+    found = {key: section.get(key) for key in section.values}
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            inner = section.mapping(key)
+            found[key] = None if inner is None else _resolved(inner)
+    return found
 
 
 def _choice(key: Key, section: Section, name: str) -> Any:
@@ -108,7 +144,7 @@ def _choice(key: Key, section: Section, name: str) -> Any:
 
 def _note(name: str, value: Any, place: Where, values: Values, train: Section) -> None:
     """A setting as written; what the notation's other keys amount to must not contradict it."""
-    if name in values and values[name] != value:
+    if name in values and not _same(values[name], value):
         train.findings.error(
             place,
             f"is {shown(value)}, but the config's other settings make it {shown(values[name])}",
@@ -117,9 +153,15 @@ def _note(name: str, value: Any, place: Where, values: Values, train: Section) -
     values[name] = value
 
 
+def _same(one: Any, other: Any) -> bool:
+    both_numbers = isinstance(one, float) and isinstance(other, float)
+    return math.isclose(one, other) if both_numbers else bool(one == other)
+
+
 def _model_of(job: Job) -> str | None:
-    paths = [part.model.path for part in job.components if part.role is Role.LEARNER and part.model.path]
-    return paths[0] if paths else None
+    """The actor's model, or what generates for it; other learners may start from models of their own."""
+    paths = {part.name: part.model.path for part in job.components}
+    return paths.get("actor") or paths.get("rollout")
 
 
 def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
@@ -137,12 +179,14 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
     lag = values.get("max_policy_lag", 0)
     loss = LossSettings(
         **same("ratio", "clip_low", "clip_high", "dual_clip", "mean", "importance_cap"),
-        **same("kl_coefficient", "kl_estimator", "entropy_coefficient"),
+        **same("kl_coefficient", "kl_estimator", "entropy_coefficient", "value_clip"),
         behaviour=values.get("behaviour") or (Behaviour.PROXIMAL if lag else Behaviour.RECOMPUTED),
     )
-    epochs, minibatches = values.get("epochs", 1), _minibatches(values, collect, train)
+    epochs, minibatches = values.get("epochs", 1), _minibatches(values, collect, job, train)
+    beta1, beta2 = OptimizerSettings().betas
     optimizer = OptimizerSettings(
-        **same("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "schedule"),
+        **same("learning_rate", "weight_decay", "epsilon", "max_grad_norm", "warmup_steps", "schedule"),
+        betas=(values.get("beta1", beta1), values.get("beta2", beta2)),
         total_steps=values.get("steps", DEFAULT_STEPS) * epochs * minibatches,
     )
     actor = next((part for part in job.components if part.name == "actor"), None)
@@ -157,7 +201,8 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
     )
     return TrainSettings(
         learner,
-        **same("task", "name", "steps", "in_flight", "seed", "engine", "engine_options"),
+        name=values.get("name", ""),
+        **same("task", "steps", "in_flight", "seed", "engine", "engine_options"),
         epochs=epochs,
         minibatches=minibatches,
         max_policy_lag=lag,
@@ -179,18 +224,30 @@ def _adapter(values: Values) -> AdapterSettings | None:
     return None if rank is None else AdapterSettings(rank, values.get("adapter_alpha") or 2.0 * rank)
 
 
-def _minibatches(values: Values, collect: CollectSettings, train: Section) -> int:
+def _minibatches(values: Values, collect: CollectSettings, job: Job, train: Section) -> int:
     """How many optimizer steps a step's samples are cut into."""
-    size = values.get("minibatch_size")
+    size, count = values.get("minibatch_size"), values.get("minibatches")
     samples = collect.groups * collect.group_size
+    place = setting_place("minibatch_size", job)
     if size is None:
+        return int(count or 1)
+    if count is not None and math.ceil(samples / size) != count:
+        train.findings.error(
+            place,
+            f"is {size}, but the config's other settings make it {samples / count:g}",
+            f"{samples} samples in {count} minibatches",
+            "keep one of the two",
+        )
+    why = f"{collect.groups} groups of {collect.group_size} = {samples}"
+    if size > samples:
+        train.findings.error(place, f"makes minibatches of {size}, but a step has {samples} samples", why, "lower it")
         return 1
+    parts: int = math.ceil(samples / size)
     if samples % size:
-        train.error(
-            "minibatch_size",
-            f"is {size}, which does not divide the {samples} samples of a step",
-            f"{collect.groups} groups of {collect.group_size} = {samples}; {samples} % {size} = {samples % size}",
+        train.findings.warn(
+            place,
+            f"makes minibatches of {size}, which do not divide the {samples} samples of a step",
+            f"{why}; they are cut evenly into {parts}, of {samples / parts:g} samples on average",
             f"write a number that divides {samples}",
         )
-        return 1
-    return int(samples // size)
+    return parts

@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.main import get_command
 
 import roost
-from roost.cli import check, convert, diff, explain, main, plan
+from roost.cli import check, convert, diff, explain, main, plan, train
 from roost.spec.errors import Finding, Findings
 from roost.view.text import print_findings
 
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "findings.md"
 FOLDER = "/home/me/job"  # what messages show instead of the temporary folder of a run
 REPEATED = re.compile(r"‹([^›]*)›×(\d+)")
-COMMANDS = (check, convert, diff, explain, plan)
+COMMANDS = (check, convert, diff, explain, plan, train)
 ROOST = get_command(main.app)
 MAX_SHOWN = 3  # findings of one example on the page
 Found = tuple[Finding, ...]
@@ -55,6 +55,7 @@ class Example:
     html: str | None = None
     explain: str | None = None
     compare: str | None = None
+    train: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     several: bool = False
@@ -74,6 +75,8 @@ class Example:
             words = ["convert", "job.yaml", "--to", self.convert_to]
         elif self.compare is not None:
             words = ["diff", "job.yaml", self.compare]
+        elif self.train:
+            words = ["train", "job.yaml"]
         elif self.overrides or self.component is not None or self.html is not None:
             words = ["plan", "job.yaml", *self.overrides]
         else:

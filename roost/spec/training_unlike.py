@@ -1,0 +1,114 @@
+"""Keys of other programs that change how they train, and that Roost has nothing for: said, never passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.spec.errors import shown
+from roost.spec.job import Notation
+from roost.spec.section import Section, Unresolved
+from roost.spec.training import Estimator
+
+OFF = (None, False, 0)
+EVENING = (Estimator.REINFORCE, Estimator.GAE)  # advantages are made even over the batch by these here too
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """A key that counts for nothing here; with one of the harmless values it would not matter anyway."""
+
+    path: str
+    harmless: tuple[Any, ...] = OFF
+    instead: str = "remove it, if the run is to be without it"
+
+
+_TASK = "let the scenario of train.task do it"
+_EVEN = "write estimator: reinforce++ in train, or remove it"
+
+UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
+    Notation.RLINF: (
+        Unlike("algorithm.normalize_advantages", instead=_EVEN),
+        Unlike("algorithm.early_stop_imp_ratio"),
+        Unlike("algorithm.use_valid_token_scale"),
+        Unlike("algorithm.filter_rewards", instead="write drops_equal_groups: true in train, or remove it"),
+        Unlike("algorithm.sampling_params.do_sample", (None, True)),
+        Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
+        Unlike("algorithm.sampling_params.min_new_tokens", (None, 0, 1)),
+    ),
+    Notation.ROLL: (
+        Unlike("whiten_advantages", instead=_EVEN),
+        Unlike("whiten_rewards"),
+        Unlike("advantage_clip"),
+        Unlike("reward_clip", instead=_TASK),
+        Unlike("norm_mean_type", instead="write estimator: group_mean or reinforce++ in train, or remove it"),
+        Unlike("norm_std_type", instead="write estimator: grpo or reinforce++ in train, or remove it"),
+        Unlike("reward_normalization", instead="write the estimator that you want in train"),
+        Unlike("add_token_level_kl", instead="write use_kl_loss: true and kl_loss_coef, or remove it"),
+        Unlike("add_len_reward", instead=_TASK),
+        Unlike("max_len_mask"),
+        Unlike("error_max_len_clip"),
+        Unlike("difficulty_mask", instead="write drops_equal_groups: true in train, or remove it"),
+        Unlike("difficulty_loss_weight"),
+        Unlike("length_loss_weight"),
+        Unlike("critic_warmup"),
+        Unlike("importance_sampling", (None, "token"), "write ratio: trajectory in train, or remove it"),
+        Unlike("pg_variant", (None, "ppo", "vanilla")),
+        Unlike("train_infer_correction.is_weight.enabled", instead="write behaviour: proximal in train"),
+        Unlike("actor_train.training_args.warmup_ratio", instead="write warmup_steps"),
+        Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
+        Unlike("validation.generating_args.top_p", (None, 1)),
+        Unlike("validation.generating_args.top_k", (None, 0, -1)),
+    ),
+    Notation.LOOP: (
+        Unlike("rl.rloo_kl_lambda"),
+        Unlike("rl.high_kl_threshold"),
+        Unlike("rl.skip_outlier_grads"),
+        Unlike("rl.abs_log_prob_diff_threshold", (None, float("inf"))),
+        Unlike("llm.frequency_penalty"),
+        Unlike("llm.lora.lora_dropout"),
+    ),
+}
+HALF = ("fp16", "float16", "16", "fp16-mixed", "16-mixed")
+PRECISIONS = {Notation.RLINF: ("actor", "model", "precision"), Notation.ROLL: ("actor_train", "model_args", "dtype")}
+
+
+def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
+    """A warning for each key that the other program would follow and Roost does not; `values` are what it reads."""
+    for unlike in UNLIKE[notation]:
+        *above, key = unlike.path.split(".")
+        section = root.below(*above)
+        value = section.values.get(key)
+        is_done = unlike.instead == _EVEN and values.get("estimator") in EVENING
+        if not (is_done or isinstance(value, Unresolved) or value in unlike.harmless):
+            what = f"is {shown(value)}, which Roost does not follow"
+            root.findings.warn(section.where(key), what, "the run will differ from the other program's", unlike.instead)
+    _warn_half(root, notation, values)
+    _warn_passes(root, notation, values)
+
+
+def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
+    *above, key = PRECISIONS.get(notation, ("",))
+    section = root.below(*above)
+    value = section.values.get(key)
+    if str(value).lower().removeprefix("torch.") in HALF and "compute_type" not in values:
+        root.findings.warn(
+            section.where(key),
+            f"is {shown(value)}, but the learner will compute in float32",
+            "losses of 16 bits would have to be scaled, which Roost does not do",
+            "write compute_type: bfloat16, or compute_type: float32, in train",
+        )
+
+
+def _warn_passes(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
+    """RLinf can count passes through its data, whose length a plan does not know."""
+    runner = root.below("runner")
+    passes = runner.values.get("max_epochs")
+    if notation is Notation.RLINF and passes is not None and "steps" not in values:
+        root.findings.warn(
+            runner.where("max_epochs"),
+            f"is {shown(passes)} passes through the data, which Roost does not count",
+            "without a number of steps the default is taken",
+            "write max_steps",
+        )
