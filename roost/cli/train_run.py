@@ -16,7 +16,7 @@ from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.run import Outcome, RunOptions, train
-from roost.view.text import print_findings
+from roost.view.text import print_findings, print_plan
 
 EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionError, TimeoutError, ValueError)
 
@@ -27,7 +27,13 @@ def run_job(
     """Train, and say where everything is; exit code 1 where it failed."""
     try:
         options = RunOptions(folder, resumes, address, MetricSettings(metrics))
-        outcome = train(job, options, lambda text: console.print(f"roost: {text}"), _view(console))
+        outcome = train(
+            job,
+            options,
+            lambda text: console.print(f"roost: {text}", soft_wrap=True),
+            lambda steps, first: LiveView(steps, console, first),
+            lambda plan: print_plan(plan, console, ()),
+        )
     except ConfigError as error:
         print_findings(error.findings, Console(stderr=True, highlight=False))
         raise typer.Exit(1) from None
@@ -35,10 +41,6 @@ def run_job(
         console.print(f"error: {error}")
         raise typer.Exit(1) from None
     _tell(outcome, console)
-
-
-def _view(console: Console):  # type: ignore[no-untyped-def]
-    return lambda steps, first: LiveView(steps, console, first)
 
 
 def _tell(outcome: Outcome, console: Console) -> None:

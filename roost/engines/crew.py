@@ -61,11 +61,11 @@ class Crew:
             if chosen is None:
                 raise EngineLost(f"every engine has failed: {self.describe()}")
             member = self.members[chosen]
-            member.in_flight += 1
+            member.work.begin()
         try:
             yield member
         finally:
-            member.in_flight -= 1
+            member.work.end()
 
     def describe(self) -> str:
         return "; ".join(

@@ -114,9 +114,10 @@ class Fleet:
                 await self.crew.settle([member], Standing.READY if error is None else Standing.STOPPED)
         raise_first(outcomes)
 
-    async def stop_servers(self) -> None:
-        """End servers, so that all they held is free; requests in flight are lost."""
-        async with self._changing(*Standing) as members:
+    async def stop_servers(self, names: Collection[str] | None = None) -> None:
+        """End servers, all or those named, so that all they held is free; requests in flight are lost."""
+        async with self._changing(*Standing) as everyone:
+            members = _named(everyone, names)
             self._has_devices = False
             await self.crew.settle(members, Standing.STOPPED)
             with self._span("stop", members):
@@ -237,8 +238,10 @@ class Fleet:
 
     # Sleep and wake -----------------------------------------------------------------------------------------------
 
-    async def sleep(self, level: int = 1, in_flight: InFlight = InFlight.DRAIN) -> None:
-        """Free the engines' device memory: level 1 keeps their weights in host memory, level 2 drops them.
+    async def sleep(
+        self, level: int = 1, in_flight: InFlight = InFlight.DRAIN, names: Collection[str] | None = None
+    ) -> None:
+        """Free the device memory of all engines or those named: level 1 keeps weights on the host, level 2 drops them.
 
         An engine that does not go to sleep is stopped: when this returns, the devices are free.
         """
@@ -246,7 +249,8 @@ class Fleet:
             raise ValueError(f"engines sleep at level 1 or 2, not {level}")
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
-        async with self._changing(*RUNNING) as members:
+        async with self._changing(*RUNNING) as everyone:
+            members = _named(everyone, names)
             unable = next((member.name for member in members if not member.abilities.can_sleep), None)
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
@@ -255,7 +259,7 @@ class Fleet:
             with self._span("sleep", members, level=level):
                 outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
                 awake = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
-                awake += self.crew.standing(Standing.LOST)  # one that hangs still holds its memory
+                awake += _named(self.crew.standing(Standing.LOST), names)  # one that hangs still holds its memory
                 await wait_for_all(member.owner.stop() for member in awake)
             await self._settle_each(members, outcomes, Standing.ASLEEP)
             self._sleep_level = level
@@ -371,6 +375,10 @@ class _LostUnderRequest(EngineLost):
 
 def _connect(spec: ServerSpec, url: str) -> Engine:
     return connect(spec.kind, url, sleeps=spec.sleeps, api_key=spec.api_key)
+
+
+def _named(members: Sequence[Member], names: Collection[str] | None) -> list[Member]:
+    return [member for member in members if names is None or member.name in names]
 
 
 async def _put_to_sleep(member: Member, level: int, in_flight: InFlight) -> None:

@@ -12,6 +12,7 @@ from roost.engines.owner import Owner
 from roost.engines.protocol import Engine
 from roost.engines.spec import ServerSpec
 from roost.engines.weights.release import Way
+from roost.engines.work_times import WorkTimes
 
 
 class Standing(StrEnum):
@@ -35,7 +36,7 @@ class Member:
         self.standing = Standing.STOPPED
         self.version = 0
         self.adapter: str | None = None  # the name under which it serves the policy, where that is an adapter
-        self.in_flight = 0
+        self.work = WorkTimes()
         self.abilities = Capabilities(frozenset())
         self.useless_ways: set[Way] = set()  # ways that a check has shown not to work with this server
         self.answers_before: tuple[float, ...] | None = None  # to the probe, before the update that is under way
@@ -43,6 +44,10 @@ class Member:
         self.last_error = ""
         self.changing = asyncio.Lock()  # one change (start, update, sleep, restart) at a time
         self._engine: Engine | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return self.work.in_flight
 
     @property
     def name(self) -> str:

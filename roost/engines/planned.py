@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from roost.engines.spec import EngineKind, ServerSpec
@@ -22,8 +23,18 @@ class EnginePlan:
 
     component: str
     servers: tuple[ServerSpec, ...]
-    decision: Decision
+    decision: Decision  # the strictest of those below
     reaches: tuple[Reach | None, ...]  # how far each server is from the learner; None where it takes no weights
+    decisions: tuple[Decision, ...] = ()  # of each server: where only some share devices, the others stay
+
+    @property
+    def displaced(self) -> tuple[str, ...]:
+        """The servers that make room for others; by name."""
+        return tuple(
+            server.name
+            for server, decision in zip(self.servers, self.decisions, strict=True)
+            if decision is not Decision.KEEP
+        )
 
 
 def plan_engines(plan: Plan, component: str, defaults: ServerSpec) -> EnginePlan:
@@ -36,12 +47,13 @@ def plan_engines(plan: Plan, component: str, defaults: ServerSpec) -> EnginePlan
     if part.role is not Role.ENGINE:
         raise ValueError(f"{component} is a {part.role}, not an engine; engines here are {_engines(plan)}")
     residencies = plan.residency.of(component)
-    decision = next((one for one in STRICTEST if any(part.decision is one for part in residencies)), Decision.KEEP)
+    decisions = _decisions(part, residencies)
+    decision = _strictest(decisions)
     reaches = _reaches(plan, component, part.world_size)
     servers = tuple(
         _server(part, rank, defaults, residencies, decision, reaches[rank]) for rank in range(part.world_size)
     )
-    return EnginePlan(component, servers, decision, reaches)
+    return EnginePlan(component, servers, decision, reaches, decisions)
 
 
 def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> EngineKind:
@@ -80,6 +92,20 @@ def _server(
         adapter_rank=defaults.adapter_rank,
         weight_transfer=_transfer(reach, defaults),
     )
+
+
+def _strictest(decisions: Iterable[Decision]) -> Decision:
+    found = set(decisions)
+    return next((one for one in STRICTEST if one in found), Decision.KEEP)
+
+
+def _decisions(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> tuple[Decision, ...]:
+    """What each server does about those it shares its devices with."""
+    by_device = {int(device): one.decision for one in residencies for device in one.device_class.devices}
+    held: list[list[Decision]] = [[] for _ in range(part.world_size)]
+    for device, owner in zip(part.table.device_numbers.tolist(), part.table.owners.tolist(), strict=True):
+        held[owner].append(by_device.get(device, Decision.KEEP))
+    return tuple(_strictest(decisions) for decisions in held)
 
 
 def _fraction(part: ComponentPlan, residencies: tuple[ClassResidency, ...], defaults: ServerSpec) -> float | None:

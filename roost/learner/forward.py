@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +84,15 @@ class PolicyOutputs(Outputs):
         parts = [checkpoint(self._of_chunk, *each, use_reentrant=False) for each in chunks]
         logprobs, entropy = (torch.cat(each) for each in zip(*parts, strict=True))
         return logprobs, entropy
+
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Another temperature than samples are drawn with, for the time of a question."""
+        usual, self._temperature = self._temperature, temperature
+        try:
+            yield
+        finally:
+            self._temperature = usual
 
     def _of_chunk(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = self._parts[1](hidden).float() / self._temperature

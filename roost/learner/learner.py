@@ -18,7 +18,7 @@ from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import CheckpointWriter, State
 from roost.learner.distributed import added_up, most, together, world_size
 from roost.learner.export import export
-from roost.learner.forward import Rows
+from roost.learner.forward import PolicyOutputs, Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.model import float_type, load_outputs
 from roost.learner.offload import PARTS, Residence
@@ -61,15 +61,17 @@ class Learner:
         """Whole weights of the adapter by PEFT's names. For all ranks together."""
         return adapter_weights(self.module)
 
-    def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
-        """The log-probability of each token at the temperature it was drawn with.
+    def score(
+        self, samples: Sequence[Sample], as_reference: bool = False, temperature: float | None = None
+    ) -> list[Floats]:
+        """The log-probability of each token, at the temperature it was drawn with unless another is given.
 
         0 for the first token and for those that the policy did not make. `as_reference`: without the adapter.
         """
         self._require(Head.POLICY, "log-probabilities")
         if as_reference and self._settings.adapter is None:
             raise ValueError("only a model with an adapter is its own reference; this one has none")
-        with adapter_off(self.module) if as_reference else nullcontext():
+        with adapter_off(self.module) if as_reference else nullcontext(), self._at(temperature):
             return self._said(samples)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
@@ -180,6 +182,11 @@ class Learner:
         if isinstance(self._outputs, FSDPModule) or not is_mixed:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=compute)
+
+    def _at(self, temperature: float | None) -> AbstractContextManager[None]:
+        if temperature is None or not isinstance(self._outputs, PolicyOutputs):
+            return nullcontext()
+        return self._outputs.at_temperature(temperature)
 
     def _require_loaded(self, *parts: str) -> None:
         away = [part for part in parts if part in self._residence.away]

@@ -22,6 +22,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "pad_token_id": None,
     "eos_token_id": len(CHARACTERS),
+    "initializer_range": 0.05,
     "tie_word_embeddings": False,
 }
 

@@ -36,10 +36,10 @@ from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_clu
 from roost.runtime.logs import LogCollector
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.ray_connection import connect
-from roost.runtime.span_collection import BRIEFLY, collected, flush
+from roost.runtime.span_collection import BRIEFLY, collected, flush, with_spans
 from roost.runtime.start_watch import StartWatch
 from roost.runtime.trace.chrome import TraceSummary, write_trace
-from roost.runtime.trace.spans import SpanRecorder
+from roost.runtime.trace.spans import Span, SpanRecorder
 from roost.runtime.verify import check_plan
 from roost.runtime.worker import Worker
 from roost.spec.errors import Findings
@@ -285,11 +285,15 @@ class Cluster:
 
     # Looking back -------------------------------------------------------------------------------------------------
 
-    def write_trace(self, path: str | Path) -> TraceSummary:
-        """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were."""
+    def write_trace(self, path: str | Path, more: Mapping[Address, Sequence[Span]] | None = None) -> TraceSummary:
+        """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were.
+
+        `more` are spans that this process knows of: of workers that others saw at work, or of itself.
+        """
         flush(self._groups.values())
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
-        return write_trace(Path(path), collected(self._links, self.nodes), names)
+        workers = with_spans(collected(self._links, self.nodes), more or {}, self._links.driver.node)
+        return write_trace(Path(path), workers, names)
 
     def _collect_logs(self, show: bool) -> None:
         here = str(self.log_dir)

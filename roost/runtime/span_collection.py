@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import ray
 
+from roost.runtime.address import Address
 from roost.runtime.agents import Agents
 from roost.runtime.group import WorkerGroup
 from roost.runtime.nodes import LiveNode
@@ -36,3 +37,16 @@ def collected(agents: Agents, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
 
 def _earlier(spans: Iterable[Span], offset: int) -> tuple[Span, ...]:
     return tuple(span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans)
+
+
+def with_spans(workers: Sequence[WorkerSpans], more: Mapping[Address, Sequence[Span]], node: int) -> list[WorkerSpans]:
+    """Workers with more spans of theirs; those of somebody who is no worker are of this node."""
+    known = {Address(worker.component, worker.rank) for worker in workers}
+    found = [
+        worker._replace(spans=(*worker.spans, *more.get(Address(worker.component, worker.rank), ())))
+        for worker in workers
+    ]
+    others = [
+        WorkerSpans(who.group, who.rank, node, (), tuple(spans)) for who, spans in more.items() if who not in known
+    ]
+    return [*others, *found]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from roost.engines.planned import EnginePlan, plan_engines
@@ -27,6 +29,7 @@ class Layout:
     on_gpu: bool
     has_critic: bool
     has_reference: bool
+    threads: int | None = None  # of each learner, where models run on CPUs
 
 
 def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
@@ -42,12 +45,33 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults)
+    threads = None
     if not on_gpu:
-        plain = [replace(spec, device="cpu", memory_fraction=None, weight_transfer=None) for spec in engines.servers]
+        threads, of_engines = threads_of(plan, settings.max_policy_lag, os.cpu_count() or 1)
+        plain = [
+            replace(
+                spec,
+                device="cpu",
+                memory_fraction=None,
+                weight_transfer=None,
+                env={"OMP_NUM_THREADS": str(of_engines), **spec.env},
+            )
+            for spec in engines.servers
+        ]
         engines = replace(engines, servers=tuple(plain))
     offloads = settings.learner.offloads if engines.decision is not Decision.KEEP else ()
-    turns = Turns(engines.decision, in_flight_of(settings), offloads)
-    return Layout(engines, turns, on_gpu, CRITIC in names, REFERENCE in names)
+    displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
+    turns = Turns(engines.decision, in_flight_of(settings), offloads, displaced)
+    return Layout(engines, turns, on_gpu, CRITIC in names, REFERENCE in names, threads)
+
+
+def threads_of(plan: Plan, lag: int, cores: int) -> tuple[int, int]:
+    """Threads of each learner and engine on machines without GPUs: who works at the same time shares the cores."""
+    on_node = [Counter(plan[name].table.nodes.tolist()) for name in (ACTOR, ROLLOUT)]
+    learners, engines = (max(counts.values(), default=1) for counts in on_node)
+    if lag:
+        return max(1, cores // (learners + engines)), max(1, cores // (learners + engines))
+    return max(1, cores // learners), max(1, cores // engines)
 
 
 def in_flight_of(settings: TrainSettings) -> InFlight:
@@ -60,9 +84,9 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
     return InFlight.DROP if settings.max_policy_lag else InFlight.DRAIN
 
 
-def learner_groups(settings: TrainSettings, layout: Layout, threads: int | None) -> dict[str, GroupSpec]:
+def learner_groups(settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
     """The workers of everybody who has a model in a process of Roost's own."""
-    learner = settings.learner
+    learner, threads = settings.learner, layout.threads
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, threads)}
     if layout.has_critic:
         groups[CRITIC] = LearnerWorker.create_group(learner, Head.VALUE, threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,12 +44,25 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
     }
 
 
-def of_selection(chosen: Selection, alone: int) -> dict[str, float]:
-    return {
-        "samples/learnt": float(len(chosen.kept)),
-        "samples/left_out": float(chosen.dropped),
-        "samples/alone": float(alone),
+@dataclass(frozen=True, eq=False)
+class Learnt:
+    """What was learnt from some groups: all their samples, which of them counted, and what the optimizer steps told."""
+
+    samples: Sequence[Sample]
+    selection: Selection
+    alone: int
+    told: Sequence[Mapping[str, float]]
+
+
+def of_all(parts: Sequence[Learnt]) -> dict[str, float]:
+    """The parts of a step together."""
+    counts = {
+        "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
+        "samples/left_out": float(sum(part.selection.dropped for part in parts)),
+        "samples/alone": float(sum(part.alone for part in parts)),
     }
+    samples = [sample for part in parts for sample in part.samples]
+    return of_learning([told for part in parts for told in part.told]) | counts | of_mismatch(samples)
 
 
 def of_mismatch(samples: Sequence[Sample]) -> dict[str, float]:

@@ -97,7 +97,7 @@ class LearnerWorker(Worker):
     def probe(self) -> Probe:
         """What an engine with these weights must answer."""
         tokens = probe_tokens(self._learner.module.config.vocab_size)
-        found = self._learner.score([_whole(tokens)])[0]
+        found = self._learner.score([_whole(tokens)], temperature=1.0)[0]
         return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_type, 0.25))
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:

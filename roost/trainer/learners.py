@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from roost.engines.errors import UpdateFailed
@@ -43,9 +45,16 @@ def totals_of(samples: Sequence[Sample], longest: int) -> Totals:
 class Learners:
     """A group of `LearnerWorker`s."""
 
-    def __init__(self, group: WorkerGroup, way: Way, receiver_at: Callable[[str], Receiver]) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        way: Way,
+        receiver_at: Callable[[str], Receiver],
+        adapters: Path | None = None,
+    ) -> None:
         self._group = group
         self._way, self._receiver_at = way, receiver_at
+        self._adapters = adapters  # where adapters are written, if only an adapter is trained
 
     @property
     def world_size(self) -> int:
@@ -96,7 +105,18 @@ class Learners:
     async def release(self, version: int) -> Release:
         """The weights as they are now, as a version of the policy."""
         probe = (await self.all("probe"))[0]
+        if self._adapters is not None:
+            return Release(version, probe, adapter=await self._write_adapter(self._adapters, version))
         return Release(version, probe, sender=LearnerSender(self, self._way, self._receiver_at))
+
+    async def _write_adapter(self, folder: Path, version: int) -> str:
+        """Engines that come back need the version that the others have, so the one before is kept."""
+        written = folder / f"version-{version}"
+        await self.all("export", str(written))
+        for old in folder.glob("version-*"):
+            if int(old.name.removeprefix("version-")) < version - 1:
+                shutil.rmtree(old, ignore_errors=True)
+        return str(written)
 
     async def send_weights(self, receivers: Sequence[Receiver], version: int) -> list[Sent]:
         sent: list[Sent] = await self.all("send_weights", tuple(receivers), version)

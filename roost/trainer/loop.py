@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roost.engines.fleet import Fleet
-from roost.learner.sample import Floats
+from roost.learner.sample import Floats, Sample
+from roost.learner.token_weights import Totals
 from roost.rollout.episode import Group
+from roost.rollout.order import draw_seed
 from roost.runtime.trace.spans import SpanRecorder
 from roost.spec.training import Behaviour, Estimator, TrainSettings
-from roost.trainer.batch import Batch, batch_of, minibatches, with_advantages, with_scores
+from roost.trainer.batch import Batch, batch_of, lags, minibatches, with_advantages, with_scores
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed
-from roost.trainer.figures import of_groups, of_learning, of_mismatch, of_selection, of_time
+from roost.trainer.figures import Learnt, of_all, of_groups, of_time
 from roost.trainer.learners import Learners, totals_of
 from roost.trainer.turns import Turns
 
@@ -75,16 +77,17 @@ class Loop:
         self._seconds = {}
         version = self.state.version
         self.feed.begin(version)
-        async with self._phase("generate", self.settings.collect.groups * self.settings.collect.group_size):
-            groups = await self.feed.take(version)
-        figures = of_groups(groups, version, self.feed.pop_tally())
-        if figures["lag/max"] > self.settings.max_policy_lag:
-            raise LagExceeded(
-                f"a token is {figures['lag/max']:g} versions old; the run allows {self.settings.max_policy_lag}"
-            )
-        async with self._phase("switch"):
-            await self.turns.to_learner(self.models.fleet, self.models.policy)
-        figures |= await self._learn(batch_of(groups))
+        groups: list[Group] = []
+        learnt: list[Learnt] = []
+        parts = 1 if not self._streams else self.settings.minibatches
+        for part in range(parts):
+            taken = await self._take(version, parts)
+            if part == 0:
+                async with self._phase("switch"):
+                    await self.turns.to_learner(self.models.fleet, self.models.policy)
+            learnt.append(await self._learn(batch_of(taken), self.settings.minibatches // parts, part))
+            groups += taken
+        figures = of_groups(groups, version, self.feed.pop_tally()) | of_all(learnt)
         async with self._phase("sync"):
             release = await self.models.policy.release(version + 1)
             await self.turns.to_engines(self.models.fleet, self.models.policy, release)
@@ -93,7 +96,26 @@ class Loop:
         self.watcher.step_done(self.state, figures, groups)
         await self.after_step(self.state)
 
-    async def _learn(self, batch: Batch) -> Figures:
+    @property
+    def _streams(self) -> bool:
+        """Whether a minibatch is learnt from while the groups of the next are still being generated.
+
+        That needs engines that go on meanwhile, and minibatches of whole groups that are gone through once.
+        """
+        settings = self.settings
+        is_whole = settings.collect.groups % settings.minibatches == 0 and settings.epochs == 1
+        return settings.minibatches > 1 and is_whole and not self.turns.are_taken
+
+    async def _take(self, version: int, parts: int) -> list[Group]:
+        collect = self.settings.collect
+        async with self._phase("generate", collect.groups // parts * collect.group_size):
+            groups = await self.feed.take(version, collect.groups // parts)
+        oldest = max(lags(groups, version), default=0)
+        if oldest > self.settings.max_policy_lag:
+            raise LagExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_policy_lag}")
+        return groups
+
+    async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
         settings = self.settings
         async with self._phase("score"):
             batch = await self._scored(batch)
@@ -101,14 +123,14 @@ class Loop:
         told: list[Mapping[str, float]] = []
         async with self._phase("learn"):
             for epoch in range(settings.epochs if len(chosen) else 0):
-                seed = settings.seed + 7919 * (self.state.step * settings.epochs + epoch)
-                for part in minibatches(chosen, settings.minibatches, seed):
-                    totals = totals_of(part, settings.draw.max_tokens)
+                seed = draw_seed(settings.seed, self.state.step, part, epoch)
+                for samples in minibatches(chosen, cut_into, seed):
+                    totals = totals_of(samples, settings.draw.max_tokens)
                     if totals.tokens:
-                        told.append(await self._optimizer_step(part, totals))
-        return of_learning(told) | of_selection(selection, alone) | of_mismatch(batch.samples)
+                        told.append(await self._optimizer_step(samples, totals))
+        return Learnt(batch.samples, selection, alone, tuple(told))
 
-    async def _optimizer_step(self, part: Sequence[Any], totals: Any) -> Figures:
+    async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:
         if self.models.critic is None:
             return await self.models.policy.learn(part, totals)
         policy, critic = await asyncio.gather(

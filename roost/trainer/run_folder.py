@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class RunFolder:
         self.metrics = JsonLines(self.path / "metrics.jsonl")
         self.evaluation_lines = JsonLines(self.path / "evaluations.jsonl")
         self.sample_lines = JsonLines(self.path / "samples.jsonl")
+        self.learnt_lines = JsonLines(self.path / "learnt.jsonl")
 
     @classmethod
     def create(cls, path: str | Path, config: str, plan: str) -> RunFolder:
@@ -44,7 +45,7 @@ class RunFolder:
     def resume(cls, path: str | Path, step: int) -> RunFolder:
         """The folder of a run that goes on after a step: what was written of later steps is cut off."""
         run = cls.open(path)
-        for lines in (run.metrics, run.evaluation_lines, run.sample_lines):
+        for lines in (run.metrics, run.evaluation_lines, run.sample_lines, run.learnt_lines):
             lines.cut_back(step)
         return run
 
@@ -112,6 +113,10 @@ class RunFolder:
     def add_samples(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Append samples, each with its `step`, `kind`, `task`, `completion` and `reward`."""
         self.sample_lines.append(samples)
+
+    def add_learnt(self, step: int, groups: Sequence[int]) -> None:
+        """Append which groups of the run a step learnt from, so that one can see that none was used twice or lost."""
+        self.learnt_lines.append([{"step": step, "groups": list(groups)}])
 
     def steps(self) -> list[Record]:
         """What was measured, by ascending step; of a step that was done twice, the second time."""

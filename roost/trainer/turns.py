@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from roost.engines.fleet import Fleet
@@ -26,6 +26,7 @@ class Turns:
     decision: Decision
     in_flight: InFlight
     offloads: Sequence[str]  # what the learner moves to the host while engines work
+    displaced: Collection[str] | None = None  # the engines that make room, where the others go on
     sleep_level: int = 2
 
     @property
@@ -33,11 +34,16 @@ class Turns:
         """Whether one waits for the other."""
         return self.decision is not Decision.KEEP
 
+    @property
+    def _before_sleep(self) -> InFlight:
+        """Requests under way are finished first, or go on elsewhere where there is a lag."""
+        return InFlight.DRAIN if self.in_flight is InFlight.DRAIN else InFlight.DROP
+
     async def to_learner(self, fleet: Fleet, learners: Learners) -> None:
         if self.decision is Decision.SLEEP:
-            await fleet.sleep(self.sleep_level, InFlight.DRAIN)
+            await fleet.sleep(self.sleep_level, self._before_sleep, self.displaced)
         elif self.decision is Decision.RESTART:
-            await fleet.stop_servers()
+            await fleet.stop_servers(self.displaced)
         fleet.learning_begins()
         if self.are_taken and self.offloads:
             await learners.load(self.offloads)
@@ -51,6 +57,8 @@ class Turns:
             await fleet.wake(release)
         else:
             await fleet.start_servers(release)
+            if self.displaced is not None:
+                await fleet.update(release, self.in_flight)  # those that went on
         if self.are_taken:
             await self._offload(learners, [part for part in self.offloads if part not in BESIDE_WEIGHTS])
 

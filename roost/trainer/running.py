@@ -1,0 +1,207 @@
+"""A run under way: workers and engines are launched, the loop runs; checkpoints, evaluations and a trace are made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from roost.engines.fleet import Fleet
+from roost.engines.worker import EngineGroup
+from roost.placement.plan import Plan
+from roost.rollout.draw import FleetDraws
+from roost.rollout.scenario import Scenario
+from roost.runtime import current
+from roost.runtime.address import Address
+from roost.runtime.cluster import Cluster
+from roost.runtime.group import WorkerGroup
+from roost.runtime.trace.spans import Span
+from roost.spec.training import TrainSettings
+from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.components import ACTOR, CRITIC, REFERENCE, ROLLOUT, layout_of, learner_groups
+from roost.trainer.evaluation import evaluate
+from roost.trainer.feed import Feed
+from roost.trainer.learners import Learners
+from roost.trainer.loop import Loop, Models
+from roost.trainer.machines import has_gpus
+from roost.trainer.receivers import plan_sending, receiver_at
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.watching import Watching
+
+TRAINER = Address("trainer", 0)  # the driver's lane in the trace
+
+
+class Running:
+    """Everything that lives as long as a run on a cluster does."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        settings: TrainSettings,
+        scenario: Scenario,
+        run: RunFolder,
+        state: TrainerState,
+        watching: Watching,
+    ) -> None:
+        self.state = state
+        self.was_stopped = False
+        self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, scenario
+        self._run, self._watching = run, watching
+        self._layout = layout_of(plan, settings, has_gpus(cluster))
+        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep, self._layout.has_critic)
+        self._recorder = current.get().recorder
+        self._saved_at = state.step if state.step else -1
+        self._models: Models | None = None
+
+    async def train(self) -> None:
+        """From the launch to the end of the run, or until it is stopped."""
+        self._watching.phase("start")
+        engines = EngineGroup.of(self._layout.engines, self._cluster)
+        specs = learner_groups(self._settings, self._layout)
+        groups = self._cluster.launch(self._plan, {**specs, ROLLOUT: engines.workers()})
+        owners = engines.owners(groups[ROLLOUT])
+        with self._stopping():
+            async with Fleet(owners, recorder=self._recorder, report=self._watching.note) as fleet:
+                models = self._meet(groups, fleet)
+                self._models = models
+                await self._bring_to_state(models)
+                self._watching.watch(fleet)
+                try:
+                    await self._steps(models)
+                    await self._finish(models)
+                finally:
+                    self._write_trace(fleet)
+
+    # Beginning ----------------------------------------------------------------------------------------------------
+
+    def _meet(self, groups: Mapping[str, WorkerGroup], fleet: Fleet) -> Models:
+        sending = plan_sending(self._plan, ROLLOUT, ACTOR, self._layout.on_gpu)
+        find = partial(receiver_at, fleet=fleet, sending=sending)
+        adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
+        made = {name: Learners(group, sending.way, find, adapters) for name, group in groups.items() if name != ROLLOUT}
+        return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE))
+
+    async def _bring_to_state(self, models: Models) -> None:
+        """Learner and engines get the weights that the run begins with, or goes on from."""
+        newest = self._checkpoints.newest() if self.state.step else None
+        if newest is not None:
+            await models.policy.all("restore", str(newest.learner))
+            if models.critic is not None:
+                await models.critic.all("restore", str(newest.critic))
+            await models.fleet.update(await models.policy.release(self.state.version))
+        if self._offloads:
+            await models.policy.offload(self._offloads)
+
+    @property
+    def _offloads(self) -> tuple[str, ...]:
+        """What the learner has on the host while engines work."""
+        return tuple(self._layout.turns.offloads) if self._layout.turns.are_taken else ()
+
+    # The steps ----------------------------------------------------------------------------------------------------
+
+    async def _steps(self, models: Models) -> None:
+        settings = self._settings
+        if not self.state.step and settings.evaluation.every:
+            await self._evaluate(models)
+        feed = Feed(
+            self._scenario,
+            FleetDraws(models.fleet, settings.draw, settings.seed).open,
+            settings.collect,
+            settings.max_policy_lag,
+            settings.seed,
+            self.state.position,
+            self.state.version,
+            lambda done, total: self._watching.advance(done),
+        )
+        loop = Loop(
+            settings,
+            models,
+            feed,
+            self._layout.turns,
+            self._recorder,
+            self._watching,
+            self.state,
+            self._after_step,
+            lambda: self.was_stopped,
+        )
+        try:
+            await loop.run()
+        finally:
+            await feed.close()
+
+    async def _after_step(self, state: TrainerState) -> None:
+        self.state = state
+        settings, models = self._settings, self._models
+        if models is None:
+            raise RuntimeError("a step was done before anything was launched")
+        if settings.evaluation.every and state.step % settings.evaluation.every == 0 and state.step < settings.steps:
+            await self._evaluate(models)
+        if settings.checkpoint.every and state.step % settings.checkpoint.every == 0:
+            await self._save(models)
+
+    async def _evaluate(self, models: Models) -> None:
+        """Try the policy that the engines have now. With a lag, training goes on beside it, but no update does."""
+        self._watching.phase("evaluate")
+        with self._recorder.timer("evaluate", "work", True, step=self.state.step):
+            found = await evaluate(models.fleet, self._scenario, self._settings, self.state.version)
+        self._watching.evaluated(self.state.step, found)
+
+    async def _save(self, models: Models) -> None:
+        """Begin a checkpoint; it is written while the next step runs."""
+        with self._recorder.timer("save", "work", True, step=self.state.step):
+            checkpoint = self._checkpoints.at(self.state.step)
+            checkpoint.write_state(self.state)
+            if self._offloads:
+                await models.policy.load(self._offloads)
+            await models.policy.all("save", str(checkpoint.learner))
+            if self._offloads:
+                await models.policy.offload(self._offloads)
+            if models.critic is not None:
+                await models.critic.all("save", str(checkpoint.critic))
+        self._saved_at = self.state.step
+        self._checkpoints.prune()
+
+    # Ending -------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, models: Models) -> None:
+        self._watching.phase("save")
+        if self._saved_at != self.state.step:
+            await self._save(models)
+        for learners in (models.policy, models.critic):
+            if learners is not None:
+                await learners.all("wait_saved")
+        self._checkpoints.prune()
+        if self.was_stopped:
+            return
+        await self._evaluate(models)
+        if self._offloads:
+            await models.policy.load(self._offloads)
+        await models.policy.all("export", str(self._run.policy))
+
+    def _write_trace(self, fleet: Fleet) -> None:
+        spans: dict[Address, list[Span]] = {TRAINER: self._recorder.drain()}
+        for rank, member in enumerate(fleet.crew.members.values()):
+            spans[Address(ROLLOUT, rank)] = member.work.drain()
+        self._cluster.write_trace(self._run.trace_file, spans)
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """The first SIGTERM or Ctrl-C lets the step end and saves; the second ends at once."""
+        loop = asyncio.get_running_loop()
+        wanted = (signal.SIGTERM, signal.SIGINT)
+
+        def stop(number: int) -> None:
+            self._watching.note("stopping after this step; once more to end at once")
+            self.was_stopped = True
+            loop.remove_signal_handler(number)
+
+        for number in wanted:
+            loop.add_signal_handler(number, stop, number)
+        try:
+            yield
+        finally:
+            for number in wanted:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,85 @@
+"""What is written and shown of a run while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roost.engines.fleet import Fleet
+from roost.rollout.episode import Group
+from roost.trainer.checkpoints import TrainerState
+from roost.trainer.evaluation import Evaluation
+from roost.trainer.live_view import LiveView
+from roost.trainer.metrics.fan_out import FanOut
+from roost.trainer.run_folder import RunFolder
+
+SHOWN_SAMPLES = 4  # of each step, kept to be looked at
+LEARNER_PHASES = ("time/score", "time/learn", "time/sync")
+
+
+class Watching:
+    """Tells the metrics, the terminal and the run's folder."""
+
+    def __init__(self, run: RunFolder, sinks: FanOut, live: LiveView) -> None:
+        self._run, self._sinks, self._live = run, sinks, live
+        self._fleet: Fleet | None = None
+        self._worked: dict[str, int] = {}
+
+    def watch(self, fleet: Fleet) -> None:
+        """Count the work of these engines from now on."""
+        self._fleet = fleet
+        self._worked = {name: member.work.total_ns() for name, member in fleet.crew.members.items()}
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._live.phase(name, total)
+
+    def advance(self, done: int) -> None:
+        self._live.advance(done)
+
+    def note(self, text: str) -> None:
+        self._live.note(text)
+
+    def step_done(self, state: TrainerState, figures: Mapping[str, float], groups: Sequence[Group]) -> None:
+        told = {"step": state.step, "version": state.version, **figures, **self._busy(figures)}
+        self._sinks.write(state.step, told)
+        self._live.step(told)
+        self._run.add_learnt(state.step, [group.number for group in groups])
+        self._run.add_samples(_shown(groups, "train", state.step, state.version - 1))
+
+    def evaluated(self, step: int, found: Evaluation) -> None:
+        self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
+        self._run.add_samples(_shown(found.groups, "evaluation", step, found.version, len(found.groups)))
+        self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}")
+
+    def _busy(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The part of the step in which learner and engines had work."""
+        if self._fleet is None:
+            return {}
+        seconds = figures["time/step"] or 1.0
+        shares = []
+        for name, member in self._fleet.crew.members.items():
+            total = member.work.total_ns()
+            shares.append((total - self._worked.get(name, 0)) / 1e9 / seconds)
+            self._worked[name] = total
+        learner = sum(figures.get(phase, 0.0) for phase in LEARNER_PHASES)
+        return {"busy/actor": min(1.0, learner / seconds), "busy/rollout": min(1.0, sum(shares) / len(shares))}
+
+
+def _shown(
+    groups: Sequence[Group], kind: str, step: int, version: int, count: int = SHOWN_SAMPLES
+) -> list[dict[str, Any]]:
+    """Some rollouts as people see them: the first episode of the first groups."""
+    return [
+        {
+            "step": step,
+            "version": version,
+            "kind": kind,
+            "task": group.task.name,
+            "completion": episode.score.shown,
+            "reward": episode.score.reward,
+            "lag": int(version - episode.tokens.made_by.min()) if episode.made else 0,
+            "tokens": episode.made,
+        }
+        for group in groups[:count]
+        for episode in group.episodes[:1]
+    ]
