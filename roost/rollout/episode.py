@@ -10,6 +10,7 @@ import numpy.typing as npt
 from roost.rollout.scenario import Score, Task
 
 Ints = npt.NDArray[np.int64]
+ROUNDING = 1e-9  # rewards added up in another order differ by rounding, which is no difference
 NOT_MADE = -1  # the turn, and the version, of a token that the policy did not make
 
 
@@ -63,7 +64,7 @@ class Group:
     @property
     def is_equal(self) -> bool:
         """Whether all its episodes got the same, so that there is nothing to learn from comparing them."""
-        return len(set(self.rewards)) <= 1
+        return not self.rewards or max(self.rewards) - min(self.rewards) <= ROUNDING
 
     @property
     def oldest(self) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from numbers import Real
 
+from roost.rollout.bounded import within
 from roost.rollout.episode import Episode, Group
-from roost.rollout.scenario import Scenario, Task
+from roost.rollout.scenario import Scenario, Score, Task
 from roost.rollout.transcript import Draw, Transcript
 from roost.spec.training import CollectSettings
 
@@ -32,7 +36,7 @@ class GroupPlay:
         self._scenario, self._open_draw, self._settings, self._places = scenario, open_draw, settings, places
         self._episodes: dict[int, Episode] = {}
         self._failed = 0
-        self._cancelled = 0
+        self._is_cut_off = False
         self._last_error = ""
         count = settings.group_size + settings.redundancy
         self._tasks = [asyncio.create_task(self._play(index)) for index in range(count)]
@@ -50,21 +54,24 @@ class GroupPlay:
 
     def cut_off(self) -> None:
         """End what still runs; it is counted as cancelled."""
+        if self._is_cut_off:
+            return  # once is enough: twice would cut short what episodes do to end in order
+        self._is_cut_off = True
         for task in self._tasks:
-            task.cancel()
+            if task is not asyncio.current_task():
+                task.cancel()
 
     async def result(self) -> Group:
         """The group as it is now; whatever still runs is cut off and waited for."""
         self.cut_off()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         chosen = sorted(self._episodes)[: self._settings.group_size]
-        self._cancelled = len(self._tasks) - self.finished - self._failed
         return Group(
             self.number,
             self.task,
             self.began_at,
             tuple(self._episodes[index] for index in chosen),
-            self._cancelled,
+            len(self._tasks) - len(chosen) - self._failed,
             self._failed,
             self._last_error,
         )
@@ -78,6 +85,8 @@ class GroupPlay:
                 self._last_error = f"{type(error).__name__}: {error}"
             else:
                 self._episodes[index] = episode
+                if self.finished >= self._settings.group_size:
+                    self.cut_off()  # what is played beyond what is needed keeps engines from others
                 return
         self._failed += 1
 
@@ -85,10 +94,14 @@ class GroupPlay:
         transcript = Transcript(self._open_draw(self.number, index, attempt))
         began = time.perf_counter()
         try:
-            async with asyncio.timeout(self._settings.episode_limit_s):
-                score = await self._scenario.play(self.task, transcript)
-        except TimeoutError:
-            raise TimeoutError(f"the episode was not over after {self._settings.episode_limit_s:g} s") from None
-        if not isinstance(score.reward, int | float) or score.reward != score.reward:
-            raise ValueError(f"an episode is scored by a number, not {score.reward!r}")
-        return Episode(transcript.tokens(), score, time.perf_counter() - began, attempt + 1)
+            score = await within(self._settings.episode_limit_s, self._scenario.play(self.task, transcript))
+        finally:
+            transcript.close()
+        return Episode(transcript.tokens(), _checked(score), time.perf_counter() - began, attempt + 1)
+
+
+def _checked(score: Score) -> Score:
+    """The score with a plain number, as arrays and files take it: one that is none would take the whole step down."""
+    if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
+        raise ValueError(f"an episode is scored by a finite number, not {score.reward!r}")
+    return replace(score, reward=float(score.reward))

@@ -1,0 +1,67 @@
+"""Episodes that do what a test says, and engines that answer at once: each episode is told who it is by its tokens."""
+
+import asyncio
+
+from roost.engines.generation import Completion, Finish, VersionSpan
+from roost.rollout.scenario import Score, Task
+
+LIMIT_S = 30  # for a test that would otherwise wait for ever
+
+
+def completion(token_ids, version=0, finish=Finish.STOP):
+    spans = (VersionSpan(version, 0, len(token_ids)),) if token_ids else ()
+    return Completion(tuple(token_ids), tuple(-0.5 for _ in token_ids), finish, spans)
+
+
+class Script:
+    """A scenario: `plays(number, episode, attempt)` is awaited, and gives the reward."""
+
+    def __init__(self, plays, size=1000):
+        self._plays, self._size = plays, size
+        self.version = 0  # of the engines
+
+    def size(self, split):
+        return self._size
+
+    def task(self, split, index):
+        return Task(f"{split} {index}", {"index": index})
+
+    async def play(self, task, transcript):
+        transcript.give([7])
+        return Score(await self._plays(*await transcript.take()))
+
+    def open_draw(self, number, episode, attempt):
+        async def draw(token_ids, turn, max_tokens):
+            return completion((number, episode, attempt), self.version)
+
+        return draw
+
+
+def ran(coroutine):
+    """What a coroutine comes to, in an event loop of its own."""
+
+    async def bounded():
+        async with asyncio.timeout(LIMIT_S):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+async def settled():
+    """Everything that can happen now has happened."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def for_ever():
+    await asyncio.Event().wait()
+
+
+def others_running():
+    """The tasks beside that of the test."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+def who(group):
+    """The episodes of a group, by number."""
+    return [int(episode.tokens.token_ids[2]) for episode in group.episodes]

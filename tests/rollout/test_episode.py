@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from roost.rollout.episode import NOT_MADE, Episode, Group, Tokens
+from roost.rollout.scenario import Score, Task
+
+
+def episode(versions=(), reward=0.0):
+    made = len(versions)
+    return Episode(
+        Tokens(
+            np.arange(made + 1),
+            np.array([NOT_MADE] + [0] * made),
+            np.zeros(made + 1, np.float32),
+            np.array([NOT_MADE, *versions]),
+        ),
+        Score(reward),
+        1.0,
+    )
+
+
+def group(*episodes, began_at=3):
+    return Group(0, Task("one"), began_at, episodes)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [
+        pytest.param((1.0, 1.0), True, id="the same"),
+        pytest.param((0.3, 0.1 + 0.2), True, id="the same but for rounding"),
+        pytest.param((0.0, 0.001), False, id="not the same"),
+        pytest.param((5.0,), True, id="one"),
+        pytest.param((), True, id="none"),
+    ],
+)
+def test_groups_that_teach_nothing(rewards, equal):
+    assert group(*(episode(reward=reward) for reward in rewards)).is_equal == equal
+
+
+@pytest.mark.parametrize(
+    ("versions", "oldest"),
+    [
+        pytest.param([(3, 3), (3, 4)], 3, id="all since it began"),
+        pytest.param([(2,), (4,)], 2, id="an engine that was behind"),
+        pytest.param([(), (4,)], 3, id="never later than it began"),
+        pytest.param([], 3, id="no episode"),
+    ],
+)
+def test_the_oldest_version_of_a_group(versions, oldest):
+    assert group(*map(episode, versions)).oldest == oldest
+
+
+def test_what_was_shown_does_not_count_as_made():
+    assert episode((1, 1, 2)).made == 3
+    assert episode(()).made == 0

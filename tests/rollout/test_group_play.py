@@ -1,0 +1,273 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from roost.rollout import bounded
+from roost.rollout.group_play import GroupPlay
+from roost.rollout.scenario import Score, Split
+from roost.spec.training import CollectSettings
+from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
+
+
+def begin(scenario, places=100, number=0, **settings):
+    collect = CollectSettings(**{"group_size": 2, "attempts": 3, **settings})
+    task = scenario.task(Split.TRAIN, number)
+    return GroupPlay(number, task, 5, scenario, scenario.open_draw, collect, asyncio.Semaphore(places), lambda: None)
+
+
+async def over(play):
+    while not play.is_over:
+        await asyncio.sleep(0)
+    return await play.result()
+
+
+def test_a_group_is_its_episodes_in_order():
+    async def plays(number, episode, attempt):
+        for _ in range(10 - episode):  # the last one is the first to finish
+            await asyncio.sleep(0)
+        return episode / 2
+
+    async def play():
+        return await over(begin(Script(plays), number=3, group_size=4))
+
+    group = ran(play())
+    assert (group.number, group.task.name, group.began_at) == (3, "train 3", 5)
+    assert who(group) == [0, 1, 2, 3]
+    assert group.rewards == (0.0, 0.5, 1.0, 1.5)
+    assert (group.cancelled, group.failed, group.last_error) == (0, 0, "")
+
+
+def test_an_episode_that_fails_is_played_again_then_counted():
+    async def plays(number, episode, attempt):
+        if episode == 2 or attempt < episode * 2:
+            raise OSError(f"no {episode}.{attempt}")
+        return 1.0
+
+    async def play():
+        return await over(begin(Script(plays), group_size=3))
+
+    group = ran(play())
+    assert who(group) == [0, 1]
+    assert [episode.attempts for episode in group.episodes] == [1, 3]
+    assert [int(episode.tokens.token_ids[3]) for episode in group.episodes] == [0, 2]  # the attempt that it drew as
+    assert (group.failed, group.cancelled) == (1, 0)
+    assert group.last_error == "OSError: no 2.2"
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [float("nan"), float("inf"), None, "1", 1j, np.array([1.0])],
+    ids=["nan", "infinite", "none", "text", "complex", "array"],
+)
+def test_what_is_no_finite_number_fails_the_episode_and_not_the_run(reward):
+    async def plays(number, episode, attempt):
+        return reward if episode else 0.5
+
+    async def play():
+        return await over(begin(Script(plays)))
+
+    group = ran(play())
+    assert (group.rewards, group.failed) == ((0.5,), 1)
+    assert "scored by a finite number" in group.last_error
+
+
+@pytest.mark.parametrize("reward", [True, 1, np.float32(1), np.int64(1)], ids=lambda value: type(value).__name__)
+def test_numbers_of_all_kinds_become_plain_ones(reward):
+    async def plays(number, episode, attempt):
+        return reward
+
+    async def play():
+        return await over(begin(Script(plays)))
+
+    assert [type(one) for one in ran(play()).rewards] == [float, float]
+
+
+def test_a_scenario_that_is_not_asynchronous_fails_in_words():
+    class Plain(Script):
+        def play(self, task, transcript):
+            return Score(1.0)
+
+    async def play():
+        return await over(begin(Plain(None)))
+
+    group = ran(play())
+    assert group.failed == 2
+    assert "TypeError" in group.last_error
+
+
+def test_redundant_episodes_end_as_soon_as_there_are_enough():
+    cancelled = []
+
+    async def plays(number, episode, attempt):
+        if episode in (1, 3):
+            return 1.0
+        try:
+            return await for_ever()
+        finally:
+            cancelled.append(episode)
+
+    async def play():
+        playing = begin(Script(plays), redundancy=2)
+        await settled()
+        assert playing.is_over
+        assert sorted(cancelled) == [0, 2], "they would keep engines from other groups until somebody takes this one"
+        return await playing.result()
+
+    group = ran(play())
+    assert who(group) == [1, 3]
+    assert (group.cancelled, group.failed) == (2, 0)
+
+
+def test_every_episode_is_accounted_for_when_more_finish_than_are_needed():
+    async def plays(number, episode, attempt):
+        return 1.0
+
+    async def play():
+        return await over(begin(Script(plays), redundancy=3))
+
+    group = ran(play())
+    assert len(group.episodes) == 2
+    assert group.cancelled + group.failed + len(group.episodes) == 5
+
+
+def test_places_bound_how_many_are_played_at_a_time():
+    running, most = [], []
+
+    async def plays(number, episode, attempt):
+        running.append(episode)
+        most.append(len(running))
+        await asyncio.sleep(0)
+        running.remove(episode)
+        if attempt == 0:
+            raise OSError("once more")
+        return 1.0
+
+    async def play():
+        return await over(begin(Script(plays), places=3, group_size=10))
+
+    assert len(ran(play()).episodes) == 10
+    assert max(most) == 3
+    assert len(most) == 20
+
+
+def test_an_episode_that_hangs_ends_at_its_limit():
+    async def plays(number, episode, attempt):
+        return await for_ever() if episode else 1.0
+
+    async def play():
+        return await over(begin(Script(plays), episode_limit_s=0.01, attempts=2))
+
+    group = ran(play())
+    assert (who(group), group.failed) == ([0], 1)
+    assert group.last_error == "TimeoutError: it was not over after 0.01 s"
+
+
+def test_a_scenario_s_own_timeout_is_not_taken_for_the_limit():
+    async def plays(number, episode, attempt):
+        raise TimeoutError("the environment did not answer")
+
+    async def play():
+        return await over(begin(Script(plays)))
+
+    assert ran(play()).last_error == "TimeoutError: the environment did not answer"
+
+
+def test_a_scenario_that_cancels_itself_has_failed():
+    async def plays(number, episode, attempt):
+        if episode == 0:
+            raise asyncio.CancelledError
+        return 1.0
+
+    async def play():
+        return await over(begin(Script(plays)))
+
+    group = ran(play())
+    assert (who(group), group.failed, group.cancelled) == ([1], 1, 0)
+
+
+@pytest.mark.parametrize("ended_by", ["limit", "cut off"])
+def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_by, monkeypatch):
+    monkeypatch.setattr(bounded, "GRACE_S", 0.01)
+    told = []
+
+    async def play():
+        may_end = asyncio.Event()
+
+        class Deaf(Script):
+            async def play(self, task, transcript):
+                transcript.give([7])
+                _, episode, _ = await transcript.take()
+                if episode == 0:
+                    return Score(1.0)
+                while not may_end.is_set():
+                    try:
+                        await may_end.wait()
+                    except asyncio.CancelledError:
+                        told.append("cancelled")
+                try:
+                    await transcript.take()
+                finally:
+                    told.append("no turn")
+
+        limit = 0.01 if ended_by == "limit" else 3600
+        playing = begin(Deaf(None), episode_limit_s=limit, attempts=1)
+        await settled()
+        try:
+            group = await (over(playing) if ended_by == "limit" else playing.result())
+            left_behind = len(others_running())
+        finally:
+            may_end.set()
+        await settled()
+        return group, left_behind, len(others_running())
+
+    group, left_behind, at_the_end = ran(play())
+    assert (left_behind, at_the_end) == (1, 0)
+    assert who(group) == [0]
+    assert (group.failed, group.cancelled) == ((1, 0) if ended_by == "limit" else (0, 1))
+    assert told == ["cancelled", "no turn"]
+
+
+def test_what_is_cut_off_may_put_its_things_in_order():
+    tidied = []
+
+    async def plays(number, episode, attempt):
+        try:
+            return await for_ever()
+        finally:
+            await asyncio.sleep(0.01)
+            tidied.append(episode)
+
+    async def play():
+        playing = begin(Script(plays))
+        await settled()
+        playing.cut_off()
+        await asyncio.sleep(0)
+        playing.cut_off()
+        group = await playing.result()
+        assert not others_running()
+        return group
+
+    group = ran(play())
+    assert sorted(tidied) == [0, 1]
+    assert (group.episodes, group.cancelled) == ((), 2)
+
+
+def test_an_error_on_the_way_out_is_no_reason_to_play_again():
+    attempts = []
+
+    async def plays(number, episode, attempt):
+        attempts.append(attempt)
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            raise OSError("the environment is gone") from None
+
+    async def play():
+        playing = begin(Script(plays))
+        await settled()
+        return await playing.result()
+
+    group = ran(play())
+    assert attempts == [0, 0]
+    assert (group.cancelled, group.failed) == (2, 0)

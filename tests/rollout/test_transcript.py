@@ -1,0 +1,113 @@
+import asyncio
+
+import pytest
+
+from roost.engines.generation import Completion, Finish, VersionSpan
+from roost.rollout.episode import NOT_MADE
+from roost.rollout.transcript import Transcript
+from tests.rollout.script import completion, ran
+
+
+def drawing(*completions):
+    """Draws these one after the other, and notes what was asked."""
+    left, asked = list(completions), []
+
+    async def draw(token_ids, turn, max_tokens):
+        asked.append((token_ids, turn, max_tokens))
+        return left.pop(0)
+
+    return draw, asked
+
+
+def test_turns_observations_and_versions_are_kept_token_by_token():
+    first = Completion((11, 12, 13), (-0.1, -0.2, -0.3), Finish.STOP, (VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)))
+    draw, asked = drawing(first, completion((21,), version=5, finish=Finish.LENGTH))
+
+    async def play():
+        transcript = Transcript(draw)
+        transcript.give([1, 2])
+        assert await transcript.take() == (11, 12, 13)
+        assert transcript.finish is Finish.STOP
+        transcript.give([3])
+        assert await transcript.take(max_tokens=1) == (21,)
+        return transcript
+
+    transcript = ran(play())
+    tokens = transcript.tokens()
+    assert tokens.token_ids.tolist() == [1, 2, 11, 12, 13, 3, 21] == list(transcript.token_ids)
+    assert tokens.turns.tolist() == [NOT_MADE, NOT_MADE, 0, 0, 0, NOT_MADE, 1]
+    assert tokens.versions.tolist() == [NOT_MADE, NOT_MADE, 4, 5, 5, NOT_MADE, 5]
+    assert tokens.logprobs.tolist() == pytest.approx([0, 0, -0.1, -0.2, -0.3, 0, -0.5])
+    assert tokens.made_by.tolist() == [4, 5, 5, 5]
+    assert transcript.finish is Finish.LENGTH
+    # The second turn is asked for with the very ids of the first, which nobody has tokenised again.
+    assert asked == [((1, 2), 0, None), ((1, 2, 11, 12, 13, 3), 1, 1)]
+
+
+def test_a_turn_without_tokens_is_a_turn():
+    draw, asked = drawing(completion(()), completion((5,)))
+
+    async def play():
+        transcript = Transcript(draw)
+        transcript.give([1])
+        assert await transcript.take() == ()
+        await transcript.take()
+        return transcript.tokens()
+
+    assert ran(play()).turns.tolist() == [NOT_MADE, 1]
+    assert [turn for _, turn, _ in asked] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        pytest.param((), id="none"),
+        pytest.param((VersionSpan(0, 0, 1),), id="too few"),
+        pytest.param((VersionSpan(0, 0, 3),), id="too many"),
+    ],
+)
+def test_tokens_whose_version_is_not_told_are_refused(versions):
+    draw, _ = drawing(Completion((8, 9), (0.0, 0.0), Finish.STOP, versions))
+    transcript = Transcript(draw)
+    transcript.give([1])
+    with pytest.raises(ValueError, match="the versions of 2 tokens"):
+        ran(transcript.take())
+
+
+def test_a_policy_that_was_shown_nothing_has_no_turn():
+    with pytest.raises(ValueError, match="give it a prompt"):
+        ran(Transcript(drawing()[0]).take())
+
+
+def test_an_episode_that_is_over_draws_nothing_more():
+    draw, asked = drawing(completion((8,)))
+    transcript = Transcript(draw)
+    transcript.give([1])
+    transcript.close()
+    with pytest.raises(asyncio.CancelledError, match="is over"):
+        ran(transcript.take())
+    assert not asked
+
+
+@pytest.mark.parametrize("meanwhile", ["give", "take"])
+def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
+    async def play():
+        gate = asyncio.Event()
+
+        async def draw(token_ids, turn, max_tokens):
+            await gate.wait()
+            return completion((8,))
+
+        transcript = Transcript(draw)
+        transcript.give([1])
+        turn = asyncio.create_task(transcript.take())
+        await asyncio.sleep(0)
+        other = asyncio.create_task(transcript.take()) if meanwhile == "take" else transcript.give([2])
+        await asyncio.sleep(0)
+        gate.set()
+        return await asyncio.gather(turn, *([other] if other else []), return_exceptions=True)
+
+    refused = [one for one in ran(play()) if isinstance(one, RuntimeError)]
+    assert [str(one) for one in refused] == [
+        "tokens were added while the policy was at its turn; wait for one turn before the next"
+    ]
