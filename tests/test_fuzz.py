@@ -8,10 +8,30 @@ from hypothesis import strategies as st
 
 import roost
 
+TRAIN = {
+    "task": {"_target_": "my_tasks.Sums", "largest": {"of": 9}},
+    "model": "some/model",
+    "groups": 32,
+    "minibatch_size": 64,
+    "learning_rate": 1e-6,
+    "behaviour": "proximal",
+    "clip_low": 0.8,
+    "engine": "vllm",
+    "max_policy_lag": 1,
+    "engine_options": {"max_context": 64},
+}
 CONFIGS = {
     "rlinf": {
-        "runner": {"task_type": "reasoning", "seq_length": 1024},
-        "algorithm": {"recompute_logprobs": True},
+        "train": TRAIN,
+        "data": {"rollout_batch_size": 32},
+        "runner": {"task_type": "reasoning", "seq_length": 1024, "max_steps": -1, "max_epochs": 2},
+        "algorithm": {
+            "recompute_logprobs": True,
+            "adv_type": "grpo",
+            "ratio_clip_eps": 0.2,
+            "n_minibatches": 4,
+            "sampling_params": {"top_k": 1000000, "max_new_tokens": "${runner.seq_length}"},
+        },
         "cluster": {
             "num_nodes": 3,
             "num_gpus_per_node": 4,
@@ -31,17 +51,27 @@ CONFIGS = {
                 },
             ],
         },
-        "actor": {"model": {"tensor_model_parallel_size": 2, "model_path": "/nowhere"}, "offload_weight": True},
+        "actor": {
+            "model": {"tensor_model_parallel_size": 2, "model_path": "/nowhere", "precision": "fp16"},
+            "offload_weight": True,
+            "optim": {"lr": "1e-06", "lr_scheduler": "cosine"},
+        },
         "rollout": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5},
     },
     "roll": {
         "num_gpus_per_node": 8,
         "num_nodes": 2,
+        "train": {**TRAIN, "groups": 16, "max_policy_lag": 0, "minibatch_size": None},
         "async_generation_ratio": 0,
+        "rollout_batch_size": 32,
+        "dual_clip_loss": True,
+        "pg_clip": 0.2,
+        "advantage_clip": 2.0,
         "system_envs": {"A": "1"},
         "pretrain": "/nowhere",
         "actor_train": {
             "device_mapping": "list(range(0,16))",
+            "training_args": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
             "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}},
         },
         "actor_infer": {
@@ -56,7 +86,11 @@ CONFIGS = {
         "train_env_manager": {"num_env_groups": 4, "group_size": 2, "max_env_num_per_worker": 4},
     },
     "loop": {
+        "train": {**TRAIN, "clip_low": None, "max_policy_lag": None},
         "rl": {
+            "ppo_epsilon": 0.1,
+            "baseline": "leave_one_out",
+            "optimizer": {"lr": 1e-6, "betas": [0.9, 0.95]},
             "async_rollouts": False,
             "inference_requires_memory_gb": 20,
             "learning_requires_memory_gb": 20,

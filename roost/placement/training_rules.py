@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from roost.placement.component_plan import ComponentPlan
-from roost.spec.errors import Findings, Where
-from roost.spec.job import Role
+from roost.spec.errors import Findings, Where, shown
 from roost.spec.training import Behaviour, Estimator, TrainSettings
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
@@ -27,9 +26,9 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
 
 
 def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    for name, role in (("actor", Role.LEARNER), ("rollout", Role.ENGINE)):
+    for name, role in (("actor", "a learner"), ("rollout", "an engine")):
         if name not in parts:
-            findings.error(at("task"), f"needs {name}, a {role}, which is not placed", fix=f"place {name}")
+            findings.error(at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
     if settings.advantage.estimator is Estimator.GAE and "critic" not in parts:
         findings.error(
             at("estimator"), "is gae, but there is no critic", "values come from a model of their own", "place critic"
@@ -124,11 +123,17 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
 
 def _check_model(settings: TrainSettings, at: At, findings: Findings) -> None:
     """A folder must be there; what looks like a name on a hub is left to be looked up."""
-    path = Path(settings.learner.model).expanduser()
-    looks_local = path.is_absolute() or settings.learner.model.startswith((".", "~")) or len(path.parts) != 2
-    if not path.exists() and (looks_local or path.parent.exists()):
-        findings.error(at("model"), f"{settings.learner.model} does not exist", fix="name a folder with a checkpoint")
-    elif path.exists() and not (path / "config.json").exists():
-        findings.error(
-            at("model"), f"{settings.learner.model} has no config.json", fix="name a folder with a checkpoint"
-        )
+    name = settings.learner.model
+    path = Path(name)
+    is_name = len(path.parts) == 2 and not path.is_absolute() and not name.startswith((".", "~"))
+    if not _exists(path) and (not is_name or _exists(path.parent)):
+        findings.error(at("model"), f"{shown(name)} does not exist", fix="name a folder with a checkpoint")
+    elif _exists(path) and not _exists(path / "config.json"):
+        findings.error(at("model"), f"{shown(name)} has no config.json", fix="name a folder with a checkpoint")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.expanduser().exists()
+    except (OSError, RuntimeError):  # too long for a path, or the home of nobody
+        return False

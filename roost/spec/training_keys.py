@@ -130,9 +130,7 @@ DRAWING = (
         roll="actor_infer.generating_args.top_k",
         loop="llm.top_k",
     ),
-    Key(
-        "min_p", NUMBER, "Leave out tokens below this part of the likeliest's probability.", 0, 1, loop="llm.min_p"
-    ),
+    Key("min_p", NUMBER, "Leave out tokens below this part of the likeliest's probability.", 0, 1, loop="llm.min_p"),
     Key(
         "redundancy",
         WHOLE,

@@ -1,0 +1,129 @@
+"""Rules about training, each once broken and once kept."""
+
+import pytest
+
+from roost.placement.planner import try_plan
+from roost.spec.errors import Findings, Severity, shown
+
+TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
+APART = {"actor": "0-3", "rollout": "4-7"}
+WIDE = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}}
+
+
+def rlinf(placement=APART, **train):
+    cluster = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": placement}
+    return {"cluster": cluster, "train": TRAIN | train}
+
+
+def roll(strategy, **train):
+    return {
+        "num_gpus_per_node": 8,
+        "actor_train": {"device_mapping": "list(range(0,4))"},
+        "actor_infer": {"device_mapping": "list(range(4,8))", "strategy_args": strategy},
+        "train": TRAIN | train,
+    }
+
+
+def found(config):
+    findings = Findings()
+    plan = try_plan(config, findings)
+    assert (plan is None) == findings.has_errors
+    return findings.found
+
+
+BROKEN = {
+    "no-learner": (rlinf({"rollout": "0-7"}), "train.task", "needs actor, a learner, which is not placed"),
+    "no-engine": (rlinf({"actor": "0-7"}), "train.task", "needs rollout, an engine, which is not placed"),
+    "no-critic": (rlinf(estimator="gae"), "train.estimator", "is gae, but there is no critic"),
+    "no-reference": (rlinf(kl_coefficient=0.1), "train.kl_coefficient", "needs a reference, which is not placed"),
+    "few-samples": (
+        rlinf(groups=1, group_size=3),
+        "train.minibatch_size",
+        "a minibatch of 3 samples cannot be spread over 4 learners",
+    ),
+    "small-minibatches": (
+        rlinf(groups=4, group_size=4, minibatch_size=2),
+        "train.minibatch_size",
+        "a minibatch of 2 samples cannot be spread over 4 learners",
+    ),
+    "groups-of-one": (
+        rlinf(group_size=1, estimator="grpo"),
+        "train.group_size",
+        "is 1, but grpo compares samples of one prompt",
+    ),
+    "no-chance": (rlinf(temperature=0), "train.temperature", "is 0, so that all samples of a prompt are alike"),
+    "engine-too-small": (
+        roll(WIDE, engine="torch"),
+        "train.engine",
+        "is torch, which runs on one device, but rollout is cut over several",
+    ),
+    "lag": (
+        rlinf(max_policy_lag=1, behaviour="recomputed"),
+        "train.behaviour",
+        "is recomputed, but samples may be of an older policy",
+    ),
+    "clip-as-distance": (
+        rlinf(clip_low=0.2, clip_high=0.2),
+        "train.clip_low",
+        "the ratio's bounds 0.2 and 0.2 do not have 1 between them",
+    ),
+    "dual-clip": (rlinf(dual_clip=1.2), "train.dual_clip", "is 1.2; it must be above clip_high, 1.2"),
+    "float16": (rlinf(compute_type="float16"), "train.compute_type", "is float16, whose losses Roost does not scale"),
+    "small-weights": (rlinf(weight_type="bfloat16"), "train.weight_type", "is bfloat16, but compute_type is float32"),
+    "no-name": (rlinf(model="x" * 5000), "train.model", f"{shown('x' * 5000)} does not exist"),
+    "nobodys-folder": (rlinf(model="~no-such-user/m"), "train.model", "'~no-such-user/m' does not exist"),
+    "no-folder": (rlinf(model="./nowhere"), "train.model", "'./nowhere' does not exist"),
+}
+
+
+@pytest.mark.parametrize(("config", "where", "what"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_rule_is_an_error(config, where, what):
+    (finding,) = found(config)
+    assert finding.severity is Severity.ERROR
+    assert (".".join(finding.where.path), finding.what) == (where, what)
+    assert finding.fix
+
+
+KEPT = {
+    "plain": rlinf(),
+    "critic": rlinf({"actor": "0-3", "rollout": "4-7", "critic": "0-3"}, estimator="gae"),
+    "reference": rlinf({"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coefficient=0.1),
+    "adapter-is-its-own-reference": rlinf(kl_coefficient=0.1, adapter_rank=8),
+    "a-sample-for-each": rlinf(groups=1, group_size=4),
+    "groups-of-one": rlinf(group_size=1, estimator="reinforce++"),
+    "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
+    "part-and-engine": rlinf(top_p=0.9, behaviour="engine"),
+    "engine-of-the-notation": roll(WIDE),
+    "engine-on-one-device": roll({"strategy_name": "vllm"}, engine="torch"),
+    "lag": rlinf(max_policy_lag=1),
+    "lag-and-engine": rlinf(max_policy_lag=2, behaviour="engine"),
+    "clip": rlinf(clip_low=1, clip_high=1),
+    "dual-clip": rlinf(dual_clip=1.3),
+    "mixed": rlinf(compute_type="bfloat16"),
+    "small": rlinf(compute_type="bfloat16", weight_type="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("config", KEPT.values(), ids=KEPT)
+def test_a_kept_rule_is_silent(config):
+    assert found(config) == ()
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
+def test_drawing_from_a_part_is_a_warning(name):
+    (finding,) = found(rlinf(**{name: 50 if name == "top_k" else 0.5}))
+    assert finding.severity is Severity.WARNING
+    assert finding.where.path == ("train", name)
+
+
+def test_a_model_folder_must_hold_a_checkpoint(tmp_path):
+    (finding,) = found(rlinf(model=str(tmp_path)))
+    assert finding.what == f"{shown(str(tmp_path))} has no config.json"
+    (tmp_path / "config.json").write_text("{}")
+    assert found(rlinf(model=str(tmp_path))) == ()
+
+
+def test_a_job_without_training_has_no_such_rules():
+    config = rlinf({"rollout": "0-7"})
+    del config["train"]
+    assert found(config) == ()

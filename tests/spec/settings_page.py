@@ -1,0 +1,133 @@
+"""Every setting of the section `train`: where it is kept, and the page that docs/training-settings.md is.
+
+python -m tests.spec.settings_page    writes the page anew
+"""
+
+from __future__ import annotations
+
+from enum import EnumType
+from pathlib import Path
+from typing import Any
+
+from roost.spec.job import Notation
+from roost.spec.training import LearnerSettings, TrainSettings
+from roost.spec.training_dialects import MADE_OF
+from roost.spec.training_keys import DRAWING, FLAG, KEPT, LOSS, MAPPING, MODEL, NUMBER, OPTIMIZER, RUN, TEXT, WHOLE, Key
+from roost.spec.training_unlike import UNLIKE
+
+PAGE = Path(__file__).parents[2] / "docs" / "training-settings.md"
+GROUPS = {
+    "The run": (RUN, ""),
+    "What is drawn": (DRAWING, "draw"),
+    "The optimizer": (OPTIMIZER, "learner.optimizer"),
+    "What is learnt": (LOSS, "learner.loss"),
+    "The model and the engine": (MODEL, "learner"),
+    "What is tried and kept": (KEPT, ""),
+}
+COLLECTING = ("groups", "group_size", "redundancy", "fraction", "group_fraction", "drops_equal_groups", "attempts")
+COLLECTING += ("concurrency", "episode_limit_s")
+ADVANTAGE = ("estimator", "positive_only", "discount", "gae_lambda")
+# Where a setting is kept in TrainSettings, if not under its own name in its group's part.
+ELSEWHERE = {
+    **{name: f"collect.{name}" for name in COLLECTING},
+    **{name: f"advantage.{name}" for name in ADVANTAGE},
+    "least_advantage": "advantage.least",
+    "minibatch_size": "minibatches",  # as many as there are of that size
+    "beta1": "learner.optimizer.betas.0",
+    "beta2": "learner.optimizer.betas.1",
+    "adapter_rank": "learner.adapter.rank",
+    "adapter_alpha": "learner.adapter.alpha",
+    "engine": "engine",
+    "engine_options": "engine_options",
+    "evaluate_every": "evaluation.every",
+    "evaluation_tasks": "evaluation.tasks",
+    "evaluation_samples": "evaluation.samples",
+    "evaluation_temperature": "evaluation.temperature",
+    "checkpoint_every": "checkpoint.every",
+    "keep_checkpoints": "checkpoint.keep",
+}
+FIELDS = {
+    key.name: ELSEWHERE.get(key.name, f"{part}.{key.name}".lstrip("."))
+    for keys, part in GROUPS.values()
+    for key in keys
+}
+NEEDED = ("task", "model")
+KINDS = {WHOLE: "whole number", NUMBER: "number", FLAG: "true or false", TEXT: "text", MAPPING: "mapping"}
+TITLES = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
+
+
+def kept(settings: TrainSettings, name: str) -> Any:
+    """What a setting became; None where there is nothing to look into (an adapter that is not trained)."""
+    at: Any = settings
+    for part in FIELDS[name].split("."):
+        at = None if at is None else at[int(part)] if part.isdecimal() else getattr(at, part)
+    return at
+
+
+def settings_page() -> str:
+    parts = [INTRODUCTION]
+    plain = TrainSettings(LearnerSettings(""), name="")
+    for title, (keys, _) in GROUPS.items():
+        rows = ["| setting | kind | default | meaning | RLinf | ROLL | ml-loop |", "|---|---|---|---|---|---|---|"]
+        rows += [_row(key, plain) for key in keys]
+        parts.append(f"## {title}\n\n" + "\n".join(rows))
+    parts.append(UNFOLLOWED)
+    rows = [
+        f"| {TITLES[notation]} | {', '.join(f'`{each.path}`' for each in UNLIKE[notation])} |" for notation in TITLES
+    ]
+    parts.append("\n".join(["| notation | keys |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(key: Key, plain: TrainSettings) -> str:
+    cells = [f"`{key.name}`", _kind(key), _default(key, plain), key.meaning]
+    cells += [_native(key, notation) for notation in TITLES]
+    return f"| {' | '.join(cells)} |"
+
+
+def _kind(key: Key) -> str:
+    if isinstance(key.kind, str):
+        least = f" from {key.least}" if key.kind == WHOLE and key.least else ""
+        most = f" up to {key.most:g}" if key.most is not None else ""
+        return KINDS[key.kind] + least + most
+    words = list(key.kind) if isinstance(key.kind, EnumType) else key.kind
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _default(key: Key, plain: TrainSettings) -> str:
+    if key.name in NEEDED:
+        return "needed"
+    value = kept(plain, key.name)
+    if key.name == "minibatch_size" or value in (None, "", {}):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _native(key: Key, notation: Notation) -> str:
+    same = [f"`{'.'.join(path)}`" for path in key.native(notation)]
+    return "<br>".join([*same, *(f"from `{path}`" for path in MADE_OF[notation].get(key.name, ()))])
+
+
+INTRODUCTION = """\
+# Settings of a training run
+
+<!-- Made by `python -m tests.spec.settings_page` from the code. -->
+
+A config that has a section `train` trains with `roost train`; without it, it only places. Each setting stands in that
+section by its name here, or under the key that its notation already has for the same. Where both are written they must
+agree. `null` is as good as left out, and so is `-1` for a whole number. *from* means that the setting follows from what
+the key says, such as the clip's bounds from how far the ratio may be from 1. `engine` may be written in `train` beside
+a notation's own: so a job made for a cluster runs on a laptop.
+
+Two defaults are the notation's: in ml-loop's the bounds of the ratio are 1/1.1 and 1.1, and in ROLL's `gae_lambda` is
+0.95 with `adv_estimator: gae`."""
+
+UNFOLLOWED = """\
+## Keys that Roost does not follow
+
+These change how the other programs train, and Roost has nothing for them. A config that uses one is warned about."""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(settings_page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(PAGE.parents[1])}")
