@@ -14,6 +14,7 @@ from roost.rollout.scenario import Scenario, Split
 from roost.spec.training import CollectSettings
 from roost.trainer.intake import InPlay, choose, may_begin
 
+LOST_LIMIT = 3  # groups of a step, or as many as it has if that is more: not one finishes, and the run ends
 REPLACED_LIMIT = 10  # times the groups of a step: more that teach nothing, and the step goes on without new ones
 
 
@@ -86,8 +87,7 @@ class Feed:
         found: list[Group] = []
         while len(found) < wanted:
             numbers = await self._wait(wanted - len(found), version)
-            for number in numbers:
-                group = await self._plays.pop(number).result()
+            for group in await asyncio.gather(*(self._plays.pop(number).result() for number in numbers)):
                 self._count(group)
                 if self._is_wanted(group):
                     found.append(group)
@@ -101,11 +101,13 @@ class Feed:
         await asyncio.gather(*(play.result() for play in self._plays.values()))
 
     async def _wait(self, count: int, version: int) -> Sequence[int]:
+        groups = self._settings.groups
+        left = (version - self._first_version + 1) * groups - self._taken - count
         while True:
             self._changed.clear()
             self._cut_off_stragglers(count, version)
             self._show_progress(count)
-            chosen = choose(self._in_play(), count, version, self._max_lag)
+            chosen = choose(self._in_play(), count, version, self._max_lag, groups, left)
             if chosen is not None:
                 self._show_progress(count)
                 return chosen
@@ -134,7 +136,7 @@ class Feed:
     def _is_wanted(self, group: Group) -> bool:
         if not group.episodes:
             self.tally.lost_groups += 1
-            if self.tally.lost_groups >= self._settings.groups:
+            if self.tally.lost_groups >= max(LOST_LIMIT, self._settings.groups):
                 raise NothingFinishes(
                     f"no episode of {self.tally.lost_groups} groups finished; the last failed with: {group.last_error}"
                 )

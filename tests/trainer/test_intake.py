@@ -1,0 +1,109 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.trainer.intake import InPlay, choose, may_begin
+
+
+def over(number, began_at):
+    return InPlay(number, began_at, is_over=True)
+
+
+def under_way(number, began_at):
+    return InPlay(number, began_at, is_over=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "begin"),
+    [
+        pytest.param({"taken": 0, "in_play": 0, "version": 0, "max_lag": 0}, 4, id="no lag: one step"),
+        pytest.param({"taken": 0, "in_play": 0, "version": 0, "max_lag": 2}, 12, id="a lag of 2: three steps"),
+        pytest.param({"taken": 4, "in_play": 8, "version": 1, "max_lag": 2}, 4, id="each version begins one more"),
+        pytest.param({"taken": 4, "in_play": 12, "version": 1, "max_lag": 2}, 0, id="asked twice"),
+        pytest.param({"taken": 0, "in_play": 0, "version": 7, "max_lag": 1, "first_version": 7}, 8, id="resumed"),
+        pytest.param({"taken": 9, "in_play": 9, "version": 0, "max_lag": 0}, 0, id="never less than none"),
+    ],
+)
+def test_how_many_may_begin(case, begin):
+    assert may_begin(groups=4, **case) == begin
+
+
+@pytest.mark.parametrize(
+    ("in_play", "case", "chosen"),
+    [
+        pytest.param([over(1, 0), over(0, 0)], {}, (0, 1), id="all of a step, in order"),
+        pytest.param([over(0, 0), under_way(1, 0)], {}, None, id="without a lag all are waited for"),
+        pytest.param([over(0, 0)], {}, None, id="too few"),
+        pytest.param(
+            [under_way(0, 0), over(1, 0), over(2, 0), over(3, 0)], {"max_lag": 1}, (1, 2), id="slow ones may wait"
+        ),
+        pytest.param(
+            [under_way(0, 0), over(1, 0), over(2, 1), over(3, 1)],
+            {"max_lag": 1, "version": 1},
+            None,
+            id="but not beyond the lag",
+        ),
+        pytest.param(
+            [under_way(0, 0), under_way(1, 0), under_way(2, 0), under_way(3, 0), over(4, 1), over(5, 1)],
+            {"max_lag": 2, "version": 1},
+            None,
+            id="nor may more wait than the next step takes",
+        ),
+        pytest.param(
+            [under_way(0, 0), under_way(1, 0), over(2, 0), over(3, 0), over(4, 1), over(5, 1)],
+            {"max_lag": 2, "version": 1},
+            (2, 3),
+            id="as many as that may wait",
+        ),
+        pytest.param([over(0, 0), under_way(1, 0)], {"count": 1, "left": 1}, (0,), id="a part of a step"),
+        pytest.param([under_way(0, 0), under_way(1, 0), over(2, 0)], {"count": 1}, None, id="the last part of one"),
+    ],
+)
+def test_which_are_taken(in_play, case, chosen):
+    assert choose(in_play, **{"count": 2, "version": 0, "max_lag": 0, "groups": 2, **case}) == chosen
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    groups=st.integers(1, 4),
+    max_lag=st.integers(0, 3),
+    first=st.integers(0, 5),
+    parts=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+)
+def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_lag, first, parts, seed):
+    chance = random.Random(seed)
+    in_play, taken, begun = {}, [], 0
+
+    def begin(count, version):
+        nonlocal begun
+        for _ in range(count):
+            in_play[begun] = under_way(begun, version)
+            begun += 1
+
+    for version in range(first, first + 8):
+        begin(may_begin(len(taken), len(in_play), version, groups, max_lag, first), version)
+        left = groups
+        while left:
+            assert sum(group.began_at <= version - max_lag for group in in_play.values()) <= left
+            count = min(left, -(-groups // parts))
+            chosen = choose(list(in_play.values()), count, version, max_lag, groups, left - count)
+            if chosen is None:
+                playing = [group for group in in_play.values() if not group.is_over]
+                assert playing, "all are over, and still none is taken"
+                one = chance.choice(playing)
+                in_play[one.number] = over(one.number, one.began_at)
+                continue
+            assert len(set(chosen)) == count
+            for number in chosen:
+                group = in_play.pop(number)
+                assert group.is_over
+                assert version - max_lag <= group.began_at <= version
+                if chance.random() < 0.2:
+                    begin(1, version)  # it was lost or taught nothing: another takes its place
+                else:
+                    taken.append(number)
+                    left -= 1
+    assert len(taken) == len(set(taken)) == 8 * groups
