@@ -141,6 +141,7 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
         pytest.param({"min_p": 2}, "is 2; it must be at most 1", "", id="most"),
         pytest.param({"learning_rate": -1}, "is -1; it must be a number that is not negative", "", id="negative"),
         pytest.param({"learning_rate": "-1e-5"}, "is '-1e-5'; it must be a number that is not negative", "", id="word"),
+        pytest.param({"learning_rate": "1e999"}, "is '1e999'; it must be a number that is not negative", "", id="huge"),
         pytest.param({"learning_rate": "small"}, "is 'small'; it must be a number that is not negative", "", id="text"),
         pytest.param({"positive_only": "yes"}, "is 'yes'; it must be true or false", "", id="flag"),
         pytest.param({"task": "Sums"}, "is 'Sums'; it must be a mapping", "", id="mapping"),
