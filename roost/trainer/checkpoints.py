@@ -48,7 +48,9 @@ class Checkpoint:
         return (self.folder / STATE).exists() and self.learner.is_dir() and (self.critic.is_dir() or not has_critic)
 
     def write_state(self, state: TrainerState) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Begin the checkpoint. What an attempt that broke off left here goes: it would pass for the new one's."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
         write_whole(self.folder / STATE, [json.dumps(asdict(state)).encode()])
 
     def read_state(self) -> TrainerState:
@@ -68,15 +70,24 @@ class Checkpoints:
 
     def found(self) -> list[Checkpoint]:
         """Those that are whole, the newest last."""
-        if not self._folder.is_dir():
-            return []
-        every = [Checkpoint(path) for path in self._folder.iterdir() if NAME.fullmatch(path.name)]
-        return sorted((one for one in every if one.is_whole(self._has_critic)), key=lambda one: one.step)
+        return [one for one in self._every() if one.is_whole(self._has_critic)]
 
     def newest(self) -> Checkpoint | None:
         return next(reversed(self.found()), None)
 
     def prune(self) -> None:
-        """Remove what is older than those to keep; what is not whole yet is being written."""
-        for old in self.found()[: -self._keep]:
-            shutil.rmtree(old.folder, ignore_errors=True)
+        """Remove what is older than those to keep, and what broke off before the newest: one is written at a time.
+
+        What is not whole and newer than all others is being written.
+        """
+        whole = self.found()
+        kept = {one.step for one in whole[-self._keep :]}
+        for one in self._every():
+            if whole and one.step < whole[-1].step and one.step not in kept:
+                shutil.rmtree(one.folder, ignore_errors=True)
+
+    def _every(self) -> list[Checkpoint]:
+        if not self._folder.is_dir():
+            return []
+        every = [Checkpoint(path) for path in self._folder.iterdir() if NAME.fullmatch(path.name)]
+        return sorted(every, key=lambda one: one.step)

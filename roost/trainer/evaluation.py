@@ -50,6 +50,8 @@ async def evaluate(fleet: Fleet, scenario: Scenario, settings: TrainSettings, ve
         episode_limit_s=settings.collect.episode_limit_s,
     )
     size = scenario.size(Split.EVALUATION)
+    if not size:
+        return Evaluation(version, ())
     order = TaskOrder(size, settings.seed)
     places = asyncio.Semaphore(collect.concurrency)
     changed = asyncio.Event()
@@ -66,10 +68,15 @@ async def evaluate(fleet: Fleet, scenario: Scenario, settings: TrainSettings, ve
         )
         for number in range(min(asked.tasks, size))
     ]
-    while not all(play.is_over for play in plays):
-        changed.clear()
-        await changed.wait()
-    found = Evaluation(version, tuple([await play.result() for play in plays]))
+    try:
+        while not all(play.is_over for play in plays):
+            changed.clear()
+            await changed.wait()
+    finally:
+        groups = await asyncio.gather(*(play.result() for play in plays))
+        for play in plays:
+            draws.close(play.number)
+    found = Evaluation(version, tuple(groups))
     _check_version(found.groups, version)
     return found
 

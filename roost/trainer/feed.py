@@ -105,18 +105,17 @@ class Feed:
         left = (version - self._first_version + 1) * groups - self._taken - count
         while True:
             self._changed.clear()
-            self._cut_off_stragglers(count, version)
             self._show_progress(count)
             chosen = choose(self._in_play(), count, version, self._max_lag, groups, left)
             if chosen is not None:
-                self._show_progress(count)
                 return chosen
+            self._cut_off_stragglers(count)
             await self._changed.wait()
 
     def _in_play(self) -> list[InPlay]:
         return [InPlay(play.number, play.began_at, play.is_over) for play in self._plays.values()]
 
-    def _cut_off_stragglers(self, count: int, version: int) -> None:
+    def _cut_off_stragglers(self, count: int) -> None:
         """The oldest groups are those that the step waits for."""
         oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
         if len(oldest) == count and may_end([play.finished for play in oldest], self._settings):

@@ -170,6 +170,31 @@ def test_a_group_that_cannot_have_enough_does_not_hold_up_the_step():
     assert tally.failed == 3
 
 
+def test_nobody_is_cut_off_while_others_can_be_taken():
+    """With a lag, the step takes the groups that are over; the straggler may still be in time for the next one."""
+
+    async def collect():
+        slow = asyncio.Event()
+
+        async def plays(number, episode, attempt):
+            if (number, episode) == (0, 3):
+                await slow.wait()
+            return 1.0
+
+        feed = feed_of(Script(plays), max_lag=1, groups=1, group_size=4, fraction=0.75, group_fraction=0.5)
+        feed.begin(0)
+        await settled()
+        first = await feed.take(0)
+        slow.set()
+        await settled()
+        feed.begin(1)
+        second = await feed.take(1)
+        await feed.close()
+        return numbers(first), numbers(second), who(second[0]), feed.pop_tally().cancelled
+
+    assert ran(collect()) == ([1], [0], [0, 1, 2, 3], 0)
+
+
 def test_redundant_episodes_are_counted_as_cancelled():
     async def plays(number, episode, attempt):
         return await for_ever() if episode == number else 1.0

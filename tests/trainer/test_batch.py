@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roost.spec.training import AdvantageSettings, Estimator
+from roost.trainer.batch import batch_of, lags, minibatches, with_advantages, with_scores
+from tests.trainer.made_groups import made_episode, made_group
+
+SPREAD = 0.56**0.5  # of the five rewards below
+
+
+def advantage_of(sample):
+    """The one number that all its tokens have."""
+    assert len(set(sample.advantages.tolist())) == 1
+    return float(sample.advantages[0])
+
+
+def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
+    batch = batch_of([made_group(4, [1.0, 0.0], versions=(0, 0)), made_group(9, [0.5])])
+    assert (batch.rewards, batch.groups) == ((1.0, 0.0, 0.5), (4, 4, 9))
+    assert [sample.token_ids.tolist() for sample in batch.samples] == [[1, 2, 500, 501], [1, 2, 510, 511], [1, 2, 1000]]
+    assert batch.samples[0].turns.tolist() == [-1, -1, 0, 0]
+    assert batch.samples[0].logprobs.tolist() == [0, 0, -1, -2]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        pytest.param(Estimator.LEAVE_ONE_OUT, [1.0, -1.0, 1.5, 0.0, -1.5], id="leave one out"),
+        pytest.param(Estimator.GROUP_MEAN, [0.5, -0.5, 1.0, 0.0, -1.0], id="group mean"),
+        pytest.param(Estimator.GRPO, [1.0, -1.0, 1.5**0.5, 0.0, -(1.5**0.5)], id="grpo"),
+        pytest.param(Estimator.REINFORCE, [x / SPREAD for x in (0.2, -0.8, 1.2, 0.2, -0.8)], id="reinforce++"),
+    ],
+)
+def test_each_estimator_reaches_the_samples(estimator, expected):
+    batch = batch_of([made_group(0, [1.0, 0.0]), made_group(1, [2.0, 1.0, 0.0])])
+    selected, chosen, alone = with_advantages(batch, AdvantageSettings(estimator))
+    assert [advantage_of(sample) for sample in selected.samples] == pytest.approx(expected, abs=1e-6)
+    assert (len(chosen.kept), chosen.dropped, alone) == (5, 0, 0)
+    assert (selected.rewards, selected.groups) == (batch.rewards, batch.groups)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        pytest.param({"least": 0.9}, [0, 1, 2, 4], id="what is too near to zero"),
+        pytest.param({"positive_only": True}, [0, 2], id="what is not positive"),
+        pytest.param({"least": 1.2, "positive_only": True}, [2], id="both"),
+        pytest.param({"least": 99.0}, [], id="everything"),
+    ],
+)
+def test_what_is_left_out(settings, kept):
+    batch = batch_of([made_group(0, [1.0, 0.0]), made_group(1, [2.0, 1.0, 0.0])])
+    selected, chosen, _ = with_advantages(batch, AdvantageSettings(**settings))
+    assert [sample.token_ids.tolist() for sample in selected.samples] == [
+        batch.samples[index].token_ids.tolist() for index in kept
+    ]
+    assert selected.rewards == tuple(batch.rewards[index] for index in kept)
+    assert selected.groups == tuple(batch.groups[index] for index in kept)
+    assert len(chosen.kept) + chosen.dropped == len(batch)
+
+
+def test_samples_that_are_alone_are_told():
+    batch = batch_of([made_group(0, [1.0]), made_group(1, [1.0, 0.0])])
+    assert with_advantages(batch, AdvantageSettings())[2] == 1
+    assert with_advantages(batch, AdvantageSettings(Estimator.REINFORCE))[2] == 0
+
+
+def test_a_critic_s_values_become_advantages_and_returns():
+    batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
+    values = [np.array([9, 9, 0.5, 0.75], np.float32), np.array([9, 9, 0.5, 0.25], np.float32)]
+    settings = AdvantageSettings(Estimator.GAE, discount=1.0, gae_lambda=0.0)
+    selected, _, _ = with_advantages(with_scores(batch, values=values), settings)
+    raw = np.array([0.25, 0.25, -0.25, -0.25])  # each value less the one after it, and the outcome less the last
+    white = (raw - raw.mean()) / raw.std()
+    assert [sample.advantages.tolist() for sample in selected.samples] == [[0, 0, *white[:2]], [0, 0, *white[2:]]]
+    assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 0.75, 1.0], [0, 0, 0.25, 0.0]]
+    assert selected.samples[0].values is values[0]
+
+
+def test_gae_without_values_says_what_is_missing():
+    with pytest.raises(ValueError, match="give the job a critic"):
+        with_advantages(batch_of([made_group(0, [1.0])]), AdvantageSettings(Estimator.GAE))
+
+
+def test_a_sample_in_which_the_policy_made_nothing_is_no_trouble():
+    batch = batch_of([made_group(0, [1.0, 0.0], versions=())])
+    for estimator in set(Estimator) - {Estimator.GAE}:
+        assert len(with_advantages(batch, AdvantageSettings(estimator))[0]) == 2
+    scored = with_scores(batch, values=[np.zeros(2, np.float32)] * 2)
+    assert len(with_advantages(scored, AdvantageSettings(Estimator.GAE))[0]) == 2
+
+
+def test_scores_go_to_the_samples_they_are_of():
+    batch = batch_of([made_group(0, [1.0, 0.0])])
+    old, reference = [[np.full(3, value, np.float32) for value in pair] for pair in ((1, 2), (3, 4))]
+    scored = with_scores(batch, old, reference)
+    assert [sample.old_logprobs[0] for sample in scored.samples] == [1, 2]
+    assert [sample.reference_logprobs[0] for sample in scored.samples] == [3, 4]
+    assert scored.samples[0].values is None
+    assert with_scores(batch).samples == batch.samples
+
+
+@given(st.integers(0, 40), st.integers(1, 12), st.integers(0, 2**40))
+def test_minibatches_have_every_sample_once_and_are_even(size, count, seed):
+    batch = batch_of([made_group(0, [float(index) for index in range(size)])])
+    parts = minibatches(batch, count, seed)
+    found = [id(sample) for part in parts for sample in part]
+    assert sorted(found) == sorted(id(sample) for sample in batch.samples)
+    assert len(parts) == max(1, min(count, size))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    again = minibatches(batch, count, seed)
+    assert [[id(sample) for sample in part] for part in again] == [[id(sample) for sample in part] for part in parts]
+
+
+def test_another_seed_makes_other_minibatches():
+    batch = batch_of([made_group(0, [0.0] * 16)])
+    made = {tuple(id(sample) for part in minibatches(batch, 4, seed) for sample in part) for seed in range(5)}
+    assert len(made) == 5
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        pytest.param([(5, 5)], [0, 0], id="the learner's own"),
+        pytest.param([(3, 4), (5,)], [2, 1, 0], id="token by token"),
+        pytest.param([()], [], id="nothing was made"),
+        pytest.param([], [], id="no episode"),
+    ],
+)
+def test_lags_are_those_of_tokens(versions, expected):
+    group = made_group(0, [])
+    episodes = tuple(made_episode(0.0, each) for each in versions)
+    groups = [type(group)(0, group.task, 3, episodes)]
+    assert lags(groups, version=5).tolist() == expected

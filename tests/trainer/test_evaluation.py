@@ -1,0 +1,133 @@
+import asyncio
+import math
+
+import pytest
+
+from roost.rollout.scenario import Score, Split, Task
+from roost.spec.training import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
+from roost.trainer.evaluation import VersionChanged, evaluate
+from tests.rollout.script import completion, for_ever, others_running, ran, settled
+
+
+class Engines:
+    """A fleet of one engine that says the version it has, or what it is told to."""
+
+    def __init__(self, versions=(4,)):
+        self._versions = list(versions)
+        self.samplings, self.ended = [], []
+
+    async def generate(self, token_ids, sampling, episode=None):
+        version = self._versions[min(len(self.samplings), len(self._versions) - 1)]
+        self.samplings.append(sampling)
+        return completion((1, 2), version)
+
+    def end_episode(self, episode):
+        self.ended.append(episode)
+
+
+class Exam:
+    """Tasks numbered from 0; the odd ones are done fully, those of `broken` fail."""
+
+    def __init__(self, size=10, broken=()):
+        self._size, self._broken = size, broken
+
+    def size(self, split):
+        return self._size if split is Split.EVALUATION else 0
+
+    def task(self, split, index):
+        assert split is Split.EVALUATION
+        return Task(f"task {index}", {"index": index})
+
+    async def play(self, task, transcript):
+        transcript.give([task.data["index"]])
+        await transcript.take()
+        if task.data["index"] in self._broken:
+            raise OSError("broken")
+        return Score(1.0 if task.data["index"] % 2 else 0.5)
+
+
+def settings_of(collect=None, **evaluation):
+    return TrainSettings(
+        LearnerSettings("model"),
+        evaluation=EvaluationSettings(**evaluation),
+        collect=CollectSettings(attempts=2, redundancy=5, fraction=0.1, **(collect or {})),
+        seed=3,
+    )
+
+
+def test_all_tasks_are_tried_at_the_version_that_is_named():
+    fleet = Engines()
+    found = ran(evaluate(fleet, Exam(), settings_of(samples=2), version=4))
+    assert found.version == 4
+    assert sorted(group.task.data["index"] for group in found.groups) == list(range(10))
+    assert found.figures == {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
+    assert {sampling.temperature for sampling in fleet.samplings} == {0.0}
+    assert len(fleet.samplings) == 20, "what collecting does about stragglers is no business of an evaluation"
+    assert sorted(fleet.ended) == sorted(f"evaluation {number}" for number in range(10))
+
+
+@pytest.mark.parametrize(("asked", "played"), [(3, 3), (10, 10), (99, 10)])
+def test_no_more_tasks_than_asked_for_or_than_there_are(asked, played):
+    found = ran(evaluate(Engines(), Exam(), settings_of(tasks=asked), version=4))
+    assert len(found.groups) == played
+    again = ran(evaluate(Engines(), Exam(), settings_of(tasks=asked), version=4))
+    assert [group.task for group in again.groups] == [group.task for group in found.groups]
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [pytest.param((4, 4, 5), id="updated on the way"), pytest.param((3,), id="an engine that is behind")],
+)
+def test_tokens_of_another_version_are_an_error(versions):
+    (other,) = set(versions) - {4}
+    with pytest.raises(VersionChanged, match=rf"version 4 was to be evaluated, .* of version \[{other}\]"):
+        ran(evaluate(Engines(versions), Exam(), settings_of(), version=4))
+
+
+def test_tasks_that_fail_are_counted_and_left_out():
+    found = ran(evaluate(Engines(), Exam(broken=(0, 2)), settings_of(), version=4))
+    assert found.figures["samples/failed"] == 2
+    assert found.figures["samples"] == 8
+    assert found.figures["reward/mean"] == pytest.approx((5 * 1.0 + 3 * 0.5) / 8)
+
+
+@pytest.mark.parametrize(
+    ("exam", "failed"),
+    [pytest.param(Exam(broken=range(10)), 10, id="all fail"), pytest.param(Exam(size=0), 0, id="no tasks")],
+)
+def test_nothing_to_tell_is_told_without_an_error(exam, failed):
+    figures = ran(evaluate(Engines(), exam, settings_of(), version=4)).figures
+    assert (figures["samples"], figures["samples/failed"]) == (0, failed)
+    assert math.isnan(figures["reward/mean"])
+    assert math.isnan(figures["reward/full"])
+
+
+def test_an_evaluation_that_is_cancelled_leaves_nothing_behind():
+    class Endless(Exam):
+        async def play(self, task, transcript):
+            await for_ever()
+
+    async def cancelled():
+        evaluating = asyncio.create_task(evaluate(Engines(), Endless(), settings_of(), version=4))
+        await settled()
+        evaluating.cancel()
+        await asyncio.wait([evaluating])
+        assert evaluating.cancelled()
+        return others_running()
+
+    assert not ran(cancelled())
+
+
+def test_no_more_are_played_at_a_time_than_the_run_allows():
+    running, most = set(), []
+
+    class Counting(Exam):
+        async def play(self, task, transcript):
+            running.add(task.name)
+            most.append(len(running))
+            await asyncio.sleep(0)
+            running.discard(task.name)
+            return Score(1.0)
+
+    ran(evaluate(Engines(), Counting(), settings_of({"concurrency": 2}), version=4))
+    assert (max(most), len(most)) == (2, 10)

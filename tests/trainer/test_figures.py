@@ -1,0 +1,101 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roost.learner.selection import Selection
+from roost.trainer.batch import batch_of, with_scores
+from roost.trainer.feed import Tally
+from roost.trainer.figures import Learnt, of_all, of_groups, of_learning, of_mismatch, of_time
+from tests.trainer.made_groups import made_group
+
+
+def test_what_was_collected():
+    groups = [made_group(0, [1.0, 0.0], versions=(4, 5)), made_group(1, [0.5, 0.5], versions=(5,))]
+    tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, equal_groups=4)
+    assert of_groups(groups, version=5, tally=tally) == {
+        "reward/mean": 0.5,
+        "reward/std": pytest.approx(0.125**0.5),
+        "reward/max": 1.0,
+        "reward/min": 0.0,
+        "reward/equal_groups": 0.5,
+        "lag/mean": pytest.approx(2 / 6),
+        "lag/max": 1.0,
+        "tokens/generated": 6.0,
+        "tokens/mean": 1.5,
+        "samples/finished": 4.0,
+        "samples/cancelled": 3.0,
+        "samples/failed": 2.0,
+        "samples/retried": 1.0,
+        "groups/lost": 1.0,
+        "groups/replaced": 4.0,
+        "episode/seconds": 1.0,
+    }
+
+
+def test_nothing_collected_is_told_without_an_error():
+    found = of_groups([], version=5, tally=Tally())
+    assert math.isnan(found["reward/mean"])
+    assert all(value == 0.0 for name, value in found.items() if not name.startswith("reward/"))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        pytest.param([], {}, id="no optimizer step"),
+        pytest.param(
+            [{"loss": 1.0, "policy_loss": 3.0, "lr": 0.1}, {"loss": 2.0, "policy_loss": 5.0, "lr": 0.3}],
+            {"loss/total": 1.5, "loss/policy": 4.0, "learning_rate": pytest.approx(0.2)},
+            id="the mean over steps",
+        ),
+        pytest.param([{"skipped": 1.0}, {"skipped": 0.0}, {"skipped": 1.0}], {"steps/skipped": 2.0}, id="skipped"),
+        pytest.param([{"max/ratio": 1.5}, {"max/ratio": 4.0}], {"loss/ratio_max": 4.0}, id="the largest maximum"),
+        pytest.param([{"tokens": 9.0, "sequences": 2.0, "entropy": 2.0}], {"entropy": 2.0}, id="sizes are not told"),
+        pytest.param([{"kl": 2.0}, {"loss": 4.0}], {"loss/kl": 2.0, "loss/total": 4.0}, id="not in every step"),
+        pytest.param([{"critic/loss": 4.0, "clipped": 0.5}], {"critic/loss": 4.0, "loss/clipped": 0.5}, id="rooms"),
+    ],
+)
+def test_what_was_learnt(told, expected):
+    assert of_learning(told) == expected
+
+
+def test_the_parts_of_a_step_are_told_together():
+    samples = batch_of([made_group(0, [1.0, 0.0])]).samples
+    some = Selection(np.arange(5), too_small=2, not_positive=1, largest_too_small=0.1)
+    none = Selection(np.arange(0), too_small=4, not_positive=0, largest_too_small=0.1)
+    parts = [Learnt(samples, some, 1, [{"loss": 1.0}, {"loss": 2.0}]), Learnt(samples, none, 2, [])]
+    counts = {"samples/learnt": 5.0, "samples/left_out": 7.0, "samples/alone": 3.0}
+    assert of_all(parts) == {"loss/total": 1.5, **counts}
+    assert of_all([]) == {"samples/learnt": 0.0, "samples/left_out": 0.0, "samples/alone": 0.0}
+
+
+def test_mismatch_is_of_the_tokens_that_both_know():
+    batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
+    assert of_mismatch(batch.samples) == {}
+    same = with_scores(batch, old=[sample.logprobs for sample in batch.samples])
+    wrong_prompt = with_scores(batch, old=[_with_prompt(sample.logprobs, 99.0) for sample in batch.samples])
+    assert of_mismatch(same.samples) == of_mismatch(wrong_prompt.samples)
+    other = [replace(same.samples[0], old_logprobs=same.samples[0].logprobs + 0.5), batch.samples[1]]
+    assert of_mismatch(other) != of_mismatch(same.samples)
+    assert all(name.startswith("mismatch/") for name in of_mismatch(other))
+
+
+def _with_prompt(logprobs, value):
+    return np.concatenate([np.full(2, value, np.float32), logprobs[2:]])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole", "expected"),
+    [
+        pytest.param(
+            {"learn": 2.0, "generate": 1.0, "evaluate": 9.0},
+            4.0,
+            {"time/step": 4.0, "time/generate": 1.0, "time/learn": 2.0, "tokens/per_second": 25.0},
+            id="phases of a step",
+        ),
+        pytest.param({}, 0.0, {"time/step": 0.0, "tokens/per_second": 0.0}, id="no time at all"),
+    ],
+)
+def test_where_the_time_went(seconds, whole, expected):
+    assert of_time(seconds, whole, tokens=100.0) == expected
