@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roost.trainer.batch import batch_of
+from roost.trainer.learners import Learners, shares, totals_of
+from tests.rollout.script import ran
+from tests.trainer.made_groups import made_episode, made_group
+
+
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 6))
+def test_every_sample_goes_to_one_rank_and_all_have_about_as_many_tokens(lengths, ranks):
+    parts = shares(lengths, ranks)
+    assert len(parts) == ranks
+    assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
+    assert all(part == sorted(part) for part in parts)
+    filled = [sum(lengths[index] for index in part) for part in parts]
+    assert max(filled) - min(filled) <= max(lengths, default=0)
+
+
+def test_the_size_of_a_minibatch_is_that_of_what_the_policy_made():
+    episodes = [made_episode(0.0, versions) for versions in ((0, 0, 0), (0,), ())]
+    group = made_group(0, [])
+    samples = batch_of([type(group)(0, group.task, 0, tuple(episodes))]).samples
+    totals = totals_of(samples, longest=50)
+    assert (totals.sequences, totals.tokens, totals.longest) == (2, 4, 50)
+
+
+class Ranks:
+    """A group of workers, each of which answers with the first token of an answer that it was asked about."""
+
+    def __init__(self, count):
+        self.world_size = count
+        self.asked = {}
+
+    def execute_on(self, rank):
+        group = self
+
+        class Selected:
+            async def score(self, samples, as_reference):
+                group.asked[rank] = (len(samples), as_reference)
+                return ([sample.token_ids[2:3] for sample in samples],)
+
+            async def learn(self, samples, totals):
+                group.asked[rank] = (len(samples), totals.tokens)
+                return ({"loss": float(rank)},)
+
+        return Selected()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_what_ranks_answer_comes_back_in_the_order_of_the_samples(ranks):
+    samples = batch_of([made_group(0, [0.0] * 3, versions=(0,) * 5), made_group(1, [0.0, 1.0])]).samples
+    group = Ranks(ranks)
+    found = ran(Learners(group, None, None).score(samples, True))
+    assert [int(array[0]) for array in found] == [int(sample.token_ids[2]) for sample in samples]
+    assert sorted(group.asked) == list(range(ranks)), "a rank without samples is called too: the others wait for it"
+    assert {as_reference for _, as_reference in group.asked.values()} == {True}
+
+
+def test_all_ranks_learn_with_the_size_of_the_whole():
+    samples = batch_of([made_group(0, [0.0] * 5, versions=(0, 0))]).samples
+    group = Ranks(2)
+    told = ran(Learners(group, None, None).learn(samples, totals_of(samples, 9)))
+    assert sum(count for count, _ in group.asked.values()) == 5
+    assert {tokens for _, tokens in group.asked.values()} == {10}
+    assert told == {"loss": 0.0}

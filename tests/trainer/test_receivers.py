@@ -1,0 +1,58 @@
+from types import SimpleNamespace
+
+import pytest
+
+import roost
+from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.weights.release import Way
+from roost.trainer.receivers import Sending, plan_sending, receiver_at
+
+
+def plan_of(placement, nodes=1):
+    inventory = roost.Inventory.from_dict({"nodes": [{"accelerators": 4, "memory_gb": 80}] * nodes})
+    return roost.plan({"cluster": {"num_nodes": nodes, "component_placement": placement}}, inventory)
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "on_gpu", "way", "ranks"),
+    [
+        pytest.param({"actor,rollout": "0-3"}, 1, True, Way.DEVICE, [0, 1, 2, 3], id="each from its own device"),
+        pytest.param(
+            {"actor": "0-3", "rollout": "0-3:0-1"}, 1, True, Way.DEVICE, [0, 2], id="engines of two devices each"
+        ),
+        pytest.param({"actor": "0-1", "rollout": "2-3"}, 1, True, Way.BROADCAST, [0, 0], id="apart"),
+        pytest.param({"actor": "0-1", "rollout": "1-2"}, 1, True, Way.BROADCAST, [0, 0], id="some shared, some not"),
+        pytest.param({"actor": "0-1", "rollout": "2-3"}, 1, False, Way.SHARED_MEMORY, [0, 0], id="CPUs of one machine"),
+        pytest.param({"actor": "0-3", "rollout": "4-5"}, 2, False, Way.BROADCAST, [0, 0], id="CPUs of two machines"),
+    ],
+)
+def test_who_sends_to_whom(placement, nodes, on_gpu, way, ranks):
+    sending = plan_sending(plan_of(placement, nodes), "rollout", "actor", on_gpu)
+    assert sending == Sending(way, {f"rollout-{rank}": sender for rank, sender in enumerate(ranks)})
+
+
+def fleet_of(*urls):
+    """A fleet with a server at each of these addresses; None is one that is lost."""
+    members = {
+        f"rollout-{rank}": SimpleNamespace(
+            name=f"rollout-{rank}",
+            is_connected=url is not None,
+            engine=SimpleNamespace(url=url),
+            spec=ServerSpec(EngineKind.VLLM, "model", sleeps=rank == 1, api_key="secret"),
+        )
+        for rank, url in enumerate(urls)
+    }
+    return SimpleNamespace(crew=SimpleNamespace(members=members))
+
+
+def test_an_engine_is_found_by_its_address():
+    sending = Sending(Way.DEVICE, {"rollout-0": 4, "rollout-1": 5})
+    found = receiver_at("http://b", fleet_of("http://a", "http://b"), sending)
+    assert (found.kind, found.url, found.sleeps, found.api_key) == (EngineKind.VLLM, "http://b", True, "secret")
+    assert (found.sender, found.way) == (5, Way.DEVICE)
+
+
+@pytest.mark.parametrize("urls", [("http://a",), (None,), ()], ids=["another", "lost", "none"])
+def test_an_address_that_nobody_has_is_named(urls):
+    with pytest.raises(LookupError, match="http://b"):
+        receiver_at("http://b", fleet_of(*urls), Sending(Way.DEVICE, {"rollout-0": 0}))
