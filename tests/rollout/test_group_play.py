@@ -205,10 +205,8 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
                         await may_end.wait()
                     except asyncio.CancelledError:
                         told.append("cancelled")
-                try:
-                    await transcript.take()
-                finally:
-                    told.append("no turn")
+                await transcript.take()
+                told.append("had another turn")
 
         limit = 0.01 if ended_by == "limit" else 3600
         playing = begin(Deaf(None), episode_limit_s=limit, attempts=1)
@@ -225,7 +223,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
     assert (left_behind, at_the_end) == (1, 0)
     assert who(group) == [0]
     assert (group.failed, group.cancelled) == ((1, 0) if ended_by == "limit" else (0, 1))
-    assert told == ["cancelled", "no turn"]
+    assert told == ["cancelled"]
 
 
 def test_what_is_cut_off_may_put_its_things_in_order():

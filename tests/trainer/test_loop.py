@@ -1,0 +1,353 @@
+"""The loop with a real feed and real figures; models are replaced by some that only note what is asked of them."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from roost.engines.protocol import InFlight
+from roost.placement.residency import Decision
+from roost.runtime.trace.spans import SpanRecorder
+from roost.spec.training import (
+    AdvantageSettings,
+    Behaviour,
+    CollectSettings,
+    Estimator,
+    LearnerSettings,
+    LossSettings,
+    TrainSettings,
+)
+from roost.trainer.checkpoints import TrainerState
+from roost.trainer.feed import Feed, Position
+from roost.trainer.loop import LagExceeded, Loop, Models
+from roost.trainer.turns import Turns
+from tests.rollout.script import Script, ran, settled
+
+
+class Model:
+    """Notes what it scores and learns from; everything else that can go on does, while it learns."""
+
+    def __init__(self, name, events):
+        self._name, self._events = name, events
+        self.learnt = []
+
+    async def score(self, samples, as_reference=False):
+        self._events.append(f"{self._name} scores" + (" as reference" if as_reference else ""))
+        return [np.zeros(len(sample), np.float32) for sample in samples]
+
+    async def values(self, samples):
+        self._events.append(f"{self._name} values")
+        return [np.zeros(len(sample), np.float32) for sample in samples]
+
+    async def learn(self, samples, totals):
+        self._events.append(f"{self._name} learns")
+        await settled()
+        self._events.append(f"{self._name} learnt")
+        self.learnt.append([int(sample.token_ids[1]) * 100 + int(sample.token_ids[2]) for sample in samples])
+        return {"loss": float(len(samples)), "tokens": float(totals.tokens)}
+
+    async def release(self, version):
+        return SimpleNamespace(version=version)
+
+    async def load(self, parts):
+        self._events.append("load")
+
+    async def offload(self, parts):
+        self._events.append("offload")
+
+
+class Engines:
+    """A fleet that only has a version, which the scenario's draws are made by."""
+
+    def __init__(self, scenario, events, takes_updates=True):
+        self._scenario, self._events, self._takes_updates = scenario, events, takes_updates
+
+    async def update(self, release, in_flight=None):
+        self._events.append(f"version {release.version}")
+        if self._takes_updates:
+            self._scenario.version = release.version
+
+    async def wake(self, release):
+        self._events.append("wake")
+        await self.update(release)
+
+    async def sleep(self, level, in_flight, names):
+        self._events.append("sleep")
+
+    def learning_begins(self):
+        pass
+
+
+@dataclass
+class Run:
+    """A loop, and what became of it."""
+
+    settings: TrainSettings
+    decision: Decision = Decision.KEEP
+    state: TrainerState = field(default_factory=TrainerState)
+    engines_take_updates: bool = True
+    has_critic: bool = False
+    has_reference: bool = False
+    stops_after: int = 10**6
+    plays: object = None
+    events: list = field(default_factory=list)
+    told: list = field(default_factory=list)
+    after: list = field(default_factory=list)
+
+    async def go(self):
+        self.scenario = Script(self._play)
+        self.scenario.version = self.state.version
+        self.policy, self.critic = Model("policy", self.events), Model("critic", self.events)
+        models = Models(
+            Engines(self.scenario, self.events, self.engines_take_updates),
+            self.policy,
+            self.critic if self.has_critic else None,
+            Model("reference", self.events) if self.has_reference else None,
+        )
+        self.feed = Feed(
+            self.scenario,
+            self.scenario.open_draw,
+            self.settings.collect,
+            self.settings.max_policy_lag,
+            self.settings.seed,
+            self.state.position,
+            self.state.version,
+        )
+        turns = Turns(self.decision, InFlight.DRAIN, ("weight",))
+        self.recorder = SpanRecorder()
+        loop = Loop(
+            self.settings,
+            models,
+            self.feed,
+            turns,
+            self.recorder,
+            self,
+            self.state,
+            self._after_step,
+            lambda: len(self.told) >= self.stops_after,
+        )
+        try:
+            self.state = await loop.run()
+        finally:
+            await self.feed.close()
+        return self
+
+    async def _play(self, number, episode, attempt):
+        self.events.append(f"play {number}")
+        if self.plays is not None:
+            await self.plays(self, number)
+        return float(episode)
+
+    async def _after_step(self, state):
+        self.events.append("after step")
+        self.after.append((state, self.scenario.version))
+
+    def phase(self, name, total=None):
+        self.events.append(f"{name} {total}" if total is not None else name)
+
+    def step_done(self, state, figures, groups):
+        self.told.append((state, dict(figures), [group.number for group in groups]))
+
+
+def settings_of(steps=1, groups=2, group_size=2, loss=None, **more):
+    return TrainSettings(
+        LearnerSettings("model", loss=LossSettings(**(loss or {}))),
+        steps=steps,
+        collect=CollectSettings(groups=groups, group_size=group_size, concurrency=8),
+        **more,
+    )
+
+
+def trained(*args, **kwargs):
+    return ran(Run(*args, **kwargs).go())
+
+
+def samples_of(groups, size=2):
+    """As `Model` notes them."""
+    return sorted(number * 100 + episode for number in groups for episode in range(size))
+
+
+def test_a_step_from_beginning_to_end():
+    run = trained(settings_of(), Decision.SLEEP)
+    assert [event for event in run.events if not event.startswith("play")] == [
+        "generate 4",
+        "switch",
+        "sleep",
+        "load",
+        "score",
+        "policy scores",
+        "learn",
+        "policy learns",
+        "policy learnt",
+        "sync",
+        "wake",
+        "version 1",
+        "offload",
+        "after step",
+    ]
+    assert run.state == TrainerState(step=1, version=1, position=Position(next=2))
+    assert run.after == [(run.state, 1)], "the engines have the new policy before anything else is done with it"
+    (_, figures, groups) = run.told[0]
+    assert groups == [0, 1]
+    assert figures["samples/finished"] == figures["samples/learnt"] == figures["loss/total"] == 4
+    assert figures["lag/max"] == 0
+
+
+def test_phases_are_timed_and_recorded():
+    run = trained(settings_of(steps=2))
+    phases = ["generate", "switch", "score", "learn", "sync"]
+    for _, figures, _ in run.told:
+        assert all(figures[f"time/{name}"] > 0 for name in phases)
+        assert sum(figures[f"time/{name}"] for name in phases) <= figures["time/step"]
+    assert [(span.name, span.args["step"]) for span in run.recorder.drain()] == [
+        (name, step) for step in range(2) for name in phases
+    ]
+
+
+@pytest.mark.parametrize("decision", [Decision.KEEP, Decision.SLEEP])
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (1, 2), (1, 3), (2, 1), (3, 2), (1, 99)])
+def test_every_sample_is_learnt_from_once_in_every_epoch(epochs, minibatches, decision):
+    run = trained(settings_of(epochs=epochs, minibatches=minibatches, groups=4), decision)
+    cuts = min(minibatches, 8)
+    assert len(run.policy.learnt) == epochs * cuts
+    for epoch in range(epochs):
+        parts = run.policy.learnt[epoch * cuts : (epoch + 1) * cuts]
+        assert sorted(sample for part in parts for sample in part) == samples_of(range(4))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_epochs_and_steps_are_shuffled_each_in_its_own_way_and_alike_when_run_again():
+    settings = settings_of(steps=2, epochs=2, minibatches=2, group_size=8)
+    orders = [trained(settings, Decision.SLEEP).policy.learnt for _ in range(2)]
+    assert orders[0] == orders[1]
+    cuts = [tuple(sample % 200 for sample in part) for part in orders[0][::2]]
+    assert len(set(cuts)) == 4
+
+
+def test_a_step_that_leaves_everything_out_goes_on_without_learning():
+    run = trained(settings_of(steps=2, advantage=AdvantageSettings(least=99.0)))
+    assert not run.policy.learnt
+    assert (run.state.step, run.state.version, run.scenario.version) == (2, 2, 2)
+    for _, figures, _ in run.told:
+        assert (figures["samples/learnt"], figures["samples/left_out"]) == (0, 4)
+        assert "loss/total" not in figures
+
+
+@pytest.mark.parametrize(("allowed", "is_error"), [(0, True), (1, True), (2, False)])
+def test_tokens_that_are_too_old_end_the_run(allowed, is_error):
+    """Engines that say they took an update, and go on with what they had: nobody but the tokens tells."""
+    run = Run(settings_of(steps=3, max_policy_lag=allowed), engines_take_updates=False)
+    if not is_error:
+        assert ran(run.go()).told[-1][1]["lag/max"] == 2
+        return
+    with pytest.raises(LagExceeded, match=f"a token is {allowed + 1} versions old; the run allows {allowed}"):
+        ran(run.go())
+    assert len(run.told) == allowed + 1
+
+
+def test_stopping_ends_after_the_step():
+    run = trained(settings_of(steps=9), stops_after=2)
+    assert (run.state.step, run.state.version, len(run.after)) == (2, 2, 2)
+    assert run.events[-1] == "after step"
+
+
+def test_a_run_goes_on_from_where_it_was():
+    state = TrainerState(step=3, version=5, position=Position(next=10, waiting=(7,)))
+    run = trained(settings_of(steps=5), state=state)
+    assert [groups for _, _, groups in run.told] == [[7, 10], [11, 12]]
+    assert run.state == TrainerState(step=5, version=7, position=Position(next=13))
+
+
+def test_a_run_that_has_done_all_its_steps_does_nothing():
+    state = TrainerState(step=5, version=5)
+    run = trained(settings_of(steps=5), state=state)
+    assert (run.state, run.events) == (state, [])
+
+
+# Modes --------------------------------------------------------------------------------------------------------------
+
+
+def order_of(run, *wanted):
+    return [event for event in run.events if event in wanted]
+
+
+def test_without_a_lag_nothing_is_generated_while_the_learner_learns():
+    run = trained(settings_of(steps=2, groups=1, group_size=1))
+    wanted = ("play 0", "play 1", "policy learnt", "version 1", "version 2")
+    assert order_of(run, *wanted) == ["play 0", "policy learnt", "version 1", "play 1", "policy learnt", "version 2"]
+
+
+def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
+    async def plays(run, number):
+        while number == 1 and "policy learns" not in run.events:
+            await asyncio.sleep(0)
+        run.events.append(f"played {number}")
+
+    settings = settings_of(steps=2, groups=1, group_size=1, max_policy_lag=1)
+    run = trained(settings, plays=plays)
+    assert order_of(run, "play 1", "played 1", "policy learnt", "version 1")[:4] == [
+        "play 1",
+        "played 1",
+        "policy learnt",
+        "version 1",
+    ]
+    assert [figures["lag/max"] for _, figures, _ in run.told] == [0, 1]
+    assert run.state.position == Position(next=3, waiting=(2,)), "what nobody learnt from is played again"
+
+
+@pytest.mark.parametrize("max_lag", [1, 2, 3])
+def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_lag):
+    async def plays(run, number):
+        for _ in range(number * 7919 % 53):  # as if by chance
+            await asyncio.sleep(0)
+
+    run = trained(settings_of(steps=8, groups=3, max_policy_lag=max_lag), plays=plays)
+    assert all(figures["lag/max"] <= max_lag for _, figures, _ in run.told)
+    learnt = [sample for part in run.policy.learnt for sample in part]
+    assert len(learnt) == len(set(learnt)) == 8 * 6
+
+
+def test_minibatches_are_learnt_from_while_others_are_still_generated():
+    async def plays(run, number):
+        while number == 0 and "policy learnt" not in run.events:
+            await asyncio.sleep(0)
+
+    run = trained(settings_of(minibatches=2), plays=plays)
+    assert run.policy.learnt == [samples_of([1]), samples_of([0])]
+    assert run.told[0][2] == [1, 0]
+    assert run.told[0][1]["samples/learnt"] == 4
+
+
+# Who is asked what --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "scored"),
+    [
+        pytest.param({}, ["policy scores"], id="the learner's own log-probabilities"),
+        pytest.param({"loss": {"behaviour": Behaviour.PROXIMAL}}, ["policy scores"], id="proximal"),
+        pytest.param({"loss": {"behaviour": Behaviour.ENGINE}}, [], id="the engine's"),
+        pytest.param(
+            {"loss": {"kl_coefficient": 0.1}}, ["policy scores", "policy scores as reference"], id="its own reference"
+        ),
+        pytest.param(
+            {"loss": {"kl_coefficient": 0.1}, "has_reference": True},
+            ["policy scores", "reference scores"],
+            id="a reference apart",
+        ),
+        pytest.param({"has_reference": True}, ["policy scores"], id="a reference that nobody needs"),
+    ],
+)
+def test_who_scores(case, scored):
+    run = trained(settings_of(loss=case.get("loss")), has_reference=case.get("has_reference", False))
+    assert [event for event in run.events if "scores" in event] == scored
+
+
+def test_a_critic_learns_from_the_same_samples():
+    run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(Estimator.GAE)), has_critic=True)
+    assert "critic values" in run.events
+    assert run.critic.learnt == run.policy.learnt
+    figures = run.told[0][1]
+    assert figures["critic/loss"] == figures["loss/total"] == 2
