@@ -13,11 +13,13 @@ import torch
 from roost.engines.connect import connect
 from roost.engines.errors import EngineError
 from roost.engines.spec import EngineKind
+from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
 from roost.engines.weights.release import Way
 from roost.engines.weights.send import Sent, send
+from roost.engines.weights.vllm_group import VllmWeightGroup
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.heads import Head
 from roost.learner.learner import Learner
@@ -39,6 +41,7 @@ class Receiver:
     api_key: str | None
     sender: int  # the rank of the learner
     way: Way
+    processes: int = 1  # that share its model
 
 
 class LearnerWorker(Worker):
@@ -56,41 +59,32 @@ class LearnerWorker(Worker):
         self._learner = Learner(settings, self._device, head)
 
     def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
-        with self.worker_timer("score"):
-            return self._learner.score(samples, as_reference)
+        return self._learner.score(samples, as_reference)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        with self.worker_timer("values"):
-            return self._learner.values(samples)
+        return self._learner.values(samples)
 
     def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
-        with self.worker_timer("learn"):
-            return self._learner.learn(samples, totals)
+        return self._learner.learn(samples, totals)
 
     def offload(self, parts: Sequence[str]) -> None:
-        with self.worker_timer("offload"):
-            self._learner.offload(tuple(parts))
+        self._learner.offload(tuple(parts))
 
     def load(self, parts: Sequence[str]) -> None:
-        with self.worker_timer("load"):
-            self._learner.load(tuple(parts))
+        self._learner.load(tuple(parts))
 
     def save(self, folder: str) -> None:
         """Take a copy of the state; it is written while learning goes on."""
-        with self.worker_timer("save"):
-            self._learner.save(folder)
+        self._learner.save(folder)
 
     def wait_saved(self) -> None:
-        with self.worker_timer("wait for checkpoint"):
-            self._learner.wait_saved()
+        self._learner.wait_saved()
 
     def restore(self, folder: str) -> None:
-        with self.worker_timer("restore"):
-            self._learner.restore(folder)
+        self._learner.restore(folder)
 
     def export(self, folder: str) -> None:
-        with self.worker_timer("export"):
-            self._learner.export(folder)
+        self._learner.export(folder)
 
     # Weights ------------------------------------------------------------------------------------------------------
 
@@ -102,33 +96,44 @@ class LearnerWorker(Worker):
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
         """Send to the engines that are this rank's. Every rank takes part in putting the weights together."""
-        with self.worker_timer("send weights"):
-            own = [receiver for receiver in receivers if receiver.sender == self._rank]
-            stream = self._stream()
-            try:
-                return asyncio.run(self._send(own, stream, version)) if own else Sent(0, 0, {}, {})
-            finally:
-                stream.finish()
+        own = [receiver for receiver in receivers if receiver.sender == self._rank]
+        stream = self._stream()
+        try:
+            return asyncio.run(self._send(own, stream, version)) if own else Sent(0, 0, {}, {})
+        finally:
+            stream.finish()
 
     async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
         engines = [connect(one.kind, one.url, sleeps=one.sleeps, api_key=one.api_key) for one in receivers]
         try:
+            if receivers[0].way is Way.BROADCAST:
+                return await self._broadcast_sender(receivers[0], stream).send(engines, version)
             carrier = _carrier(receivers[0].way, stream)
             return await send(engines, stream, version, carrier, with_fingerprints=True)
         finally:
             await asyncio.gather(*(engine.close() for engine in engines))
 
+    def _broadcast_sender(self, receiver: Receiver, stream: WeightStream) -> BroadcastSender:
+        open_group = VllmWeightGroup if receiver.kind is EngineKind.VLLM else None
+        return BroadcastSender(
+            stream,
+            os.environ["MASTER_ADDR"],  # of rank 0, which is the one that broadcasts
+            self.acquire_free_port,
+            self._device,
+            receiver.processes,
+            open_group=open_group,
+        )
+
     def write_weights(self, model: str, folder: str) -> str:
         """Write a checkpoint that engines can be started on; says what went wrong, if anything did."""
-        with self.worker_timer("write weights"):
-            stream = self._stream()
-            try:
-                if self._rank == 0:
-                    write_checkpoint(stream, model, folder)
-            except (EngineError, OSError) as error:
-                return str(error)
-            finally:
-                stream.finish()
+        stream = self._stream()
+        try:
+            if self._rank == 0:
+                write_checkpoint(stream, model, folder)
+        except (EngineError, OSError) as error:
+            return str(error)
+        finally:
+            stream.finish()
         return ""
 
     def _stream(self) -> WeightStream:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
@@ -26,15 +27,23 @@ def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str
     return asked
 
 
-def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str], None]) -> Cluster:
+@contextlib.contextmanager
+def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str], None]) -> Iterator[Cluster]:
     """Join or start the cluster that a job runs on."""
     simulated = accelerators_to_simulate(job, address, os.environ)
+    before = os.environ.get(COUNT_VARIABLE)
     if simulated:
         say(f"there is no accelerator here: {simulated} are simulated, and everything runs on the CPU")
-        os.environ[COUNT_VARIABLE] = str(simulated)
+        os.environ[COUNT_VARIABLE] = str(simulated)  # for the processes that Ray is about to start
         address = "local"
     config = None if job.source.values.get("cluster") is None else dict(job.source.values)
-    return Cluster(job.num_nodes, config, address, log_dir=log_dir, say=say)
+    try:
+        with Cluster(job.num_nodes, config, address, log_dir=log_dir, say=say) as cluster:
+            yield cluster
+    finally:
+        if simulated:
+            os.environ.pop(COUNT_VARIABLE)
+            os.environ.update({} if before is None else {COUNT_VARIABLE: before})
 
 
 def has_gpus(cluster: Cluster) -> bool:

@@ -47,7 +47,8 @@ def receiver_at(url: str, fleet: Fleet, sending: Sending) -> Receiver:
     for member in fleet.crew.members.values():
         if member.is_connected and member.engine.url == url:
             spec = member.spec
-            return Receiver(spec.kind, url, spec.sleeps, spec.api_key, sending.ranks[member.name], sending.way)
+            rank, size = sending.ranks[member.name], spec.tensor * spec.pipeline
+            return Receiver(spec.kind, url, spec.sleeps, spec.api_key, rank, sending.way, size)
     raise LookupError(f"no engine of the fleet is at {url}")
 
 

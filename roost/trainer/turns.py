@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from roost.engines.errors import UpdateFailed
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import InFlight
 from roost.engines.weights.release import Release
@@ -12,6 +15,7 @@ from roost.placement.residency import Decision
 from roost.trainer.learners import Learners
 
 BESIDE_WEIGHTS = ("grad", "optimizer")
+RETRY_WAITS_S = (1.0, 5.0, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Turns:
         if self.are_taken:
             await self._offload(learners, [part for part in self.offloads if part in BESIDE_WEIGHTS])
         if self.decision is Decision.KEEP:
-            await fleet.update(release, self.in_flight)
+            await self._update(fleet, release)
         elif self.decision is Decision.SLEEP:
             await fleet.wake(release)
         else:
@@ -61,6 +65,15 @@ class Turns:
                 await fleet.update(release, self.in_flight)  # those that went on
         if self.are_taken:
             await self._offload(learners, [part for part in self.offloads if part not in BESIDE_WEIGHTS])
+
+    async def _update(self, fleet: Fleet, release: Release) -> None:
+        """Engines that died under an update are started again, and then take it."""
+        for wait_s in RETRY_WAITS_S:
+            with contextlib.suppress(UpdateFailed):
+                await fleet.update(release, self.in_flight)
+                return
+            await asyncio.sleep(wait_s)
+        await fleet.update(release, self.in_flight)
 
     @staticmethod
     async def _offload(learners: Learners, parts: Sequence[str]) -> None:

@@ -1,0 +1,78 @@
+"""Small jobs that really train: learner, engines and Ray on this machine."""
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+from safetensors.torch import load_file
+
+from roost.spec.compose import load
+from roost.spec.errors import Findings
+from roost.spec.notation import read_job
+from roost.trainer.live_view import LiveView
+from roost.trainer.run import RunOptions, train
+
+ARITHMETIC = {"_target_": "roost.rollout.arithmetic.Arithmetic", "largest": 2}
+OFFLOADS = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
+
+
+def config(model, placement, gpus=2, task=None, actor=None, **train_keys):
+    """A job in RLinf's notation with Roost's own settings."""
+    settings = {
+        "model": str(model),
+        "task": {**ARITHMETIC, **(task or {})},
+        "steps": 3,
+        "groups": 4,
+        "group_size": 4,
+        "max_tokens": 3,
+        "learning_rate": 1e-3,
+        "engine_options": {"max_context": 64},
+        **train_keys,
+    }
+    cluster = {"num_nodes": 1, "num_gpus_per_node": gpus, "component_placement": placement}
+    return {"cluster": cluster, "actor": dict(actor or {}), "train": settings}
+
+
+def job_of(values):
+    findings = Findings()
+    source = load(values, (), findings)
+    job = read_job(source, findings)
+    findings.raise_errors()
+    return job
+
+
+def trained(values, folder, resumes=False, said=None):
+    """Train to the end; the outcome has the run's folder."""
+    console = Console(file=io.StringIO())
+    say = said.append if said is not None else (lambda text: None)
+    return train(
+        job_of(values),
+        RunOptions(Path(folder), resumes),
+        say,
+        lambda steps, first: LiveView(steps, console, first),
+        lambda plan: None,
+    )
+
+
+def weights_of(run):
+    return load_file(run.policy / "model.safetensors")
+
+
+def learnt_groups(run):
+    """Which groups each step learnt from."""
+    return {record["step"]: record["groups"] for record in run.learnt_lines}
+
+
+def spans_of(run, name, component=None):
+    """Spans of a name in the trace, each as (start, end), in order; times in microseconds."""
+    trace = json.loads(run.trace_file.read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    found = [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in trace
+        if event["ph"] == "X"
+        and event["name"] == name
+        and (component is None or lanes[event["tid"]].startswith(component))
+    ]
+    return sorted(found)
