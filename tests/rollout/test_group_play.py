@@ -207,6 +207,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
                         told.append("cancelled")
                 await transcript.take()
                 told.append("had another turn")
+                return Score(0.0)
 
         limit = 0.01 if ended_by == "limit" else 3600
         playing = begin(Deaf(None), episode_limit_s=limit, attempts=1)

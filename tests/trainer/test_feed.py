@@ -428,6 +428,19 @@ def test_what_waited_is_played_first_and_as_it_was():
     assert [group.task for group in first] == [tasks[4], tasks[7]]
 
 
+def test_what_waited_and_still_waits_is_not_forgotten():
+    """A run may be resumed with fewer groups or a smaller lag than it had."""
+
+    async def collect():
+        feed = feed_of(Script(gives_its_number), position=Position(next=9, waiting=(3, 4, 5, 6)), version=3)
+        before = feed.position
+        feed.begin(3)
+        await feed.take(3)
+        return before, feed.position
+
+    assert ran(collect()) == (Position(9, (3, 4, 5, 6)), Position(9, (5, 6)))
+
+
 @pytest.mark.parametrize("concurrency", [1, 100])
 def test_closing_ends_everything(concurrency):
     ended = []
