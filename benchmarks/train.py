@@ -1,0 +1,169 @@
+"""How fast Roost trains: beside TRL on the same model, prompts and cores, and with a lag beside without one.
+
+The first time, `--setup-peer` makes an environment for TRL; see docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated, Any
+
+import train_environment
+import train_roost
+import typer
+from peer_environment import PeerPython, print_no_peer
+from rich.console import Console
+from rich.table import Table
+from train_results import Lagged, Speed, lagged, of_lag, of_metrics, of_peer, phase_shares, speed
+from train_workload import Workload
+from verdicts import JsonFile, Verdict, print_verdicts, write_results
+
+HERE = Path(__file__).parent
+PARTS = ("peer", "lag")
+LAST_LINES = 8  # of what a run that failed has said
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each side takes its turn in each.")] = 3,
+    steps: Annotated[int, typer.Option(min=2, help="Steps beside TRL, the first of which warms up.")] = 4,
+    lag_steps: Annotated[int, typer.Option(min=4, help="Steps with a lag and without.")] = 30,
+    lag: Annotated[int, typer.Option(min=1, help="The lag that is compared with none.")] = 1,
+    hidden: Annotated[int, typer.Option(min=64, help="The model's width beside TRL, a multiple of 64.")] = 384,
+    layers: Annotated[int, typer.Option(min=1, help="The model's layers beside TRL.")] = 4,
+    threads: Annotated[int, typer.Option(min=1, help="Of each process, on both sides.")] = 1,
+    micro_batch: Annotated[int, typer.Option(min=1, help="Samples that TRL takes in one pass.")] = 128,
+    continuous: Annotated[bool, typer.Option(help="TRL generates with continuous batching.")] = False,
+    behaviour: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "engine",
+    limit: Annotated[int, typer.Option(min=1, help="Seconds for one run of one side.")] = 600,
+    only: Annotated[list[str] | None, typer.Option(help="peer or lag; both if left out.")] = None,
+    peer_python: PeerPython = None,
+    setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make TRL's environment first.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure on the CPU, and print what was found beside the targets."""
+    console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
+    if setup_peer:
+        train_environment.set_up(progress)
+    unknown = set(only or ()) - set(PARTS)
+    if unknown:
+        raise SystemExit(f"there is no part {unknown.pop()}; there are {', '.join(PARTS)}")
+    results: dict[str, Any] = {}
+    judged: list[Verdict] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        if "peer" in (only or PARTS):
+            peer = train_environment.find(peer_python)
+            model = train_roost.write_model(folder / "model", hidden, layers)
+            settings = {"micro_batch": micro_batch, "continuous": continuous, "threads": threads}
+            workload = Workload(steps)
+            ours, theirs, shares = measure_peer(
+                workload, model, behaviour, settings, peer, rounds, folder, limit, progress
+            )
+            report_peer(ours, theirs, shares, console)
+            results["beside TRL"] = {
+                "roost": [asdict(run) for run in ours],
+                "trl": [asdict(run) for run in theirs],
+                "shares": shares,
+            }
+            if theirs:
+                judged.append(of_peer(ours, theirs))
+            else:
+                print_no_peer(console)
+        if "lag" in (only or PARTS):
+            without, with_lag = measure_lag(lag, lag_steps, rounds, folder, limit, progress)
+            report_lag(without, with_lag, lag, console)
+            results["lag"] = {"0": [asdict(run) for run in without], str(lag): [asdict(run) for run in with_lag]}
+            judged += of_lag(without, with_lag)
+    print_verdicts(judged, console)
+    if json_file is not None:
+        write_results(json_file, results, judged)
+
+
+def measure_peer(
+    workload: Workload,
+    model: Path,
+    behaviour: str,
+    settings: dict[str, Any],
+    peer: Path | None,
+    rounds: int,
+    folder: Path,
+    limit: float,
+    progress: Console,
+) -> tuple[list[Speed], list[Speed], dict[str, float]]:
+    """Both sides in turn, each in a process of its own; the shares of phases are the mean over the rounds."""
+    ours, theirs, shares = [], [], []
+    for turn in range(rounds):
+        progress.print(f"round {turn + 1} of {rounds}, Roost")
+        config = train_roost.side_by_side(workload, model, behaviour)
+        metrics = train_roost.run(config, folder / f"roost {turn}", settings["threads"], limit)
+        ours.append(speed(of_metrics(metrics), workload.samples))
+        shares.append(phase_shares(metrics))
+        if peer is not None:
+            progress.print(f"round {turn + 1} of {rounds}, TRL")
+            rows = run_peer(peer, model, {"workload": asdict(workload), **settings}, folder / f"trl {turn}", limit)
+            theirs.append(speed(rows, workload.samples))
+    return ours, theirs, {name: mean(each[name] for each in shares) for name in shares[0]}
+
+
+def run_peer(python: Path, model: Path, settings: dict[str, Any], folder: Path, limit: float) -> list[dict[str, Any]]:
+    folder.mkdir()
+    command = [str(python), str(HERE / "train_peer_trl.py"), str(model), json.dumps(settings), str(folder / "rows")]
+    # The peer's interpreter must not find Roost.
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": str(settings["threads"])}
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=limit)
+    if done.returncode:
+        said = (folder / "log").read_text(errors="replace").splitlines()
+        raise RuntimeError(f"TRL ended with {done.returncode}: {' / '.join(said[-LAST_LINES:])}")
+    return [json.loads(line) for line in (folder / "rows").read_text().splitlines()]
+
+
+def measure_lag(
+    lag: int, steps: int, rounds: int, folder: Path, limit: float, progress: Console
+) -> tuple[list[Lagged], list[Lagged]]:
+    """Without a lag and with one, in turn; each round has a seed of its own."""
+    from roost.rollout.arithmetic import write_arithmetic_model
+
+    found: dict[int, list[Lagged]] = {0: [], lag: []}
+    model = write_arithmetic_model(folder / "sums")
+    for turn in range(rounds):
+        for max_lag, runs in found.items():
+            progress.print(f"round {turn + 1} of {rounds}, lag {max_lag}")
+            config = train_roost.waiting(max_lag, steps, turn, model)
+            # One thread each: the learner and the engine work at the same time.
+            runs.append(lagged(train_roost.run(config, folder / f"lag {max_lag} {turn}", 1, limit)))
+    return found[0], found[lag]
+
+
+def report_peer(ours: Sequence[Speed], theirs: Sequence[Speed], shares: dict[str, float], console: Console) -> None:
+    columns = ("", "samples/s", "tokens/s", "tokens a sample", "reward at the end", "rounds")
+    table = Table(*columns, title="Whole steps", title_justify="left")
+    for name, runs in (("roost", ours), ("trl", theirs)):
+        if runs:
+            values = [median(getattr(run, field) for run in runs) for field in Speed.__slots__]
+            speeds = f"{values[0]:.2f}", f"{values[1]:,.0f}", f"{values[2]:.0f}", f"{values[3]:.3f}"
+            table.add_row(name, *speeds, str(len(runs)))
+    console.print(table)
+    phases = Table(*shares, title="Roost's steps by phase", title_justify="left")
+    phases.add_row(*(f"{share:.0%}" for share in shares.values()))
+    console.print(phases)
+
+
+def report_lag(without: Sequence[Lagged], with_lag: Sequence[Lagged], lag: int, console: Console) -> None:
+    columns = ("most lag", "seconds a step", "reward at the end", "mean lag", "rounds")
+    table = Table(*columns, title="Episodes that wait", title_justify="left")
+    for name, runs in ((0, without), (lag, with_lag)):
+        seconds, reward, behind = (median(getattr(run, field) for run in runs) for field in Lagged.__slots__)
+        table.add_row(str(name), f"{seconds:.2f}", f"{reward:.3f}", f"{behind:.2f}", str(len(runs)))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,111 @@
+"""TRL's side, run by the interpreter that has `trl`: `train_peer_trl.py MODEL SETTINGS FILE`.
+
+SETTINGS is a JSON object: the workload, `micro_batch` (samples in one pass), `continuous` (transformers' continuous
+batching instead of `generate`) and `threads`. For each step a JSON object is written to FILE: when it ended (seconds
+since the epoch), what was generated, the mean reward and the norm of the gradient.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from train_workload import Workload, prompt, reward
+
+
+def main() -> None:
+    model, settings, file = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(settings["threads"])
+    workload = Workload(**settings["workload"])
+    with tempfile.TemporaryDirectory() as folder, file.open("w") as out:
+        trainer = new_trainer(model, workload, settings["micro_batch"], settings["continuous"], folder, out)
+        trainer.train()
+
+
+def new_trainer(model: str, workload: Workload, micro_batch: int, continuous: bool, folder: str, out: Any) -> Any:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token
+    drawn: list[tuple[int, float]] = []  # length and reward of the samples of this step
+
+    def liked(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        rewards = [reward(ids) for ids in completion_ids]
+        drawn.extend(zip(map(len, completion_ids), rewards, strict=True))
+        return rewards
+
+    return GRPOTrainer(
+        # Without dropout there is nothing that differs between training and evaluation.
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        reward_funcs=liked,
+        args=GRPOConfig(**options(GRPOConfig, workload, micro_batch, continuous, folder)),
+        train_dataset=Dataset.from_list(
+            [{"prompt": prompt(workload, index)} for index in range(workload.steps * workload.prompts)]
+        ),
+        processing_class=tokenizer,
+        callbacks=[step_writer(drawn, out)],
+    )
+
+
+def options(config: Any, workload: Workload, micro_batch: int, continuous: bool, folder: str) -> dict[str, Any]:
+    """Whatever costs time without being asked of Roost is switched off: recomputing, checkpoints, completions shown."""
+    return {
+        "output_dir": folder,
+        "max_steps": workload.steps,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": workload.samples // micro_batch,
+        "num_generations": workload.group_size,
+        "max_completion_length": workload.max_tokens,
+        "temperature": 1.0,
+        "learning_rate": workload.learning_rate,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "num_iterations": 1,
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_transformers_continuous_batching": continuous,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": workload.seed,
+    }
+
+
+def step_writer(drawn: list[tuple[int, float]], out: Any) -> Any:
+    from transformers import TrainerCallback
+
+    class StepWriter(TrainerCallback):
+        """Writes a line when a step is over, logging included."""
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+            if not drawn:  # the summary at the end
+                return
+            row = {
+                "step": state.global_step,
+                "time": time.time(),
+                "tokens": sum(length for length, _ in drawn),
+                "reward": mean(earned for _, earned in drawn),
+                "grad_norm": logs.get("grad_norm"),
+                "samples": len(drawn),
+            }
+            print(json.dumps(row), file=out, flush=True)
+            drawn.clear()
+
+    return StepWriter()
+
+
+if __name__ == "__main__":
+    main()

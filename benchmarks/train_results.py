@@ -1,0 +1,96 @@
+"""What the runs mean: speeds after the warm-up, shares of phases, ratios and targets. Values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any
+
+from verdicts import Verdict
+
+PHASES = ("generate", "switch", "score", "learn", "sync")
+PEER_TARGET = 1.5
+LAG_TARGET = 1.3
+REWARD_NOISE = 0.05
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A run without its first step."""
+
+    samples_per_second: float
+    tokens_per_second: float  # that were generated
+    tokens_per_sample: float
+    reward: float  # of the last step
+
+
+@dataclass(frozen=True, slots=True)
+class Lagged:
+    """A run of the loop with some lag."""
+
+    seconds_per_step: float
+    reward: float  # of the last quarter of its steps
+    lag: float  # the mean
+
+
+def speed(rows: Sequence[Row], samples: int) -> Speed:
+    """Of the median step after the first, as a neighbour may disturb one of them.
+
+    >>> rows = [{"time": 0.0, "tokens": 9, "reward": 0.0}, {"time": 2.0, "tokens": 8, "reward": 1.0}]
+    >>> speed(rows, samples=4)
+    Speed(samples_per_second=2.0, tokens_per_second=4.0, tokens_per_sample=2.0, reward=1.0)
+    """
+    seconds, tokens = median(step_seconds(rows)), mean(row["tokens"] for row in rows[1:])
+    return Speed(samples / seconds, tokens / seconds, tokens / samples, rows[-1]["reward"])
+
+
+def step_seconds(rows: Sequence[Row]) -> list[float]:
+    """From the end of a step to the end of the next; the first, which warms up, has none."""
+    return [row["time"] - before["time"] for before, row in pairwise(rows)]
+
+
+def of_metrics(rows: Sequence[Row]) -> list[Row]:
+    """Roost's metrics in the words of `speed`."""
+    return [{"time": row["time"], "tokens": row["tokens/generated"], "reward": row["reward/mean"]} for row in rows]
+
+
+def phase_shares(metrics: Sequence[Row]) -> dict[str, float]:
+    """The part of a step that each phase took, of all steps but the first; the rest is the driver's own."""
+    whole = sum(row["time/step"] for row in metrics[1:])
+    shares = {name: sum(row.get(f"time/{name}", 0.0) for row in metrics[1:]) / whole for name in PHASES}
+    return {**shares, "rest": 1 - sum(shares.values())}
+
+
+def lagged(metrics: Sequence[Row]) -> Lagged:
+    last = metrics[-max(1, len(metrics) // 4) :]
+    return Lagged(
+        median(step_seconds(metrics)),
+        mean(row["reward/mean"] for row in last),
+        mean(row["lag/mean"] for row in metrics),
+    )
+
+
+def of_peer(ours: Sequence[Speed], theirs: Sequence[Speed]) -> Verdict:
+    ratios = [one.samples_per_second / other.samples_per_second for one, other in zip(ours, theirs, strict=True)]
+    return _verdict(f"samples a second: at least {PEER_TARGET} times TRL's", ratios, PEER_TARGET)
+
+
+def of_lag(synchronous: Sequence[Lagged], others: Sequence[Lagged]) -> tuple[Verdict, Verdict]:
+    ratios = [one.seconds_per_step / other.seconds_per_step for one, other in zip(synchronous, others, strict=True)]
+    before, after = [run.reward for run in synchronous], [run.reward for run in others]
+    noise = max(REWARD_NOISE, max(before) - min(before))
+    apart = median(after) - median(before)
+    reward = f"{median(after):.3f} against {median(before):.3f}"
+    return (
+        _verdict(f"steps a second with a lag: at least {LAG_TARGET} times those without", ratios, LAG_TARGET),
+        Verdict(f"reward at the end: at most {noise:.2f} below that without a lag", reward, apart >= -noise),
+    )
+
+
+def _verdict(target: str, ratios: Sequence[float], least: float) -> Verdict:
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return Verdict(target, f"{median(ratios):.2f} ({each})", median(ratios) >= least)

@@ -1,0 +1,102 @@
+"""Roost's side: a config is written, `roost train` runs it in a process of its own, and its metrics are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from train_workload import VOCABULARY, Workload
+
+HERE = Path(__file__).parent
+COMMAND = (sys.executable, "-c", "from roost.cli.main import run; run()", "train")
+LAST_LINES = 8  # of what a run that failed has said
+
+Row = dict[str, Any]
+
+
+def write_model(folder: Path, hidden: int, layers: int) -> Path:
+    """A model for the workload, and its tokenizer; words beyond those of the tokenizer have no text."""
+    from roost.rollout.arithmetic import write_arithmetic_model
+
+    return write_arithmetic_model(
+        folder,
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        max_position_embeddings=512,
+    )
+
+
+def side_by_side(workload: Workload, model: Path, behaviour: str) -> dict[str, Any]:
+    """The workload as a job: the learner and an engine, one after the other on the same cores."""
+    train = {
+        "groups": workload.prompts,
+        "group_size": workload.group_size,
+        "max_tokens": workload.max_tokens,
+        "learning_rate": workload.learning_rate,
+        "estimator": "grpo",
+        "behaviour": behaviour,
+        "steps": workload.steps,
+        "seed": workload.seed,
+        "evaluation_tasks": 1,
+        "task": {"_target_": "train_scenarios.Liking", **asdict(workload)},
+    }
+    return job(model, train)
+
+
+def waiting(max_lag: int, steps: int, seed: int, model: Path) -> dict[str, Any]:
+    """Sums with waits of 0.15 s in the middle and up to 2 s, of which most steps of 400 episodes have one."""
+    task = {"_target_": "train_scenarios.SlowArithmetic", "largest": 4, "seed": seed}
+    train = {
+        "groups": 25,
+        "group_size": 16,
+        "max_tokens": 3,
+        "learning_rate": 0.002,
+        "epochs": 2,
+        "steps": steps,
+        "seed": seed,
+        "max_policy_lag": max_lag,
+        "concurrency": 1024,
+        "engine_options": {"max_context": 64},
+        "task": {**task, "wait": 0.15, "spread": 1.0, "longest": 2.0},
+    }
+    return job(model, train)
+
+
+def job(model: Path, train: Mapping[str, Any]) -> dict[str, Any]:
+    cluster = {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": 0, "rollout": 1}}
+    return {
+        "cluster": cluster,
+        "actor": {"model": {"model_path": str(model)}, "optim": {"weight_decay": 0.0}},
+        "train": dict(train),
+    }
+
+
+def run(config: Mapping[str, Any], folder: Path, threads: int, limit: float) -> list[Row]:
+    """Train, and give the metrics of every step."""
+    folder.mkdir(parents=True)
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(dict(config)))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+        "OMP_NUM_THREADS": str(threads),
+        "RAY_worker_niceness": "0",  # Ray lets others go first, the peer does not
+    }
+    command = [*COMMAND, str(file), "--runs", str(folder), "--name", "run", "--address", "local"]
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=limit)
+    if done.returncode:
+        said = (folder / "log").read_text(errors="replace").splitlines()
+        raise RuntimeError(f"roost train ended with {done.returncode}: {' / '.join(said[-LAST_LINES:])}")
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,46 @@
+"""What Roost plays in these benchmarks; named by `_target_` in the configs that `train_roost` writes."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+from train_workload import Workload, prompt, reward
+
+from roost.rollout.arithmetic import Arithmetic
+from roost.rollout.scenario import Score, Split, Task
+from roost.rollout.transcript import Transcript
+
+
+class Liking:
+    """The workload that Roost and the peer train on."""
+
+    def __init__(self, tokenizer: Any, **workload: Any) -> None:
+        self._workload = Workload(**workload)
+        self._tokenizer = tokenizer
+
+    def size(self, split: Split) -> int:
+        return self._workload.steps * self._workload.prompts
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(prompt(self._workload, index))
+
+    async def play(self, task: Task, transcript: Transcript) -> Score:
+        transcript.give(self._tokenizer(task.name, add_special_tokens=False).input_ids)
+        said = await transcript.take()
+        return Score(reward(said), f"{len(said)} tokens")
+
+
+class SlowArithmetic(Arithmetic):
+    """Sums, in a world that answers late: mostly soon, sometimes much later, as environments and tools do."""
+
+    def __init__(self, tokenizer: Any, largest: int, wait: float, spread: float, longest: float, seed: int = 0) -> None:
+        super().__init__(tokenizer, largest)
+        self._wait, self._spread, self._longest = wait, spread, longest
+        self._chance = Random(seed)
+
+    async def play(self, task: Task, transcript: Transcript) -> Score:
+        score = await super().play(task, transcript)
+        await asyncio.sleep(min(self._longest, self._wait * self._chance.lognormvariate(0.0, self._spread)))
+        return score

@@ -1,0 +1,54 @@
+"""What both sides of the comparison train on. Nothing of Roost is imported here: the peer's interpreter reads it, too.
+
+Completions are of mixed length: a model that knows nothing ends after each token with a chance of about one in
+`VOCABULARY`, so that lengths have a mean of about a quarter of the limit, and a tenth of them more than half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+VOCABULARY = 32
+DIGITS = "0123456789"
+END = 15  # the token that ends a completion
+LIKED = range(16, 24)  # tokens that earn a reward
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A training run that is the same on both sides."""
+
+    steps: int  # the first of which only warms up
+    prompts: int = 16  # of a step
+    group_size: int = 8
+    prompt_tokens: int = 48
+    max_tokens: int = 128
+    learning_rate: float = 1e-5
+    seed: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Of a step."""
+        return self.prompts * self.group_size
+
+
+def prompt(workload: Workload, index: int) -> str:
+    """One of the prompts, of which there are as many as the steps need; a token is a character.
+
+    >>> len(prompt(Workload(steps=2), 31))
+    48
+    """
+    chance = Random(f"{workload.seed} {index}")
+    return "".join(chance.choices(DIGITS, k=workload.prompt_tokens))
+
+
+def reward(token_ids: Sequence[int]) -> float:
+    """The part of a completion that is liked; its end does not count, so that lengths stay as they are.
+
+    >>> reward([16, 17, 1, 2, END])
+    0.5
+    """
+    said = [token for token in token_ids if token != END]
+    return sum(token in LIKED for token in said) / max(1, len(said))
