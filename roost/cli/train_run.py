@@ -16,6 +16,7 @@ from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.run import Outcome, RunOptions, train
+from roost.trainer.summary import print_summary
 from roost.view.text import print_findings, print_plan
 
 EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionError, TimeoutError, ValueError)
@@ -47,10 +48,7 @@ def _tell(outcome: Outcome, console: Console) -> None:
     run = outcome.run
     write_plots(run)
     report = write_report(run)
-    steps = run.steps()
-    if steps:
-        first, last = steps[0].get("reward/mean"), steps[-1].get("reward/mean")
-        console.print(f"{len(steps)} steps; mean reward {first:.3f} at first, {last:.3f} at last")
+    print_summary(run, console)
     if outcome.was_stopped:
         console.print(f"stopped at step {outcome.state.step}; go on with: roost train ... --resume")
     console.print(f"report   {report}")

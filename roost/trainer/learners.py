@@ -132,10 +132,10 @@ class LearnerSender:
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
         """Each engine gets the weights from the rank that is nearest to it."""
-        asked = [self._receiver_at(engine.url) for engine in engines]
         try:
+            asked = [self._receiver_at(engine.url) for engine in engines]
             told = await self._learners.send_weights(asked, version)
-        except (WorkerFailed, WaitedTooLong) as error:
+        except (WorkerFailed, WaitedTooLong, LookupError) as error:
             raise UpdateFailed(f"the learner could not send version {version}: {error}") from error
         sent = [one for one in told if one.buckets]
         failed = {url: error for one in told for url, error in one.failed.items()}

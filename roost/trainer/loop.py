@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from roost.engines.fleet import Fleet
 from roost.learner.sample import Floats, Sample
@@ -62,7 +62,8 @@ class Loop:
     recorder: SpanRecorder
     watcher: Watcher
     state: TrainerState
-    after_step: Callable[[TrainerState], Any]  # awaited; the engines have the new policy by then
+    after_learning: Callable[[TrainerState], Awaitable[None]]  # the learner still has its devices
+    after_step: Callable[[TrainerState], Awaitable[None]]  # the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
     _seconds: dict[str, float] = field(default_factory=dict)
 
@@ -88,10 +89,12 @@ class Loop:
             learnt.append(await self._learn(batch_of(taken), self.settings.minibatches // parts, part))
             groups += taken
         figures = of_groups(groups, version, self.feed.pop_tally()) | of_all(learnt)
+        state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
+        await self.after_learning(state)
         async with self._phase("sync"):
             release = await self.models.policy.release(version + 1)
             await self.turns.to_engines(self.models.fleet, self.models.policy, release)
-        self.state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
+        self.state = state
         figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
         self.watcher.step_done(self.state, figures, groups)
         await self.after_step(self.state)
@@ -100,11 +103,14 @@ class Loop:
     def _streams(self) -> bool:
         """Whether a minibatch is learnt from while the groups of the next are still being generated.
 
-        That needs engines that go on meanwhile, and minibatches of whole groups that are gone through once.
+        That needs engines that go on meanwhile, minibatches of whole groups that are gone through once, nothing that is
+        taken over all samples of a step, and log-probabilities that do not have to be those of before its first part.
         """
         settings = self.settings
         is_whole = settings.collect.groups % settings.minibatches == 0 and settings.epochs == 1
-        return settings.minibatches > 1 and is_whole and not self.turns.are_taken
+        is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE)
+        can_learn_late = settings.learner.loss.behaviour is not Behaviour.RECOMPUTED
+        return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.turns.are_taken
 
     async def _take(self, version: int, parts: int) -> list[Group]:
         collect = self.settings.collect

@@ -19,6 +19,7 @@ from roost.spec.errors import Findings
 from roost.spec.job import Job
 from roost.spec.training import TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.components import CRITIC
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
@@ -67,7 +68,7 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
         try:
             return _attempt(job, settings, scenario, options, say, open_view, show)
         except WorkerFailed as error:
-            done = _newest_state(options.folder, settings).step
+            done = _newest_state(options.folder, job).step
             failures = 1 if done > furthest else failures + 1
             furthest = max(done, furthest)
             if failures > RESTARTS or not RunFolder(options.folder).has_run:
@@ -92,7 +93,7 @@ def _attempt(
         if plan is None:
             raise RuntimeError("a job without findings must have a plan; please report it")
         show(plan)
-        run, state = _open_run(job, plan, settings, options)
+        run, state = _open_run(job, plan, options)
         with (
             open_view(settings.steps, state.step) as live,
             contextlib.closing(open_metrics(run, options.metrics, live.note, state.step)) as sinks,
@@ -114,17 +115,18 @@ def _scenario(job: Job, settings: TrainSettings) -> Scenario:
     return scenario
 
 
-def _open_run(job: Job, plan: Plan, settings: TrainSettings, options: RunOptions) -> tuple[RunFolder, TrainerState]:
+def _open_run(job: Job, plan: Plan, options: RunOptions) -> tuple[RunFolder, TrainerState]:
     """A new folder, or the one of a run that goes on from its newest whole checkpoint."""
     if options.resumes:
-        state = _newest_state(options.folder, settings)
+        state = _newest_state(options.folder, job)
         return RunFolder.resume(options.folder, state.step), state
     config = yaml.safe_dump(_plain(job.source.values), sort_keys=False)
     return RunFolder.create(options.folder, config, plan.to_json()), TrainerState()
 
 
-def _newest_state(folder: Path, settings: TrainSettings) -> TrainerState:
-    newest = Checkpoints(RunFolder(folder).checkpoints, settings.checkpoint.keep).newest()
+def _newest_state(folder: Path, job: Job) -> TrainerState:
+    has_critic = any(component.name == CRITIC for component in job.components)
+    newest = Checkpoints(RunFolder(folder).checkpoints, 1, has_critic).newest()
     return newest.read_state() if newest is not None else TrainerState()
 
 

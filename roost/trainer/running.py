@@ -62,18 +62,19 @@ class Running:
         engines = EngineGroup.of(self._layout.engines, self._cluster)
         specs = learner_groups(self._settings, self._layout)
         groups = self._cluster.launch(self._plan, {**specs, ROLLOUT: engines.workers()})
-        owners = engines.owners(groups[ROLLOUT])
+        fleet = Fleet(engines.owners(groups[ROLLOUT]), recorder=self._recorder, report=self._watching.note)
+        models = self._meet(groups, fleet)
+        self._models = models
         with self._stopping():
-            async with Fleet(owners, recorder=self._recorder, report=self._watching.note) as fleet:
-                models = self._meet(groups, fleet)
-                self._models = models
-                await self._bring_to_state(models)
+            await self._prepare_learner(models)
+            async with fleet:
+                await self._prepare_engines(models)
                 self._watching.watch(fleet)
                 try:
                     await self._steps(models)
-                    await self._finish(models)
                 finally:
                     self._write_trace(fleet)
+                await self._finish(models)
 
     # Beginning ----------------------------------------------------------------------------------------------------
 
@@ -84,16 +85,22 @@ class Running:
         made = {name: Learners(group, sending.way, find, adapters) for name, group in groups.items() if name != ROLLOUT}
         return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE))
 
-    async def _bring_to_state(self, models: Models) -> None:
-        """Learner and engines get the weights that the run begins with, or goes on from."""
+    async def _prepare_learner(self, models: Models) -> None:
+        """It gets the state that the run goes on from, and leaves devices that it shares before engines start there."""
         newest = self._checkpoints.newest() if self.state.step else None
         if newest is not None:
             await models.policy.all("restore", str(newest.learner))
             if models.critic is not None:
                 await models.critic.all("restore", str(newest.critic))
-            await models.fleet.update(await models.policy.release(self.state.version))
         if self._offloads:
             await models.policy.offload(self._offloads)
+
+    async def _prepare_engines(self, models: Models) -> None:
+        """They were started on the model as it was before the first step."""
+        if self.state.step:
+            turns = self._layout.turns
+            await turns.to_learner(models.fleet, models.policy)
+            await turns.to_engines(models.fleet, models.policy, await models.policy.release(self.state.version))
 
     @property
     def _offloads(self) -> tuple[str, ...]:
@@ -124,6 +131,7 @@ class Running:
             self._recorder,
             self._watching,
             self.state,
+            self._after_learning,
             self._after_step,
             lambda: self.was_stopped,
         )
@@ -132,15 +140,16 @@ class Running:
         finally:
             await feed.close()
 
+    async def _after_learning(self, state: TrainerState) -> None:
+        every = self._settings.checkpoint.every
+        if self._models is not None and every and state.step % every == 0:
+            await self._save(self._models, state)
+
     async def _after_step(self, state: TrainerState) -> None:
         self.state = state
-        settings, models = self._settings, self._models
-        if models is None:
-            raise RuntimeError("a step was done before anything was launched")
-        if settings.evaluation.every and state.step % settings.evaluation.every == 0 and state.step < settings.steps:
-            await self._evaluate(models)
-        if settings.checkpoint.every and state.step % settings.checkpoint.every == 0:
-            await self._save(models)
+        every, steps = self._settings.evaluation.every, self._settings.steps
+        if self._models is not None and every and state.step % every == 0 and state.step < steps:
+            await self._evaluate(self._models)
 
     async def _evaluate(self, models: Models) -> None:
         """Try the policy that the engines have now. With a lag, training goes on beside it, but no update does."""
@@ -149,37 +158,34 @@ class Running:
             found = await evaluate(models.fleet, self._scenario, self._settings, self.state.version)
         self._watching.evaluated(self.state.step, found)
 
-    async def _save(self, models: Models) -> None:
-        """Begin a checkpoint; it is written while the next step runs."""
-        with self._recorder.timer("save", "work", True, step=self.state.step):
-            checkpoint = self._checkpoints.at(self.state.step)
-            checkpoint.write_state(self.state)
-            if self._offloads:
-                await models.policy.load(self._offloads)
+    async def _save(self, models: Models, state: TrainerState) -> None:
+        """Begin a checkpoint while the learner has its devices; it is written while the run goes on."""
+        with self._recorder.timer("save", "work", True, step=state.step):
+            checkpoint = self._checkpoints.at(state.step)
+            checkpoint.write_state(state)
             await models.policy.all("save", str(checkpoint.learner))
-            if self._offloads:
-                await models.policy.offload(self._offloads)
             if models.critic is not None:
                 await models.critic.all("save", str(checkpoint.critic))
-        self._saved_at = self.state.step
+        self._saved_at = state.step
         self._checkpoints.prune()
 
     # Ending -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, models: Models) -> None:
+        if not self.was_stopped:
+            await self._evaluate(models)
         self._watching.phase("save")
+        if self._layout.turns.are_taken:
+            await models.fleet.stop_servers()
+            await models.policy.load(self._offloads)
         if self._saved_at != self.state.step:
-            await self._save(models)
+            await self._save(models, self.state)
         for learners in (models.policy, models.critic):
             if learners is not None:
                 await learners.all("wait_saved")
         self._checkpoints.prune()
-        if self.was_stopped:
-            return
-        await self._evaluate(models)
-        if self._offloads:
-            await models.policy.load(self._offloads)
-        await models.policy.all("export", str(self._run.policy))
+        if not self.was_stopped:
+            await models.policy.all("export", str(self._run.policy))
 
     def _write_trace(self, fleet: Fleet) -> None:
         spans: dict[Address, list[Span]] = {TRAINER: self._recorder.drain()}

@@ -125,6 +125,7 @@ class Run:
             self.recorder,
             self,
             self.state,
+            self._after_learning,
             self._after_step,
             lambda: len(self.told) >= self.stops_after,
         )
@@ -139,6 +140,9 @@ class Run:
         if self.plays is not None:
             await self.plays(self, number)
         return float(episode)
+
+    async def _after_learning(self, state):
+        self.events.append("after learning")
 
     async def _after_step(self, state):
         self.events.append("after step")
@@ -181,6 +185,7 @@ def test_a_step_from_beginning_to_end():
         "learn",
         "policy learns",
         "policy learnt",
+        "after learning",
         "sync",
         "wake",
         "version 1",
@@ -314,10 +319,31 @@ def test_minibatches_are_learnt_from_while_others_are_still_generated():
         while number == 0 and "policy learnt" not in run.events:
             await asyncio.sleep(0)
 
-    run = trained(settings_of(minibatches=2), plays=plays)
+    run = trained(settings_of(minibatches=2, loss={"behaviour": Behaviour.PROXIMAL}), plays=plays)
     assert run.policy.learnt == [samples_of([1]), samples_of([0])]
     assert run.told[0][2] == [1, 0]
     assert run.told[0][1]["samples/learnt"] == 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param({}, id="recomputed log-probabilities must be of before the first part"),
+        pytest.param(
+            {"loss": {"behaviour": Behaviour.ENGINE}, "advantage": AdvantageSettings(Estimator.REINFORCE)},
+            id="normalised over the whole step",
+        ),
+        pytest.param({"loss": {"behaviour": Behaviour.ENGINE}, "epochs": 2}, id="gone through twice"),
+    ],
+)
+def test_minibatches_wait_for_all_groups_where_they_must(case):
+    async def plays(run, number):
+        for _ in range(50 * (number == 0)):
+            await asyncio.sleep(0)
+        run.events.append(f"played {number}")
+
+    run = trained(settings_of(minibatches=2, **case), plays=plays)
+    assert run.events.index("played 0") < run.events.index("policy learns")
 
 
 # Who is asked what --------------------------------------------------------------------------------------------------

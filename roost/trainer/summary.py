@@ -1,0 +1,56 @@
+"""A run at a glance: its reward, what it said before and after, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roost.trainer.figures import PHASES
+from roost.trainer.live_view import sparkline
+from roost.trainer.metrics.json_lines import Record, number_of
+from roost.trainer.run_folder import RunFolder
+
+SHOWN = 5  # samples of each kind
+WIDEST = 60  # characters of a sample
+
+
+def print_summary(run: RunFolder, console: Console) -> None:
+    """What a person wants to see when a run has ended."""
+    steps = run.steps()
+    rewards = [reward for step in steps if (reward := number_of(step, "reward/mean")) is not None]
+    if rewards:
+        console.print(f"reward   {sparkline(tuple(rewards))}  {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+    _print_samples(run, console)
+    if steps:
+        _print_times(steps, console)
+
+
+def _print_samples(run: RunFolder, console: Console) -> None:
+    """What was said to the first tasks at first, and what is said at the end."""
+    first = list(islice((one for one in run.sample_lines if one["kind"] == "train"), SHOWN))
+    last_step = max((one["step"] for one in run.evaluations()), default=None)
+    last = [one for one in run.sample_lines if one["kind"] == "evaluation" and one["step"] == last_step][:SHOWN]
+    table = Table("step", "task", "answer", "reward", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for one in [*first, *last]:
+        reward = number_of(one, "reward")
+        table.add_row(str(one["step"]), _short(one["task"]), _short(one["completion"]), f"{reward or 0:.2f}")
+    if table.row_count:
+        console.print(table)
+
+
+def _print_times(steps: Sequence[Record], console: Console) -> None:
+    """The seconds of each phase; what is left over is checkpoints, evaluations and the driver's own."""
+    spent = {name: sum(number_of(step, f"time/{name}") or 0.0 for step in steps) for name in PHASES}
+    whole = sum(number_of(step, "time/step") or 0.0 for step in steps)
+    parts = [f"{name} {seconds:.0f} s ({seconds / whole:.0%})" for name, seconds in spent.items() if whole and seconds]
+    console.print(f"time     {', '.join(parts)}, of {whole:.0f} s in {len(steps)} steps")
+
+
+def _short(value: object) -> Text:
+    """Text from a model, which is not for the terminal to interpret."""
+    text = str(value).replace("\n", " ")
+    return Text(text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…")
