@@ -47,10 +47,13 @@ class Checkpoint:
     def is_whole(self, has_critic: bool = False) -> bool:
         return (self.folder / STATE).exists() and self.learner.is_dir() and (self.critic.is_dir() or not has_critic)
 
-    def write_state(self, state: TrainerState) -> None:
-        """Begin the checkpoint. What an attempt that broke off left here goes: it would pass for the new one's."""
+    def begin(self) -> None:
+        """Make its folder. What an attempt that broke off left here goes: it would pass for the new one's."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+
+    def write_state(self, state: TrainerState) -> None:
+        """Say where the run is. Last, when all that is told of the step is written: a run may go on from here."""
         write_whole(self.folder / STATE, [json.dumps(asdict(state)).encode()])
 
     def read_state(self) -> TrainerState:

@@ -147,6 +147,8 @@ class Running:
 
     async def _after_step(self, state: TrainerState) -> None:
         self.state = state
+        if self._saved_at == state.step:
+            self._end_save()
         every, steps = self._settings.evaluation.every, self._settings.steps
         if self._models is not None and every and state.step % every == 0 and state.step < steps:
             await self._evaluate(self._models)
@@ -162,11 +164,15 @@ class Running:
         """Begin a checkpoint while the learner has its devices; it is written while the run goes on."""
         with self._recorder.timer("save", "work", True, step=state.step):
             checkpoint = self._checkpoints.at(state.step)
-            checkpoint.write_state(state)
+            checkpoint.begin()
             await models.policy.all("save", str(checkpoint.learner))
             if models.critic is not None:
                 await models.critic.all("save", str(checkpoint.critic))
         self._saved_at = state.step
+
+    def _end_save(self) -> None:
+        """All files tell of the step by now, so that a run may go on from its checkpoint."""
+        self._checkpoints.at(self.state.step).write_state(self.state)
         self._checkpoints.prune()
 
     # Ending -------------------------------------------------------------------------------------------------------
@@ -180,6 +186,7 @@ class Running:
             await models.policy.load(self._offloads)
         if self._saved_at != self.state.step:
             await self._save(models, self.state)
+            self._end_save()
         for learners in (models.policy, models.critic):
             if learners is not None:
                 await learners.all("wait_saved")

@@ -7,6 +7,7 @@ from roost.trainer.feed import Position
 def write(folder, step, *parts, state=None):
     """A checkpoint of which these parts are there."""
     checkpoint = Checkpoints(folder, keep=1).at(step)
+    checkpoint.begin()
     if "state" in parts:
         checkpoint.write_state(state or TrainerState(step, step))
     for name in set(parts) - {"state"}:
@@ -102,6 +103,7 @@ def test_what_broke_off_before_the_newest_is_removed(tmp_path):
 def test_a_step_that_is_written_again_has_nothing_of_the_first_attempt(tmp_path):
     """The learner's part was done, the critic's was not: together with a new critic it would pass for whole."""
     broken = write(tmp_path, 3, "state", "learner", "critic.unfinished")
+    broken.begin()
     broken.write_state(TrainerState(3, 3))
     assert there(broken.folder) == ["trainer.json"]
     assert not broken.is_whole()

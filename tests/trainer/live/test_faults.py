@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from roost.rollout.arithmetic import Arithmetic
-from roost.trainer.feed import NothingFinishes
 from tests.trainer.live.jobs import config, learnt_groups, trained
 
 MARK = "ROOST_TEST_MARK"
@@ -85,10 +84,3 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
     assert sum(record["samples/retried"] for record in records) >= 1
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 12
-
-
-def test_a_scenario_that_always_fails_ends_the_run_with_its_error(model, tmp_path):
-    names = [f"{one}+{other}=" for one in range(3) for other in range(3)]
-    task = {"_target_": "tests.trainer.live.scenarios.Faulty", "raises": names}
-    with pytest.raises(NothingFinishes, match="cannot be played"):
-        trained(config(model, {"actor": "0", "rollout": "1"}, task=task), tmp_path / "run")

@@ -35,7 +35,7 @@ class BackwardLearner(LearnerWorker):
         return super().learn(turned, totals)
 
 
-LEARNING = {"steps": 12, "groups": 9, "group_size": 16, "epochs": 2, "learning_rate": 2e-3, "entropy_coefficient": 0.02}
+LEARNING = {"steps": 10, "groups": 9, "group_size": 16, "epochs": 2, "learning_rate": 2e-3, "entropy_coefficient": 0.02}
 
 
 def rewards_of_learning(model, folder):
