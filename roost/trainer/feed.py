@@ -54,6 +54,8 @@ class Feed:
         position: Position | None = None,
         version: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
+        on_end: Callable[[int], None] | None = None,  # of a group, by its number
+        steps: int | None = None,  # that are left: no group is begun for steps that will not be
     ) -> None:
         position = position or Position()
         self.tally = Tally()
@@ -67,7 +69,8 @@ class Feed:
         self._replaced = 0
         self._places = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
-        self._on_progress = on_progress
+        self._on_progress, self._on_end = on_progress, on_end
+        self._wanted = None if steps is None else steps * settings.groups
 
     @property
     def position(self) -> Position:
@@ -78,6 +81,8 @@ class Feed:
         count = may_begin(
             self._taken, len(self._plays), version, self._settings.groups, self._max_lag, self._first_version
         )
+        if self._wanted is not None:
+            count = min(count, self._wanted - self._taken - len(self._plays))
         for _ in range(count):
             self._begin_one(version)
 
@@ -89,6 +94,8 @@ class Feed:
             numbers = await self._wait(wanted - len(found), version)
             for group in await asyncio.gather(*(self._plays.pop(number).result() for number in numbers)):
                 self._count(group)
+                if self._on_end is not None:
+                    self._on_end(group.number)
                 if self._is_wanted(group):
                     found.append(group)
                     self._taken += 1

@@ -20,6 +20,7 @@ from roost.spec.job import Job
 from roost.spec.training import TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.components import CRITIC
+from roost.trainer.engine_options import check_engine_options
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
@@ -107,6 +108,8 @@ def _scenario(job: Job, settings: TrainSettings) -> Scenario:
     from transformers import AutoTokenizer
 
     findings = Findings()
+    check_engine_options(settings, job, findings)
+    findings.raise_errors()
     tokenizer = AutoTokenizer.from_pretrained(settings.learner.model)
     scenario = make_scenario(settings.task, tokenizer, job.source.where(("train", "task")), findings)
     findings.raise_errors()

@@ -113,15 +113,18 @@ class Running:
         settings = self._settings
         if not self.state.step and settings.evaluation.every:
             await self._evaluate(models)
+        draws = FleetDraws(models.fleet, settings.draw, settings.seed)
         feed = Feed(
             self._scenario,
-            FleetDraws(models.fleet, settings.draw, settings.seed).open,
+            draws.open,
             settings.collect,
             settings.max_policy_lag,
             settings.seed,
             self.state.position,
             self.state.version,
             lambda done, total: self._watching.advance(done),
+            draws.close,
+            settings.steps - self.state.step,
         )
         loop = Loop(
             settings,

@@ -22,9 +22,11 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         why = str(error.__cause__ or error).strip().splitlines()[0]
         findings.error(where, f"{task['_target_']} cannot be made", why, "name a class that can be imported from here")
         return None
-    except TypeError as error:
+    except Exception as error:  # whatever a user's class raises
         fix = "give it the keys that its constructor has; it must also take tokenizer"
-        findings.error(where, f"{task['_target_']} cannot be made from these keys", str(error), fix)
+        findings.error(
+            where, f"{task['_target_']} cannot be made from these keys", f"{type(error).__name__}: {error}", fix
+        )
         return None
     missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
     if missing:

@@ -475,3 +475,17 @@ def test_progress_ends_at_all_of_it():
     ran(collect())
     assert seen[-1] == (4, 4)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_no_group_is_begun_for_steps_that_will_not_be():
+    async def collect():
+        scenario, ended = Script(gives_its_number), []
+        collect = CollectSettings(groups=2, group_size=2)
+        feed = Feed(scenario, scenario.open_draw, collect, 3, 11, on_end=ended.append, steps=2)
+        taken = []
+        for version in range(2):
+            feed.begin(version)
+            taken += numbers(await feed.take(version))
+        return taken, ended, feed.position
+
+    assert ran(collect()) == ([0, 1, 2, 3], [0, 1, 2, 3], Position(4, ()))
