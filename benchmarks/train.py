@@ -32,14 +32,13 @@ LAST_LINES = 8  # of what a run that failed has said
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each side takes its turn in each.")] = 3,
-    steps: Annotated[int, typer.Option(min=2, help="Steps beside TRL, the first of which warms up.")] = 4,
+    steps: Annotated[int, typer.Option(min=2, help="Steps beside TRL, the first of which warms up.")] = 3,
     lag_steps: Annotated[int, typer.Option(min=4, help="Steps with a lag and without.")] = 30,
     lag: Annotated[int, typer.Option(min=1, help="The lag that is compared with none.")] = 1,
     hidden: Annotated[int, typer.Option(min=64, help="The model's width beside TRL, a multiple of 64.")] = 384,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers beside TRL.")] = 4,
-    threads: Annotated[int, typer.Option(min=1, help="Of each process, on both sides.")] = 1,
     micro_batch: Annotated[int, typer.Option(min=1, help="Samples that TRL takes in one pass.")] = 128,
-    continuous: Annotated[bool, typer.Option(help="TRL generates with continuous batching.")] = False,
+    generation: Annotated[str, typer.Option(help="Of TRL: dynamic, static or continuous.")] = "static",
     behaviour: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "engine",
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run of one side.")] = 600,
     only: Annotated[list[str] | None, typer.Option(help="peer or lag; both if left out.")] = None,
@@ -61,7 +60,7 @@ def main(
         if "peer" in (only or PARTS):
             peer = train_environment.find(peer_python)
             model = train_roost.write_model(folder / "model", hidden, layers)
-            settings = {"micro_batch": micro_batch, "continuous": continuous, "threads": threads}
+            settings = {"micro_batch": micro_batch, "generation": generation, "threads": os.cpu_count() or 1}
             workload = Workload(steps)
             ours, theirs, shares = measure_peer(
                 workload, model, behaviour, settings, peer, rounds, folder, limit, progress
@@ -102,7 +101,7 @@ def measure_peer(
     for turn in range(rounds):
         progress.print(f"round {turn + 1} of {rounds}, Roost")
         config = train_roost.side_by_side(workload, model, behaviour)
-        metrics = train_roost.run(config, folder / f"roost {turn}", settings["threads"], limit)
+        metrics = train_roost.run(config, folder / f"roost {turn}", limit)
         ours.append(speed(of_metrics(metrics), workload.samples))
         shares.append(phase_shares(metrics))
         if peer is not None:
@@ -116,7 +115,7 @@ def run_peer(python: Path, model: Path, settings: dict[str, Any], folder: Path, 
     folder.mkdir()
     command = [str(python), str(HERE / "train_peer_trl.py"), str(model), json.dumps(settings), str(folder / "rows")]
     # The peer's interpreter must not find Roost.
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": str(settings["threads"])}
+    environment = {**os.environ, **train_roost.PATIENT, "PYTHONPATH": str(HERE)}
     with (folder / "log").open("w") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=limit)
     if done.returncode:
@@ -137,8 +136,7 @@ def measure_lag(
         for max_lag, runs in found.items():
             progress.print(f"round {turn + 1} of {rounds}, lag {max_lag}")
             config = train_roost.waiting(max_lag, steps, turn, model)
-            # One thread each: the learner and the engine work at the same time.
-            runs.append(lagged(train_roost.run(config, folder / f"lag {max_lag} {turn}", 1, limit)))
+            runs.append(lagged(train_roost.run(config, folder / f"lag {max_lag} {turn}", limit)))
     return found[0], found[lag]
 
 

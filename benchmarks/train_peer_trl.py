@@ -1,8 +1,8 @@
 """TRL's side, run by the interpreter that has `trl`: `train_peer_trl.py MODEL SETTINGS FILE`.
 
-SETTINGS is a JSON object: the workload, `micro_batch` (samples in one pass), `continuous` (transformers' continuous
-batching instead of `generate`) and `threads`. For each step a JSON object is written to FILE: when it ended (seconds
-since the epoch), what was generated, the mean reward and the norm of the gradient.
+SETTINGS is a JSON object: the workload, `micro_batch` (samples in one pass), `generation` (dynamic or static, the cache
+of `generate`, or continuous, transformers' continuous batching) and `threads`. For each step a JSON object is written
+to FILE: when it ended (seconds since the epoch), what was generated, the mean reward and the norm of the gradient.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     workload = Workload(**settings["workload"])
     with tempfile.TemporaryDirectory() as folder, file.open("w") as out:
-        trainer = new_trainer(model, workload, settings["micro_batch"], settings["continuous"], folder, out)
+        trainer = new_trainer(model, workload, settings["micro_batch"], settings["generation"], folder, out)
         trainer.train()
 
 
-def new_trainer(model: str, workload: Workload, micro_batch: int, continuous: bool, folder: str, out: Any) -> Any:
+def new_trainer(model: str, workload: Workload, micro_batch: int, generation: str, folder: str, out: Any) -> Any:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -46,7 +46,7 @@ def new_trainer(model: str, workload: Workload, micro_batch: int, continuous: bo
         # Without dropout there is nothing that differs between training and evaluation.
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_funcs=liked,
-        args=GRPOConfig(**options(GRPOConfig, workload, micro_batch, continuous, folder)),
+        args=GRPOConfig(**options(workload, micro_batch, generation, folder)),
         train_dataset=Dataset.from_list(
             [{"prompt": prompt(workload, index)} for index in range(workload.steps * workload.prompts)]
         ),
@@ -55,7 +55,7 @@ def new_trainer(model: str, workload: Workload, micro_batch: int, continuous: bo
     )
 
 
-def options(config: Any, workload: Workload, micro_batch: int, continuous: bool, folder: str) -> dict[str, Any]:
+def options(workload: Workload, micro_batch: int, generation: str, folder: str) -> dict[str, Any]:
     """Whatever costs time without being asked of Roost is switched off: recomputing, checkpoints, completions shown."""
     return {
         "output_dir": folder,
@@ -75,7 +75,8 @@ def options(config: Any, workload: Workload, micro_batch: int, continuous: bool,
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
-        "use_transformers_continuous_batching": continuous,
+        "use_transformers_continuous_batching": generation == "continuous",
+        "cache_implementation": "static" if generation == "static" else None,
         "save_strategy": "no",
         "logging_steps": 1,
         "report_to": "none",
