@@ -241,8 +241,12 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     assert path.read_text() == "old"
 
 
+# Up to here, 50 days into a trace, numbers of microseconds are less than half a nanosecond apart.
+LONGEST = 2**42 * 1000
+
+
 @settings(deadline=None)
-@given(st.integers(0, 2**52))
+@given(st.integers(0, LONGEST - 1))
 def test_readers_that_cut_and_readers_that_round_see_the_same_nanosecond(value):
     written = json.loads(json.dumps(microseconds(value)))
     assert int(written * 1000) == value
