@@ -38,6 +38,7 @@ bench: setup
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/train.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info
