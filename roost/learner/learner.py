@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from roost.learner.optimizer import learning_rate, new_optimizer, set_learning_r
 from roost.learner.packing import Packed, balanced, pack, predicted, spread
 from roost.learner.sample import Floats, Sample
 from roost.learner.state import fill, learner_state
+from roost.learner.taking import replace_weights
 from roost.learner.token_weights import Totals
 from roost.spec.training import LearnerSettings
 
@@ -56,6 +57,11 @@ class Learner:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole weights by the names of the checkpoint, an adapter merged into them. For all ranks together."""
         return merged_weights(self.module)
+
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Become another learner's policy: whole weights by name, as its `weights` gives them. On every rank."""
+        self._require_loaded("weight")
+        replace_weights(self.module, weights)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """Whole weights of the adapter by PEFT's names. For all ranks together."""

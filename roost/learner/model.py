@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from roost.learner.adapter import add_adapter
 from roost.learner.attention import NAME, register
-from roost.learner.distributed import world_size
+from roost.learner.distributed import rank, world_size
 from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
+from roost.learner.sharding import shard
 from roost.spec.training import LearnerSettings
 
 # What some models do to their logits after the last layer, and what it is where it does nothing.
@@ -24,7 +23,7 @@ CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_s
 
 
 def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) -> Outputs:
-    """The model on its device, ready to be called by all ranks; the same on each, as its random parts are seeded."""
+    """The model on its device, ready to be called by all ranks. Its random parts are seeded."""
     check_types(settings)
     if head is Head.VALUE and settings.adapter is not None:
         raise ValueError("a critic has a last layer to learn, so it is trained whole; leave out its adapter")
@@ -43,7 +42,7 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) ->
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     outputs = _outputs(model, settings, head)
     if world_size() > 1:
-        _shard(outputs, layers, settings, device)
+        shard(outputs, layers, float_type(settings.compute_type), device)
     # Without dropout: what is learnt from is scored by the very same function.
     return outputs.to(device).eval()
 
@@ -77,11 +76,15 @@ def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
     # Weights that are not trained need no more precision than they are used with.
     dtype = float_type(settings.weight_type if settings.adapter is None else settings.compute_type)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
+    kind = AutoModelForTokenClassification if head is Head.VALUE else AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(settings.model, **({"num_labels": 1} if head is Head.VALUE else {}))
     model: PreTrainedModel
-    if head is Head.VALUE:
-        model = AutoModelForTokenClassification.from_pretrained(settings.model, num_labels=1, **options)
+    if rank() == 0:
+        model = kind.from_pretrained(settings.model, config=config, **options)
     else:
-        model = AutoModelForCausalLM.from_pretrained(settings.model, **options)
+        with torch.device("meta"):  # only the layers: the first rank gives the weights to all
+            model = kind.from_config(config, **options)  # type: ignore[no-untyped-call]
+    if head is Head.POLICY:
         _check_logits(model)
     return model
 
@@ -109,10 +112,3 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head) -> O
         temperature=settings.temperature,
         learns_entropy=settings.loss.entropy_coefficient != 0,
     )
-
-
-def _shard(outputs: Outputs, layers: list[nn.Module], settings: LearnerSettings, device: torch.device) -> None:
-    mesh = init_device_mesh(device.type, (world_size(),))
-    types = MixedPrecisionPolicy(param_dtype=float_type(settings.compute_type), reduce_dtype=torch.float32)
-    for module in (*layers, outputs):
-        fully_shard(module, mesh=mesh, mp_policy=types)

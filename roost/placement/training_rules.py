@@ -40,6 +40,22 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             "without an adapter the policy cannot be its own reference",
             "place reference, or write kl_coefficient: 0",
         )
+    _check_scorers(settings, parts, at, findings)
+
+
+def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Models whose word nobody asks for are not loaded, though devices were meant for them."""
+    estimator, behaviour = settings.advantage.estimator, settings.learner.loss.behaviour
+    idle = {
+        "critic": ("estimator", f"estimator is {estimator.value}", "gae", estimator is not Estimator.GAE),
+        "reference": ("kl_coefficient", "kl_coefficient is 0", "0.001", settings.learner.loss.kl_coefficient == 0),
+        "inference": ("behaviour", "behaviour is engine", "recomputed", behaviour is Behaviour.ENGINE),
+    }
+    for name, (key, why, instead, is_idle) in idle.items():
+        if is_idle and name in parts:
+            findings.warn(
+                at(key), f"{name} is placed, but has nothing to say", why, f"write {key}: {instead}, or remove {name}"
+            )
 
 
 def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

@@ -13,11 +13,12 @@ from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.placement.residency import Decision
 from roost.runtime.group import GroupSpec
-from roost.spec.training import TrainSettings
+from roost.spec.training import Behaviour, Estimator, TrainSettings
 from roost.trainer.learner_worker import LearnerWorker
+from roost.trainer.receivers import devices_of
 from roost.trainer.turns import Turns
 
-ACTOR, ROLLOUT, CRITIC, REFERENCE = "actor", "rollout", "critic", "reference"
+ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,13 @@ class Layout:
     engines: EnginePlan
     turns: Turns
     on_gpu: bool
-    has_critic: bool
-    has_reference: bool
+    scorers: tuple[str, ...]  # components with a model, beside the learner and the engines
+    sharing: tuple[str, ...]  # those of them, and the learner, that are on a device with an engine
     threads: int | None = None  # of each learner, where models run on CPUs
 
 
 def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
     """What the plan means for a training run; on machines without GPUs engines run on the CPU."""
-    names = {part.name for part in plan.components}
     options = dict(settings.engine_options)
     defaults = ServerSpec(
         EngineKind(settings.engine),
@@ -42,6 +42,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         device="auto" if on_gpu else "cpu",
         dtype=settings.learner.compute_type,
         seed=settings.seed,
+        adapter_rank=None if settings.learner.adapter is None else settings.learner.adapter.rank,
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults)
@@ -62,7 +63,25 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
     offloads = settings.learner.offloads if engines.decision is not Decision.KEEP else ()
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
     turns = Turns(engines.decision, in_flight_of(settings), offloads, displaced)
-    return Layout(engines, turns, on_gpu, CRITIC in names, REFERENCE in names, threads)
+    scorers = scorers_of(plan, settings)
+    sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
+    return Layout(engines, turns, on_gpu, scorers, sharing, threads)
+
+
+def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
+    """Who says something of samples before they are learnt from, of those that the plan places and the run needs."""
+    needed = {
+        CRITIC: settings.advantage.estimator is Estimator.GAE,
+        REFERENCE: settings.learner.loss.kl_coefficient != 0,
+        INFERENCE: settings.learner.loss.behaviour is not Behaviour.ENGINE,
+    }
+    placed = {part.name for part in plan.components}
+    return tuple(name for name, is_needed in needed.items() if is_needed and name in placed)
+
+
+def _devices(plan: Plan, name: str) -> set[tuple[int, int]]:
+    part = plan[name]
+    return {device for rank in range(part.world_size) for device in devices_of(part, rank)}
 
 
 def threads_of(plan: Plan, lag: int, cores: int) -> tuple[int, int]:
@@ -87,9 +106,8 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
 def learner_groups(settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
     """The workers of everybody who has a model in a process of Roost's own."""
     learner, threads = settings.learner, layout.threads
+    whole = replace(learner, adapter=None)
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, threads)}
-    if layout.has_critic:
-        groups[CRITIC] = LearnerWorker.create_group(learner, Head.VALUE, threads)
-    if layout.has_reference:
-        groups[REFERENCE] = LearnerWorker.create_group(learner, Head.POLICY, threads)
+    for name in layout.scorers:
+        groups[name] = LearnerWorker.create_group(whole, Head.VALUE if name == CRITIC else Head.POLICY, threads)
     return groups

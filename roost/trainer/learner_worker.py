@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,13 @@ from roost.learner.heads import Head
 from roost.learner.learner import Learner
 from roost.learner.model import float_type
 from roost.learner.sample import Floats, Sample
+from roost.learner.taking import in_buckets
 from roost.learner.token_weights import Totals
 from roost.runtime.worker import Worker
 from roost.spec.training import LearnerSettings
 from roost.trainer.weight_stream import WeightStream
+
+Bucket = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,24 @@ class LearnerWorker(Worker):
             receiver.processes,
             open_group=open_group,
         )
+
+    def give_weights(self, group: str) -> None:
+        """Give the policy to all workers of another group, which call `take_weights`. For all ranks together."""
+        for bucket in in_buckets(self._learner.weights()):
+            self._give(bucket, group)
+        self._give(None, group)
+
+    def _give(self, bucket: Bucket | None, group: str) -> None:
+        if self._rank == 0:  # every rank puts the weights together, one sends them
+            self.broadcast(bucket, [(self._group_name, 0), (group, None)])
+
+    def take_weights(self, group: str) -> None:
+        """Become the policy of another group, which calls `give_weights`."""
+        self._learner.take(entry for bucket in self._coming(group) for entry in bucket)
+
+    def _coming(self, group: str) -> Iterator[Bucket]:
+        while (bucket := self.broadcast(None, [(group, 0), (self._group_name, None)])) is not None:
+            yield bucket
 
     def write_weights(self, model: str, folder: str) -> str:
         """Write a checkpoint that engines can be started on; says what went wrong, if anything did."""

@@ -57,8 +57,16 @@ class Learners:
         self._adapters = adapters  # where adapters are written, if only an adapter is trained
 
     @property
+    def name(self) -> str:
+        return self._group.name
+
+    @property
     def world_size(self) -> int:
         return self._group.world_size
+
+    async def ready(self) -> None:
+        """Until every rank has its model."""
+        await asyncio.to_thread(self._group.wait_ready)
 
     async def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
         """Log-probabilities of every sample, in the order given."""
@@ -117,6 +125,10 @@ class Learners:
             if int(old.name.removeprefix("version-")) < version - 1:
                 shutil.rmtree(old, ignore_errors=True)
         return str(written)
+
+    async def give_weights(self, other: Learners) -> None:
+        """Make another group score as this one does now."""
+        await asyncio.gather(self.all("give_weights", other.name), other.all("take_weights", self.name))
 
     async def send_weights(self, receivers: Sequence[Receiver], version: int) -> list[Sent]:
         sent: list[Sent] = await self.all("send_weights", tuple(receivers), version)

@@ -42,6 +42,27 @@ class Models:
     policy: Learners
     critic: Learners | None = None
     reference: Learners | None = None  # None with an adapter: the policy without it is the reference
+    inference: Learners | None = None  # scores as the policy did at the beginning of a step
+    sharing: Sequence[Learners] = ()  # those that are on a device with an engine
+
+    @property
+    def learners(self) -> list[Learners]:
+        """All but the engines."""
+        everybody = (self.policy, self.critic, self.reference, self.inference)
+        return [learners for learners in everybody if learners is not None]
+
+    async def follow_policy(self) -> None:
+        """Whoever scores in the policy's name gets its weights."""
+        if self.inference is not None:
+            await self.policy.give_weights(self.inference)
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """Groups whose samples can be learnt from."""
+
+    groups: list[Group]
+    batch: Batch
 
 
 class Watcher(Protocol):
@@ -78,44 +99,83 @@ class Loop:
         self._seconds = {}
         version = self.state.version
         self.feed.begin(version)
-        groups: list[Group] = []
-        learnt: list[Learnt] = []
-        parts = 1 if not self._streams else self.settings.minibatches
-        for part in range(parts):
-            taken = await self._take(version, parts)
-            if part == 0:
-                async with self._phase("switch"):
-                    await self.turns.to_learner(self.models.fleet, self.models.policy)
-            learnt.append(await self._learn(batch_of(taken), self.settings.minibatches // parts, part))
-            groups += taken
+        groups, learnt = await self._learn_all(version)
         figures = of_groups(groups, version, self.feed.pop_tally()) | of_all(learnt)
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
         await self.after_learning(state)
         async with self._phase("sync"):
-            release = await self.models.policy.release(version + 1)
-            await self.turns.to_engines(self.models.fleet, self.models.policy, release)
+            await self._sync(version + 1)
         self.state = state
         figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
         self.watcher.step_done(self.state, figures, groups)
         await self.after_step(self.state)
+
+    async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt]]:
+        """Learn from the groups of a step, all at once or in parts that are made ready one after the other."""
+        parts = self.settings.minibatches if self._streams else 1
+        groups: list[Group] = []
+        learnt: list[Learnt] = []
+        ahead: asyncio.Task[Ready] | None = None
+        try:
+            for part in range(parts):
+                ready = await (self._make_ready(version, parts) if ahead is None else self._await_part(ahead, parts))
+                if part + 1 < parts and self._scores_apart:
+                    ahead = asyncio.create_task(self._make_ready_beside(version, parts))
+                learnt.append(await self._learn(ready.batch, self.settings.minibatches // parts, part))
+                groups += ready.groups
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+        return groups, learnt
+
+    async def _make_ready(self, version: int, parts: int) -> Ready:
+        """The next part of a step: its groups, and what models say of them, on devices that are the learner's."""
+        async with self._phase("generate", self._samples(parts)):
+            groups = await self._take(version, parts)
+        async with self._phase("switch"):
+            await self.turns.to_learner(self.models.fleet, self.models.sharing)
+        async with self._phase("score"):
+            return Ready(groups, await self._scored(batch_of(groups)))
+
+    async def _make_ready_beside(self, version: int, parts: int) -> Ready:
+        """The same while the part before is learnt from; the step waits for none of it, so none is a phase of it."""
+        groups = await self._take(version, parts)
+        with self.recorder.timer("score ahead", "work", True, step=self.state.step):
+            return Ready(groups, await self._scored(batch_of(groups)))
+
+    async def _await_part(self, ahead: asyncio.Task[Ready], parts: int) -> Ready:
+        async with self._phase("generate", self._samples(parts)):
+            return await ahead
+
+    def _samples(self, parts: int) -> int:
+        return self.settings.collect.groups // parts * self.settings.collect.group_size
 
     @property
     def _streams(self) -> bool:
         """Whether a minibatch is learnt from while the groups of the next are still being generated.
 
         That needs engines that go on meanwhile, minibatches of whole groups that are gone through once, nothing that is
-        taken over all samples of a step, and log-probabilities that do not have to be those of before its first part.
+        taken over all samples of a step, and log-probabilities that do not have to be those of before its first part,
+        unless there is somebody who still has the policy of then.
         """
         settings = self.settings
         is_whole = settings.collect.groups % settings.minibatches == 0 and settings.epochs == 1
         is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE)
-        can_learn_late = settings.learner.loss.behaviour is not Behaviour.RECOMPUTED
+        has_policy_of_then = self.models.inference is not None
+        can_learn_late = has_policy_of_then or settings.learner.loss.behaviour is not Behaviour.RECOMPUTED
         return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.turns.are_taken
 
+    @property
+    def _scores_apart(self) -> bool:
+        """Whether samples are scored while the policy learns, as nobody who scores is the one that learns."""
+        loss = self.settings.learner.loss
+        is_own_scorer = loss.behaviour is not Behaviour.ENGINE and self.models.inference is None
+        is_own_reference = loss.kl_coefficient != 0 and self.models.reference is None
+        return not is_own_scorer and not is_own_reference
+
     async def _take(self, version: int, parts: int) -> list[Group]:
-        collect = self.settings.collect
-        async with self._phase("generate", collect.groups // parts * collect.group_size):
-            groups = await self.feed.take(version, collect.groups // parts)
+        groups = await self.feed.take(version, self.settings.collect.groups // parts)
         oldest = max(lags(groups, version), default=0)
         if oldest > self.settings.max_policy_lag:
             raise LagExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_policy_lag}")
@@ -123,8 +183,6 @@ class Loop:
 
     async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
         settings = self.settings
-        async with self._phase("score"):
-            batch = await self._scored(batch)
         chosen, selection, alone = with_advantages(batch, settings.advantage)
         told: list[Mapping[str, float]] = []
         async with self._phase("learn"):
@@ -151,13 +209,23 @@ class Loop:
         reference: list[Floats] | None = None
         values: list[Floats] | None = None
         if loss.behaviour is not Behaviour.ENGINE:
-            old = await self.models.policy.score(batch.samples)
+            old = await (self.models.inference or self.models.policy).score(batch.samples)
         if loss.kl_coefficient:
             scorer = self.models.reference or self.models.policy
             reference = await scorer.score(batch.samples, self.models.reference is None)
         if self.models.critic is not None and self.settings.advantage.estimator is Estimator.GAE:
             values = await self.models.critic.values(batch.samples)
         return with_scores(batch, old, reference, values)
+
+    async def _sync(self, version: int) -> None:
+        """Everybody gets the new policy: engines first, where whoever scores does not have to leave its devices."""
+        models = self.models
+        release = await models.policy.release(version)
+        if self.turns.are_taken:
+            await models.follow_policy()
+        await self.turns.to_engines(models.fleet, models.sharing, release)
+        if not self.turns.are_taken:
+            await models.follow_policy()
 
     @asynccontextmanager
     async def _phase(self, name: str, total: int | None = None) -> AsyncIterator[None]:

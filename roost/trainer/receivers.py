@@ -27,9 +27,9 @@ def plan_sending(plan: Plan, engines: str, learner: str, on_gpu: bool) -> Sendin
     engines are of both kinds, all take the broadcast, because an update has one way.
     """
     placed, learners = plan[engines], plan[learner]
-    homes = {device: rank for rank in range(learners.world_size) for device in _devices(learners, rank)}
+    homes = {device: rank for rank in range(learners.world_size) for device in devices_of(learners, rank)}
     ranks = {
-        f"{engines}-{rank}": next((homes[device] for device in _devices(placed, rank) if device in homes), None)
+        f"{engines}-{rank}": next((homes[device] for device in devices_of(placed, rank) if device in homes), None)
         for rank in range(placed.world_size)
     }
     if not on_gpu:
@@ -52,5 +52,6 @@ def receiver_at(url: str, fleet: Fleet, sending: Sending) -> Receiver:
     raise LookupError(f"no engine of the fleet is at {url}")
 
 
-def _devices(part: ComponentPlan, rank: int) -> list[tuple[int, int]]:
+def devices_of(part: ComponentPlan, rank: int) -> list[tuple[int, int]]:
+    """The accelerators of a process, each as its node and its number there."""
     return [(int(node), int(device)) for node, device in part.table[rank].devices]

@@ -17,9 +17,8 @@ from roost.rollout.scenario import Scenario
 from roost.runtime.failure import WorkerFailed
 from roost.spec.errors import Findings
 from roost.spec.job import Job
-from roost.spec.training import TrainSettings
+from roost.spec.training import Estimator, TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
-from roost.trainer.components import CRITIC
 from roost.trainer.engine_options import check_engine_options
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import open_cluster
@@ -128,7 +127,7 @@ def _open_run(job: Job, plan: Plan, options: RunOptions) -> tuple[RunFolder, Tra
 
 
 def _newest_state(folder: Path, job: Job) -> TrainerState:
-    has_critic = any(component.name == CRITIC for component in job.components)
+    has_critic = job.training is not None and job.training.advantage.estimator is Estimator.GAE
     newest = Checkpoints(RunFolder(folder).checkpoints, 1, has_critic).newest()
     return newest.read_state() if newest is not None else TrainerState()
 

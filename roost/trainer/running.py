@@ -20,7 +20,7 @@ from roost.runtime.group import WorkerGroup
 from roost.runtime.trace.spans import Span
 from roost.spec.training import TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
-from roost.trainer.components import ACTOR, CRITIC, REFERENCE, ROLLOUT, layout_of, learner_groups
+from roost.trainer.components import ACTOR, CRITIC, INFERENCE, REFERENCE, ROLLOUT, layout_of, learner_groups
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.learners import Learners
@@ -51,7 +51,8 @@ class Running:
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, scenario
         self._run, self._watching = run, watching
         self._layout = layout_of(plan, settings, has_gpus(cluster))
-        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep, self._layout.has_critic)
+        has_critic = CRITIC in self._layout.scorers
+        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep, has_critic)
         self._recorder = current.get().recorder
         self._saved_at = state.step if state.step else -1
         self._models: Models | None = None
@@ -68,6 +69,8 @@ class Running:
         with self._stopping():
             await self._prepare_learner(models)
             async with fleet:
+                # Models are loaded while engines start: where no device is shared, nobody waits for the other.
+                await asyncio.gather(*(learners.ready() for learners in models.learners))
                 await self._prepare_engines(models)
                 self._watching.watch(fleet)
                 try:
@@ -83,7 +86,8 @@ class Running:
         find = partial(receiver_at, fleet=fleet, sending=sending)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
         made = {name: Learners(group, sending.way, find, adapters) for name, group in groups.items() if name != ROLLOUT}
-        return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE))
+        sharing = tuple(made[name] for name in self._layout.sharing)
+        return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE), made.get(INFERENCE), sharing)
 
     async def _prepare_learner(self, models: Models) -> None:
         """It gets the state that the run goes on from, and leaves devices that it shares before engines start there."""
@@ -92,15 +96,16 @@ class Running:
             await models.policy.all("restore", str(newest.learner))
             if models.critic is not None:
                 await models.critic.all("restore", str(newest.critic))
+            await models.follow_policy()
         if self._offloads:
-            await models.policy.offload(self._offloads)
+            await asyncio.gather(*(learners.offload(self._offloads) for learners in models.sharing))
 
     async def _prepare_engines(self, models: Models) -> None:
         """They were started on the model as it was before the first step."""
         if self.state.step:
             turns = self._layout.turns
-            await turns.to_learner(models.fleet, models.policy)
-            await turns.to_engines(models.fleet, models.policy, await models.policy.release(self.state.version))
+            await turns.to_learner(models.fleet, models.sharing)
+            await turns.to_engines(models.fleet, models.sharing, await models.policy.release(self.state.version))
 
     @property
     def _offloads(self) -> tuple[str, ...]:
@@ -186,7 +191,7 @@ class Running:
         self._watching.phase("save")
         if self._layout.turns.are_taken:
             await models.fleet.stop_servers()
-            await models.policy.load(self._offloads)
+            await asyncio.gather(*(learners.load(self._offloads) for learners in models.sharing))
         if self._saved_at != self.state.step:
             await self._save(models, self.state)
             self._end_save()

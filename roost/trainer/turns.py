@@ -43,16 +43,17 @@ class Turns:
         """Requests under way are finished first, or go on elsewhere where there is a lag."""
         return InFlight.DRAIN if self.in_flight is InFlight.DRAIN else InFlight.DROP
 
-    async def to_learner(self, fleet: Fleet, learners: Learners) -> None:
+    async def to_learner(self, fleet: Fleet, learners: Sequence[Learners]) -> None:
+        """The engines make room; everybody who shares devices with them comes back to these."""
         if self.decision is Decision.SLEEP:
             await fleet.sleep(self.sleep_level, self._before_sleep, self.displaced)
         elif self.decision is Decision.RESTART:
             await fleet.stop_servers(self.displaced)
         fleet.learning_begins()
         if self.are_taken and self.offloads:
-            await learners.load(self.offloads)
+            await asyncio.gather(*(each.load(self.offloads) for each in learners))
 
-    async def to_engines(self, fleet: Fleet, learners: Learners, release: Release) -> None:
+    async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], release: Release) -> None:
         if self.are_taken:
             await self._offload(learners, [part for part in self.offloads if part in BESIDE_WEIGHTS])
         if self.decision is Decision.KEEP:
@@ -76,6 +77,6 @@ class Turns:
         await fleet.update(release, self.in_flight)
 
     @staticmethod
-    async def _offload(learners: Learners, parts: Sequence[str]) -> None:
+    async def _offload(learners: Sequence[Learners], parts: Sequence[str]) -> None:
         if parts:
-            await learners.offload(parts)
+            await asyncio.gather(*(each.offload(parts) for each in learners))

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.heads import POLICY
@@ -41,6 +42,9 @@ def on_ranks(count, work, *arguments):
 
 def _run(rank, count, port, results, work, arguments):
     torch.set_num_threads(1)
+    if rank:
+        # As many copies of a large model as there are ranks would not fit on a machine: only the first reads it.
+        PreTrainedModel.from_pretrained = None
     try:
         init_distributed(rank, count, "127.0.0.1", port, CPU, limit_s=LIMIT_S)
         results.put((rank, work(rank, *arguments)))

@@ -51,6 +51,9 @@ class Model:
     async def release(self, version):
         return SimpleNamespace(version=version)
 
+    async def give_weights(self, other):
+        self._events.append(f"{self._name} gives {other._name} its weights")
+
     async def load(self, parts):
         self._events.append("load")
 
@@ -90,6 +93,7 @@ class Run:
     engines_take_updates: bool = True
     has_critic: bool = False
     has_reference: bool = False
+    has_inference: bool = False
     stops_after: int = 10**6
     plays: object = None
     events: list = field(default_factory=list)
@@ -105,6 +109,8 @@ class Run:
             self.policy,
             self.critic if self.has_critic else None,
             Model("reference", self.events) if self.has_reference else None,
+            Model("inference", self.events) if self.has_inference else None,
+            (self.policy,),
         )
         self.feed = Feed(
             self.scenario,
@@ -325,6 +331,38 @@ def test_minibatches_are_learnt_from_while_others_are_still_generated():
     assert run.told[0][1]["samples/learnt"] == 4
 
 
+def test_a_minibatch_is_scored_while_the_one_before_is_learnt_from_where_somebody_else_scores():
+    async def plays(run, number):
+        while number == 0 and "policy learns" not in run.events:
+            await asyncio.sleep(0)
+
+    run = trained(settings_of(minibatches=2), plays=plays, has_inference=True)
+    wanted = ("inference scores", "policy learns", "policy learnt")
+    assert order_of(run, *wanted) == ["inference scores", "policy learns", "inference scores", *wanted[2:], *wanted[1:]]
+    assert run.policy.learnt == [samples_of([1]), samples_of([0])]
+
+
+def test_what_is_made_ready_ahead_ends_with_a_step_that_fails():
+    async def plays(run, number):
+        while number == 0 and "policy learns" not in run.events:
+            await asyncio.sleep(0)
+
+    run = Run(settings_of(minibatches=2), plays=plays, has_inference=True)
+
+    async def go():
+        with pytest.raises(OSError, match="the learner is gone"):
+            await run.go()
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    async def learn(self, samples, totals):
+        run.events.append("policy learns")
+        raise OSError("the learner is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "learn", learn)
+        assert ran(go()) == []
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -364,11 +402,32 @@ def test_minibatches_wait_for_all_groups_where_they_must(case):
             id="a reference apart",
         ),
         pytest.param({"has_reference": True}, ["policy scores"], id="a reference that nobody needs"),
+        pytest.param({"has_inference": True}, ["inference scores"], id="inference on devices of its own"),
+        pytest.param(
+            {"loss": {"kl_coefficient": 0.1}, "has_inference": True},
+            ["inference scores", "policy scores as reference"],
+            id="inference, and the policy's own reference",
+        ),
     ],
 )
 def test_who_scores(case, scored):
-    run = trained(settings_of(loss=case.get("loss")), has_reference=case.get("has_reference", False))
+    loss = case.pop("loss", None)
+    run = trained(settings_of(loss=loss), **case)
     assert [event for event in run.events if "scores" in event] == scored
+
+
+@pytest.mark.parametrize(
+    ("decision", "order"),
+    [
+        pytest.param(Decision.KEEP, ["version 1", "policy gives inference its weights"], id="engines do not wait"),
+        pytest.param(
+            Decision.SLEEP, ["policy gives inference its weights", "version 1", "offload"], id="devices change hands"
+        ),
+    ],
+)
+def test_whoever_scores_gets_the_new_policy(decision, order):
+    run = trained(settings_of(), decision, has_inference=True)
+    assert order_of(run, "version 1", "policy gives inference its weights", "offload") == order
 
 
 def test_a_critic_learns_from_the_same_samples():

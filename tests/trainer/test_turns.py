@@ -30,7 +30,7 @@ class Noted:
 def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None):
     calls = []
     turns = Turns(decision, in_flight, offloads, displaced)
-    ran(getattr(turns, turn)(Noted(calls, "learning_begins"), Noted(calls), *more))
+    ran(getattr(turns, turn)(Noted(calls, "learning_begins"), [Noted(calls)], *more))
     return calls
 
 

@@ -1,0 +1,51 @@
+"""Everybody else who may have a model: a critic, a reference, inference apart, an adapter, several learners."""
+
+import json
+
+from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
+
+
+def figures(run, name):
+    return [record[name] for record in run.steps()]
+
+
+def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model, tmp_path):
+    values = config(
+        model,
+        {"actor": "0", "inference": "1", "rollout": "2"},
+        gpus=3,
+        adapter_rank=4,
+        minibatch_size=8,
+        evaluate_every=2,
+        learning_rate=1e-2,
+    )
+    values["algorithm"] = {"recompute_logprobs": True}
+    run = trained(values, tmp_path / "run").run
+    # Only if engines have each new adapter, and inference the weights with it, do they say the same of every token.
+    assert max(figures(run, "mismatch/logprob_max")) < 1e-3
+    assert len(set(figures(run, "mismatch/logprob_mean"))) == 3
+    assert figures(run, "samples/learnt") == [16.0] * 3 and figures(run, "lag/max") == [0.0] * 3
+    assert len(spans_of(run, "score", "inference")) == 6, "two minibatches of each step"
+    assert not spans_of(run, "score", "actor")[3:], "the learner scores no more than the probe of each version"
+    assert [found["version"] for found in run.evaluations()] == [0, 2, 3]
+    assert json.loads((run.policy / "adapter_config.json").read_text())["r"] == 4
+
+
+def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_from(model, tmp_path):
+    def values(placement, steps):
+        more = {"estimator": "gae", "kl_coefficient": 0.01, "group_size": 2, "checkpoint_every": 1}
+        return config(model, placement, steps=steps, **more)
+
+    two = {"actor": "0-1", "critic": "0", "reference": "1", "rollout": "1"}
+    run = trained(values(two, 2), tmp_path / "run").run
+    apart = figures(run, "loss/reference_kl")
+    assert apart[0] == 0.0 < apart[1], "the policy moves away from its reference"
+    assert figures(run, "mismatch/logprob_max")[1] < 1e-3
+    assert all(value > 0 for value in figures(run, "critic/grad/norm"))
+    before = weights_of(run)
+
+    one = {"actor,critic,reference": "0", "rollout": "1"}
+    run = trained(values(one, 3), tmp_path / "run", resumes=True).run
+    assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7], 3: [8, 9, 10, 11]}
+    assert figures(run, "mismatch/logprob_max")[2] < 1e-3
+    assert any(not before[name].equal(weight) for name, weight in weights_of(run).items())
