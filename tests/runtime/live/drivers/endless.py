@@ -1,5 +1,6 @@
 """A job that goes on until it is stopped: workers with devices, a child process, shared memory, a lock and a port."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ class Busy(Worker):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     with Cluster(num_nodes=1, address=sys.argv[1]) as cluster:
         channel = cluster.create_channel("things")
         group = Busy.create_group().launch(cluster, name="busy", placement_strategy=PackedPlacementStrategy(0, 1))
