@@ -35,8 +35,8 @@ def ways_for(release: Release, spec: ServerSpec, abilities: Capabilities, useles
     if release.adapter is not None:
         return (Way.ADAPTER,) if abilities.takes_adapters else ()
     found: list[Way] = []
-    if release.sender is not None and _takes(release.sender.way, spec, abilities):
-        found.append(release.sender.way)
+    if release.sender is not None and _takes(way := release.sender.way_to(spec.name), spec, abilities):
+        found.append(way)
     if abilities.has(RELOADS[spec.kind]):
         found.append(Way.RELOAD)
     found.append(Way.RESTART)

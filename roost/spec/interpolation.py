@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from roost.spec.resolvers import register
 from roost.spec.section import Unresolved
 
 # What all values together, and one value, may lead through; OmegaConf follows a reference each time it meets it, so
@@ -29,6 +30,7 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     failures = (OmegaConfBaseException, ValueError, TypeError, KeyError, RecursionError)
+    register()
     try:
         config: Any = OmegaConf.create(values)
     except failures as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from roost.runtime.worker import Worker
 from roost.spec.training import LearnerSettings
 from roost.trainer.weight_stream import WeightStream
 
+NOTHING = Sent(0, 0, {}, {})
 Bucket = list[tuple[str, torch.Tensor]]
 
 
@@ -98,11 +99,23 @@ class LearnerWorker(Worker):
         return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_type, 0.25))
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
-        """Send to the engines that are this rank's. Every rank takes part in putting the weights together."""
+        """Send to the engines that are this rank's, way by way. Every rank takes part in putting weights together."""
+        parts = [
+            self._send_by([one for one in receivers if one.way is way], version)
+            for way in Way
+            if any(one.way is way for one in receivers)
+        ]
+        sent = max(parts, key=lambda part: part.buckets)
+        return replace(sent, failed={url: error for part in parts for url, error in part.failed.items()})
+
+    def _send_by(self, receivers: Sequence[Receiver], version: int) -> Sent:
         own = [receiver for receiver in receivers if receiver.sender == self._rank]
         stream = self._stream()
         try:
-            return asyncio.run(self._send(own, stream, version)) if own else Sent(0, 0, {}, {})
+            return asyncio.run(self._send(own, stream, version)) if own else NOTHING
+        except EngineError as error:
+            # Told, not raised: the other ranks go on to the next way, and need this one there.
+            return replace(NOTHING, failed={receiver.url: error for receiver in own})
         finally:
             stream.finish()
 

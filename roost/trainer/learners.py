@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ class Learners:
     def __init__(
         self,
         group: WorkerGroup,
-        way: Way,
+        ways: Mapping[str, Way],
         receiver_at: Callable[[str], Receiver],
         adapters: Path | None = None,
     ) -> None:
         self._group = group
-        self._way, self._receiver_at = way, receiver_at
+        self._ways, self._receiver_at = ways, receiver_at
         self._adapters = adapters  # where adapters are written, if only an adapter is trained
 
     @property
@@ -115,7 +115,7 @@ class Learners:
         probe = (await self.all("probe"))[0]
         if self._adapters is not None:
             return Release(version, probe, adapter=await self._write_adapter(self._adapters, version))
-        return Release(version, probe, sender=LearnerSender(self, self._way, self._receiver_at))
+        return Release(version, probe, sender=LearnerSender(self, self._ways, self._receiver_at))
 
     async def _write_adapter(self, folder: Path, version: int) -> str:
         """Engines that come back need the version that the others have, so the one before is kept."""
@@ -138,9 +138,11 @@ class Learners:
 class LearnerSender:
     """Sends from the learner's own processes to engines that the driver knows."""
 
-    def __init__(self, learners: Learners, way: Way, receiver_at: Callable[[str], Receiver]) -> None:
-        self.way = way
-        self._learners, self._receiver_at = learners, receiver_at
+    def __init__(self, learners: Learners, ways: Mapping[str, Way], receiver_at: Callable[[str], Receiver]) -> None:
+        self._learners, self._ways, self._receiver_at = learners, ways, receiver_at
+
+    def way_to(self, server: str) -> Way:
+        return self._ways[server]
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
         """Each engine gets the weights from the rank that is nearest to it."""

@@ -14,32 +14,32 @@ from roost.trainer.learner_worker import Receiver
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The way that all engines get weights by, and the learner's rank that sends to each, by the engine's name."""
+    """How each engine gets weights, and from which rank of the learner; by the engine's name."""
 
-    way: Way
+    ways: Mapping[str, Way]
     ranks: Mapping[str, int]
 
 
 def plan_sending(plan: Plan, engines: str, learner: str, on_gpu: bool) -> Sending:
-    """An engine that shares a device with a learner gets its weights from there; others from rank 0.
+    """An engine on devices of the learner gets its weights there; others by a broadcast from rank 0.
 
-    On one machine without GPUs everything goes through shared memory. Between devices weights are broadcast; where
-    engines are of both kinds, all take the broadcast, because an update has one way.
+    A broadcast cannot have two members on one device, so that each engine has a way of its own. On one machine without
+    GPUs everything goes through shared memory.
     """
     placed, learners = plan[engines], plan[learner]
-    homes = {device: rank for rank in range(learners.world_size) for device in devices_of(learners, rank)}
-    ranks = {
-        f"{engines}-{rank}": next((homes[device] for device in devices_of(placed, rank) if device in homes), None)
-        for rank in range(placed.world_size)
-    }
+    names = [f"{engines}-{rank}" for rank in range(placed.world_size)]
     if not on_gpu:
-        same_node = {placed.table[rank].cluster_node_rank for rank in range(placed.world_size)} == {
-            learners.table[0].cluster_node_rank
-        }
-        return Sending(Way.SHARED_MEMORY if same_node else Way.BROADCAST, dict.fromkeys(ranks, 0))
-    if all(rank is not None for rank in ranks.values()):
-        return Sending(Way.DEVICE, {name: rank or 0 for name, rank in ranks.items()})
-    return Sending(Way.BROADCAST, dict.fromkeys(ranks, 0))
+        nodes = {placed.table[rank].cluster_node_rank for rank in range(placed.world_size)}
+        way = Way.SHARED_MEMORY if nodes == {learners.table[0].cluster_node_rank} else Way.BROADCAST
+        return Sending(dict.fromkeys(names, way), dict.fromkeys(names, 0))
+    homes = {device: rank for rank in range(learners.world_size) for device in devices_of(learners, rank)}
+    ways, ranks = {}, {}
+    for rank, name in enumerate(names):
+        devices = devices_of(placed, rank)
+        is_shared = bool(devices) and all(device in homes for device in devices)
+        ways[name] = Way.DEVICE if is_shared else Way.BROADCAST
+        ranks[name] = homes[devices[0]] if is_shared else 0
+    return Sending(ways, ranks)
 
 
 def receiver_at(url: str, fleet: Fleet, sending: Sending) -> Receiver:
@@ -48,7 +48,7 @@ def receiver_at(url: str, fleet: Fleet, sending: Sending) -> Receiver:
         if member.is_connected and member.engine.url == url:
             spec = member.spec
             rank, size = sending.ranks[member.name], spec.tensor * spec.pipeline
-            return Receiver(spec.kind, url, spec.sleeps, spec.api_key, rank, sending.way, size)
+            return Receiver(spec.kind, url, spec.sleeps, spec.api_key, rank, sending.ways[member.name], size)
     raise LookupError(f"no engine of the fleet is at {url}")
 
 

@@ -85,7 +85,9 @@ class Running:
         sending = plan_sending(self._plan, ROLLOUT, ACTOR, self._layout.on_gpu)
         find = partial(receiver_at, fleet=fleet, sending=sending)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
-        made = {name: Learners(group, sending.way, find, adapters) for name, group in groups.items() if name != ROLLOUT}
+        made = {
+            name: Learners(group, sending.ways, find, adapters) for name, group in groups.items() if name != ROLLOUT
+        }
         sharing = tuple(made[name] for name in self._layout.sharing)
         return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE), made.get(INFERENCE), sharing)
 

@@ -160,6 +160,24 @@ class TestInterpolation:
     def test_a_value_that_leads_to_itself_is_refused(self):
         assert isinstance(resolve({"a": "${b}", "b": "${a}"})["a"], Unresolved)
 
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("${subtract:${whole}, 1024}", 1024),
+            ("${multiply:${whole},2}", 4096),
+            ("${int_div:${whole}, 3}", 682),
+            ("${divide:1, 4}", 0.25),
+            ("${not:${flag}}", False),
+            ("${safe_min:null, ${whole}, 7}", 7),
+        ],
+    )
+    def test_what_the_three_systems_compute(self, text, value):
+        assert resolve({"whole": 2048, "flag": True, "found": text})["found"] == value
+
+    @pytest.mark.parametrize("text", ["${multiply:aaaa,1000000000000}", "${int_div:1,0}", "${subtract:1}"])
+    def test_what_cannot_be_computed_is_kept_until_it_is_needed(self, text):
+        assert isinstance(resolve({"found": text})["found"], Unresolved)
+
 
 class TestValues:
     def test_a_config_that_contains_itself_is_a_finding(self):

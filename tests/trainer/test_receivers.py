@@ -14,21 +14,25 @@ def plan_of(placement, nodes=1):
 
 
 @pytest.mark.parametrize(
-    ("placement", "nodes", "on_gpu", "way", "ranks"),
+    ("placement", "nodes", "on_gpu", "ways", "ranks"),
     [
-        pytest.param({"actor,rollout": "0-3"}, 1, True, Way.DEVICE, [0, 1, 2, 3], id="each from its own device"),
+        pytest.param({"actor,rollout": "0-3"}, 1, True, [Way.DEVICE] * 4, [0, 1, 2, 3], id="each from its own device"),
         pytest.param(
-            {"actor": "0-3", "rollout": "0-3:0-1"}, 1, True, Way.DEVICE, [0, 2], id="engines of two devices each"
+            {"actor": "0-3", "rollout": "0-3:0-1"}, 1, True, [Way.DEVICE] * 2, [0, 2], id="engines of two devices each"
         ),
-        pytest.param({"actor": "0-1", "rollout": "2-3"}, 1, True, Way.BROADCAST, [0, 0], id="apart"),
-        pytest.param({"actor": "0-1", "rollout": "1-2"}, 1, True, Way.BROADCAST, [0, 0], id="some shared, some not"),
-        pytest.param({"actor": "0-1", "rollout": "2-3"}, 1, False, Way.SHARED_MEMORY, [0, 0], id="CPUs of one machine"),
-        pytest.param({"actor": "0-3", "rollout": "4-5"}, 2, False, Way.BROADCAST, [0, 0], id="CPUs of two machines"),
+        pytest.param({"actor": "0-1", "rollout": "2-3"}, 1, True, [Way.BROADCAST] * 2, [0, 0], id="apart"),
+        pytest.param(
+            {"actor": "0-1", "rollout": "1-2"}, 1, True, [Way.DEVICE, Way.BROADCAST], [1, 0], id="some shared, some not"
+        ),
+        pytest.param({"actor": "0", "rollout": "0-1:0"}, 1, True, [Way.BROADCAST], [0], id="one of its devices shared"),
+        pytest.param({"actor": "0-1", "rollout": "2"}, 1, False, [Way.SHARED_MEMORY], [0], id="CPUs of one machine"),
+        pytest.param({"actor": "0-3", "rollout": "4"}, 2, False, [Way.BROADCAST], [0], id="CPUs of two machines"),
     ],
 )
-def test_who_sends_to_whom(placement, nodes, on_gpu, way, ranks):
+def test_who_sends_to_whom(placement, nodes, on_gpu, ways, ranks):
     sending = plan_sending(plan_of(placement, nodes), "rollout", "actor", on_gpu)
-    assert sending == Sending(way, {f"rollout-{rank}": sender for rank, sender in enumerate(ranks)})
+    names = [f"rollout-{rank}" for rank in range(len(ranks))]
+    assert sending == Sending(dict(zip(names, ways, strict=True)), dict(zip(names, ranks, strict=True)))
 
 
 def fleet_of(*urls):
@@ -46,7 +50,7 @@ def fleet_of(*urls):
 
 
 def test_an_engine_is_found_by_its_address():
-    sending = Sending(Way.DEVICE, {"rollout-0": 4, "rollout-1": 5})
+    sending = Sending({"rollout-0": Way.BROADCAST, "rollout-1": Way.DEVICE}, {"rollout-0": 4, "rollout-1": 5})
     found = receiver_at("http://b", fleet_of("http://a", "http://b"), sending)
     assert (found.kind, found.url, found.sleeps, found.api_key) == (EngineKind.VLLM, "http://b", True, "secret")
     assert (found.sender, found.way) == (5, Way.DEVICE)
@@ -55,4 +59,4 @@ def test_an_engine_is_found_by_its_address():
 @pytest.mark.parametrize("urls", [("http://a",), (None,), ()], ids=["another", "lost", "none"])
 def test_an_address_that_nobody_has_is_named(urls):
     with pytest.raises(LookupError, match="http://b"):
-        receiver_at("http://b", fleet_of(*urls), Sending(Way.DEVICE, {"rollout-0": 0}))
+        receiver_at("http://b", fleet_of(*urls), Sending({"rollout-0": Way.DEVICE}, {"rollout-0": 0}))

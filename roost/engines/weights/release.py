@@ -32,8 +32,9 @@ class Way(StrEnum):
 class Sender(Protocol):
     """Who holds the weights of a version and can send them; in a job, the learner."""
 
-    @property
-    def way(self) -> Way: ...
+    def way_to(self, server: str) -> Way:
+        """How a server, by its name, is sent weights."""
+        ...
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
         """Bring engines to the version; those that failed are in what it returns."""
@@ -51,9 +52,12 @@ class LocalSender:
         self, source: WeightSource, way: Way, carrier: Callable[[], Carrier], bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         self.source = source
-        self.way = way
+        self._way = way
         self._new_carrier = carrier
         self._bucket_bytes = bucket_bytes
+
+    def way_to(self, server: str) -> Way:
+        return self._way
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
         return await send(
