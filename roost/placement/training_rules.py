@@ -74,6 +74,18 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             f"is {collect.group_size}, but {settings.advantage.estimator.value} compares samples of one prompt",
             fix="write 2 or more, or estimator: reinforce++",
         )
+    elif collect.group_size < 2 and collect.drops_equal_groups:
+        findings.error(
+            at("drops_equal_groups"),
+            "would replace every group, as each has one sample",
+            fix="write group_size: 2 or more, or drops_equal_groups: false",
+        )
+    if settings.advantage.positive_only and settings.advantage.estimator is Estimator.GAE:
+        findings.error(
+            at("positive_only"),
+            "chooses samples by their advantage, but with gae every token has one of its own",
+            fix="write positive_only: false, or another estimator",
+        )
 
 
 def _check_drawing(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
