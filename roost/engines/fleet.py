@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,14 +97,19 @@ class Fleet:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def start_servers(self, release: Release | None = None) -> None:
-        """Start servers that are stopped, on the weights of a release if one is given."""
+    async def start_servers(
+        self, release: Release | None = None, leave: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Start servers that are stopped, on the weights of a release if one is given.
+
+        `leave` is called when the release is on disk, before any server starts: whoever held its weights makes room.
+        """
         async with self._changing(Standing.STOPPED, Standing.FAILED) as members:
             self._has_devices = True
             await self.crew.settle(members, Standing.STARTING)
             delivery = self._delivery(release, InFlight.DROP) if release is not None else None
             with self._span("start", members, release):
-                outcomes = await outcomes_of(self._start(member, release, delivery) for member in members)
+                outcomes = await self._start_all(members, release, delivery, leave)
             if release is not None and delivery is not None and None in outcomes:
                 self._hold(release, delivery.folder)
             for member, error in zip(members, outcomes, strict=True):
@@ -264,12 +269,15 @@ class Fleet:
             await self._settle_each(members, outcomes, Standing.ASLEEP)
             self._sleep_level = level
 
-    async def wake(self, release: Release | None = None) -> None:
-        """Wake the engines, with the weights of a release if one is given; those lost asleep are started again."""
+    async def wake(self, release: Release | None = None, in_flight: InFlight = InFlight.DRAIN) -> None:
+        """Wake the engines, with the weights of a release if one is given; those lost asleep are started again.
+
+        `in_flight` is for engines that were not asleep.
+        """
         self._has_devices = True
         if release is not None:
             with self._span("wake", self.crew.standing(Standing.ASLEEP), release):
-                await self.update(release)
+                await self.update(release, in_flight)
         else:
             await self._wake_as_they_were()
         for member in self.crew.standing(Standing.LOST):
@@ -296,6 +304,22 @@ class Fleet:
             await self.crew.settle([member], standing if error is None else Standing.LOST)
 
     # Servers that come (back) -------------------------------------------------------------------------------------
+
+    async def _start_all(
+        self,
+        members: Sequence[Member],
+        release: Release | None,
+        delivery: Delivery | None,
+        leave: Callable[[], Awaitable[None]] | None,
+    ) -> list[EngineError | None]:
+        try:
+            if delivery is not None and members:
+                await delivery.write_for(members[0])
+        except EngineError as error:
+            return [error for _ in members]
+        if leave is not None:
+            await leave()
+        return await outcomes_of(self._start(member, release, delivery) for member in members)
 
     async def _start(self, member: Member, release: Release | None, delivery: Delivery | None) -> None:
         """Start a server, on the release if there is one."""

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
+from roost.engines.errors import UpdateFailed
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import InFlight
 from roost.engines.weights.release import Release
 from roost.placement.residency import Decision
+
+RETRY_WAITS_S = (1.0, 5.0, 20.0)
+
+
+async def nobody_leaves() -> None:
+    """For a learner that has left already, or that needs no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
     """What engines do when a learner needs the devices that they share.
 
-    Freeing is complete when `to_learner` returns, and the learner must have offloaded before it calls `to_engines`, so
-    that the two never hold the memory at once.
+    Freeing is complete when `to_learner` returns. Before `to_engines` the learner has moved away all but the weights;
+    these it moves away when `leave` is called, so that the two never hold the memory at once.
     """
 
     decision: Decision
     sleep_level: int = 2  # new weights come anyway before the engines work again, so that none need be kept
     in_flight: InFlight = InFlight.DRAIN
+    displaced: Collection[str] | None = None  # the servers that make room, where the others go on; None: all
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether one waits for the other."""
+        return self.decision is not Decision.KEEP
 
     async def to_learner(self, fleet: Fleet) -> None:
-        """Free the devices."""
+        """Free the devices. What is in flight there is finished, or goes on elsewhere where updates do not wait."""
         if self.decision is Decision.SLEEP:
-            await fleet.sleep(self.sleep_level, self.in_flight)
+            in_flight = InFlight.DRAIN if self.in_flight is InFlight.DRAIN else InFlight.DROP
+            await fleet.sleep(self.sleep_level, in_flight, self.displaced)
         elif self.decision is Decision.RESTART:
-            await fleet.stop_servers()
+            await fleet.stop_servers(self.displaced)
         fleet.learning_begins()
 
-    async def to_engines(self, fleet: Fleet, release: Release) -> None:
+    async def to_engines(
+        self, fleet: Fleet, release: Release, leave: Callable[[], Awaitable[None]] = nobody_leaves
+    ) -> None:
         """Take the devices again, and bring the engines to the release."""
         if self.decision is Decision.KEEP:
-            await fleet.update(release, self.in_flight)
+            await self._update(fleet, release)
         elif self.decision is Decision.SLEEP:
-            await fleet.wake(release)
+            await fleet.wake(release, self.in_flight)
+            await leave()
         else:
-            await fleet.start_servers(release)
+            if self.displaced is not None:
+                await self._update(fleet, release)  # those that went on
+            # A server looks at how much of its device is free when it starts.
+            await fleet.start_servers(release, leave)
+
+    async def _update(self, fleet: Fleet, release: Release) -> None:
+        """Engines that died under an update are started again, and then take it."""
+        for wait_s in RETRY_WAITS_S:
+            with contextlib.suppress(UpdateFailed):
+                await fleet.update(release, self.in_flight)
+                return
+            await asyncio.sleep(wait_s)
+        await fleet.update(release, self.in_flight)

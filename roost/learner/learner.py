@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,18 @@ class Learner:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole weights by the names of the checkpoint, an adapter merged into them. For all ranks together."""
         return merged_weights(self.module)
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """With its weights on the device; they go back to the host afterwards if they were there."""
+        is_away = "weight" in self._residence.away
+        if is_away:
+            self.load(("weight",))
+        try:
+            yield
+        finally:
+            if is_away:
+                self.offload(("weight",))
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Become another learner's policy: whole weights by name, as its `weights` gives them. On every rank."""

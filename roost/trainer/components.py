@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
+from roost.engines.residency import HandOver
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
@@ -62,7 +63,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         engines = replace(engines, servers=tuple(plain))
     offloads = settings.learner.offloads if engines.decision is not Decision.KEEP else ()
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
-    turns = Turns(engines.decision, in_flight_of(settings), offloads, displaced)
+    turns = Turns(HandOver(engines.decision, in_flight=in_flight_of(settings), displaced=displaced), offloads)
     scorers = scorers_of(plan, settings)
     sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
     return Layout(engines, turns, on_gpu, scorers, sharing, threads)

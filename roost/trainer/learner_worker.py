@@ -99,12 +99,13 @@ class LearnerWorker(Worker):
         return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_type, 0.25))
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
-        """Send to the engines that are this rank's, way by way. Every rank takes part in putting weights together."""
-        parts = [
-            self._send_by([one for one in receivers if one.way is way], version)
-            for way in Way
-            if any(one.way is way for one in receivers)
-        ]
+        """Send to the engines that are this rank's, way by way. Every rank takes part in putting weights together.
+
+        An engine that was lost asks for them when they may be on the host already.
+        """
+        by_way = [[one for one in receivers if one.way is way] for way in Way]
+        with self._learner.at_hand():
+            parts = [self._send_by(some, version) for some in by_way if some]
         sent = max(parts, key=lambda part: part.buckets)
         return replace(sent, failed={url: error for part in parts for url, error in part.failed.items()})
 
@@ -160,14 +161,15 @@ class LearnerWorker(Worker):
 
     def write_weights(self, model: str, folder: str) -> str:
         """Write a checkpoint that engines can be started on; says what went wrong, if anything did."""
-        stream = self._stream()
-        try:
-            if self._rank == 0:
-                write_checkpoint(stream, model, folder)
-        except (EngineError, OSError) as error:
-            return str(error)
-        finally:
-            stream.finish()
+        with self._learner.at_hand():
+            stream = self._stream()
+            try:
+                if self._rank == 0:
+                    write_checkpoint(stream, model, folder)
+            except (EngineError, OSError) as error:
+                return str(error)
+            finally:
+                stream.finish()
         return ""
 
     def _stream(self) -> WeightStream:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from roost.engines.protocol import InFlight
+from roost.engines.residency import HandOver
 from roost.placement.residency import Decision
 from roost.runtime.trace.spans import SpanRecorder
 from roost.spec.training import (
@@ -72,7 +72,7 @@ class Engines:
         if self._takes_updates:
             self._scenario.version = release.version
 
-    async def wake(self, release):
+    async def wake(self, release, in_flight):
         self._events.append("wake")
         await self.update(release)
 
@@ -121,7 +121,7 @@ class Run:
             self.state.position,
             self.state.version,
         )
-        turns = Turns(self.decision, InFlight.DRAIN, ("weight",))
+        turns = Turns(HandOver(self.decision), ("weight",))
         self.recorder = SpanRecorder()
         loop = Loop(
             self.settings,

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from roost.engines.protocol import InFlight
+from roost.engines.residency import HandOver
 from roost.placement.residency import Decision
 from roost.trainer.turns import Turns
 from tests.rollout.script import ran
@@ -11,26 +12,50 @@ ALL = ("weight", "grad", "optimizer")
 RELEASE = SimpleNamespace(version=3)
 
 
-class Noted:
-    """Anything that is called: by which name, with what, in which order."""
+class NotedFleet:
+    """A fleet that notes what is asked of it, and lets the learner leave when it would."""
 
-    def __init__(self, calls, *immediate):
-        self._calls, self._immediate = calls, immediate
+    def __init__(self, calls):
+        self._calls = calls
 
-    def __getattr__(self, name):
-        def call(*arguments):
-            self._calls.append((name, *arguments))
+    def learning_begins(self):
+        self._calls.append(("learning_begins",))
 
-        async def call_awaited(*arguments):
-            call(*arguments)
+    async def sleep(self, *arguments):
+        self._calls.append(("sleep", *arguments))
 
-        return call if name in self._immediate else call_awaited
+    async def stop_servers(self, *arguments):
+        self._calls.append(("stop_servers", *arguments))
+
+    async def update(self, *arguments):
+        self._calls.append(("update", *arguments))
+
+    async def wake(self, *arguments):
+        self._calls.append(("wake", *arguments))
+
+    async def start_servers(self, release, leave):
+        self._calls.append(("write", release))
+        await leave()
+        self._calls.append(("start_servers",))
+
+
+class NotedLearner:
+    """A learner that notes what it moves."""
+
+    def __init__(self, calls):
+        self._calls = calls
+
+    async def load(self, parts):
+        self._calls.append(("load", parts))
+
+    async def offload(self, parts):
+        self._calls.append(("offload", parts))
 
 
 def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None):
     calls = []
-    turns = Turns(decision, in_flight, offloads, displaced)
-    ran(getattr(turns, turn)(Noted(calls, "learning_begins"), [Noted(calls)], *more))
+    turns = Turns(HandOver(decision, in_flight=in_flight, displaced=displaced), offloads)
+    ran(getattr(turns, turn)(NotedFleet(calls), [NotedLearner(calls)], *more))
     return calls
 
 
@@ -74,35 +99,40 @@ def test_devices_go_to_the_learner_once_the_engines_have_left_them(case, expecte
         ),
         pytest.param(
             {"decision": Decision.SLEEP},
-            [("offload", ["grad", "optimizer"]), ("wake", RELEASE), ("offload", ["weight"])],
+            [("offload", ["grad", "optimizer"]), ("wake", RELEASE, InFlight.DRAIN), ("offload", ["weight"])],
             id="engines wake",
         ),
         pytest.param(
             {"decision": Decision.RESTART},
-            [("offload", ["grad", "optimizer"]), ("start_servers", RELEASE), ("offload", ["weight"])],
+            [("offload", ["grad", "optimizer"]), ("write", RELEASE), ("offload", ["weight"]), ("start_servers",)],
             id="engines start",
         ),
         pytest.param(
             {"decision": Decision.RESTART, "displaced": ("rollout-1",), "in_flight": InFlight.DROP},
             [
                 ("offload", ["grad", "optimizer"]),
-                ("start_servers", RELEASE),
                 ("update", RELEASE, InFlight.DROP),
+                ("write", RELEASE),
                 ("offload", ["weight"]),
+                ("start_servers",),
             ],
-            id="some start, the others are updated",
+            id="some start, when the others are updated",
         ),
         pytest.param(
             {"decision": Decision.SLEEP, "offloads": ("optimizer",)},
-            [("offload", ["optimizer"]), ("wake", RELEASE)],
+            [("offload", ["optimizer"]), ("wake", RELEASE, InFlight.DRAIN)],
             id="weights stay",
         ),
         pytest.param(
             {"decision": Decision.SLEEP, "offloads": ("weight",)},
-            [("wake", RELEASE), ("offload", ["weight"])],
+            [("wake", RELEASE, InFlight.DRAIN), ("offload", ["weight"])],
             id="only weights go, when they have been sent",
         ),
-        pytest.param({"decision": Decision.RESTART, "offloads": ()}, [("start_servers", RELEASE)], id="nothing moves"),
+        pytest.param(
+            {"decision": Decision.RESTART, "offloads": ()},
+            [("write", RELEASE), ("start_servers",)],
+            id="nothing moves",
+        ),
     ],
 )
 def test_weights_leave_the_learner_s_device_after_the_engines_have_them_and_all_else_before(case, expected):
@@ -110,5 +140,5 @@ def test_weights_leave_the_learner_s_device_after_the_engines_have_them_and_all_
 
 
 def test_whether_one_waits_for_the_other():
-    taken = {decision: Turns(decision, InFlight.DRAIN, ()).are_taken for decision in Decision}
+    taken = {decision: Turns(HandOver(decision), ()).are_taken for decision in Decision}
     assert taken == {Decision.KEEP: False, Decision.SLEEP: True, Decision.RESTART: True}

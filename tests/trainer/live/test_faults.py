@@ -2,31 +2,34 @@
 
 import os
 import uuid
-from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 
 from roost.rollout.arithmetic import Arithmetic
-from tests.trainer.live.jobs import config, learnt_groups, trained
+from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained
 
 MARK = "ROOST_TEST_MARK"
 LEARNER, ENGINE = "LearnerWorker", "roost.engines.torch_engine"
 
 
 class Killing(Arithmetic):
-    """Kills a process of this run once, when so many episodes were played."""
+    """Kills processes of this run, each once, when so many episodes were played."""
 
-    def __init__(self, tokenizer, largest=2, victim="", after=0, flag=""):
+    killed: ClassVar = []
+
+    def __init__(self, tokenizer, largest=2, victims=()):
         super().__init__(tokenizer, largest)
-        self._victim, self._after, self._flag = victim, after, Path(flag)
+        self._victims = list(victims)
         self._played = 0
 
     async def play(self, task, transcript):
         self._played += 1
-        if self._played > self._after and not self._flag.exists():
-            self._flag.touch()
-            kill(self._victim)
+        if self._victims and self._played > self._victims[0][1]:
+            victim, _ = self._victims.pop(0)
+            kill(victim)
+            Killing.killed.append(victim)
         return await super().play(task, transcript)
 
 
@@ -46,24 +49,34 @@ def kill(victim):
 @pytest.fixture(autouse=True)
 def mark(monkeypatch):
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    monkeypatch.setattr(Killing, "killed", [])
 
 
-STEPS = 4
+STEPS = 5
 
 
-@pytest.mark.parametrize("victim", [LEARNER, ENGINE], ids=["learner", "engine"])
-def test_what_is_killed_comes_back(model, tmp_path, victim):
-    flag = tmp_path / "killed"
-    task = {"_target_": "tests.trainer.live.test_faults.Killing", "victim": victim, "after": 40, "flag": str(flag)}
+def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
+    victims = [[ENGINE, 24], [LEARNER, 56]]  # while steps of 16 episodes each are under way
+    task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": victims}
     values = config(model, {"actor": "0", "rollout": "1"}, task=task, steps=STEPS, checkpoint_every=1, max_policy_lag=1)
     said = []
     run = trained(values, tmp_path / "run", said=said).run
-    assert flag.exists()
+    assert Killing.killed == [ENGINE, LEARNER]
     assert [record["step"] for record in run.steps()] == list(range(1, STEPS + 1))
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 4 * STEPS, "each group is learnt from once"
     assert all(record["lag/max"] <= 1 for record in run.steps())
-    assert any("going on from step" in text for text in said) is (victim == LEARNER)
+    assert len([text for text in said if "going on from step" in text]) == 1, "an engine's end is no end of the run"
+
+
+def test_an_engine_that_is_killed_while_the_learner_is_on_the_host_comes_back(model, tmp_path):
+    """Its weights are the learner's, which are moved to the device and back once more."""
+    task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": [[ENGINE, 20]]}
+    values = config(model, {"actor,rollout": "0"}, 1, task=task, actor=OFFLOADS, steps=3)
+    run = trained(values, tmp_path / "run").run
+    assert Killing.killed == [ENGINE]
+    assert sorted(number for groups in learnt_groups(run).values() for number in groups) == list(range(12))
+    assert all(record["mismatch/logprob_max"] < 1e-3 for record in run.steps())
 
 
 def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_path):

@@ -31,6 +31,7 @@ def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tm
         episode_limit_s=60.0,  # what waits for ever fails then, and its group would be missing
         attempts=1,
         steps=2,
+        evaluation_tasks=2,  # which are played at once, as the first two of anything are
     )
     run = trained(values, tmp_path / "hybrid").run
     assert Patient.learnt == 4
