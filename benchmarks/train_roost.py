@@ -55,6 +55,7 @@ def side_by_side(workload: Workload, model: Path, behaviour: str) -> dict[str, A
         "steps": workload.steps,
         "seed": workload.seed,
         "evaluation_tasks": 1,
+        "checkpoint_every": 0,
         "task": {"_target_": "train_scenarios.Liking", **asdict(workload)},
     }
     return job(model, train)
@@ -73,6 +74,7 @@ def waiting(max_lag: int, steps: int, seed: int, model: Path) -> dict[str, Any]:
         "seed": seed,
         "max_policy_lag": max_lag,
         "concurrency": 1024,
+        "checkpoint_every": 0,
         "engine_options": {"max_context": 64},
         "task": {**task, "wait": 0.15, "spread": 1.0, "longest": 2.0},
     }

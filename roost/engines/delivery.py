@@ -35,7 +35,8 @@ def ways_for(release: Release, spec: ServerSpec, abilities: Capabilities, useles
     if release.adapter is not None:
         return (Way.ADAPTER,) if abilities.takes_adapters else ()
     found: list[Way] = []
-    if release.sender is not None and _takes(way := release.sender.way_to(spec.name), spec, abilities):
+    way = None if release.sender is None else release.sender.way_to(spec.name)
+    if way is not None and _takes(way, spec, abilities):
         found.append(way)
     if abilities.has(RELOADS[spec.kind]):
         found.append(Way.RELOAD)

@@ -41,15 +41,6 @@ def is_alone(groups: Sequence[Hashable]) -> Flags:
     return np.asarray(np.bincount(numbers)[numbers] == 1) if len(numbers) else np.zeros(0, dtype=bool)
 
 
-def are_equal(returns: Sequence[float]) -> bool:
-    """Whether samples all got the same, so that nothing can be learnt from comparing them.
-
-    >>> are_equal([0.3, 0.1 + 0.2]), are_equal([0.0, 1.0])
-    (True, False)
-    """
-    return len(returns) == 0 or max(returns) - min(returns) <= ROUNDING
-
-
 @dataclass(frozen=True, slots=True)
 class _Grouped:
     """The returns, and for each sample what is known of its group."""

@@ -46,6 +46,14 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def wait_for_all(limit_s: float) -> None:
+    """Until every rank is here, for as long as said: longer than a rank waits for another otherwise."""
+    if world_size() > 1:
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+
 def most(count: int) -> int:
     """The largest of the ranks' numbers."""
     if world_size() == 1:

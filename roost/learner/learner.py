@@ -24,11 +24,15 @@ from roost.learner.model import float_type, load_outputs
 from roost.learner.offload import PARTS, Residence
 from roost.learner.optimizer import learning_rate, new_optimizer, set_learning_rate
 from roost.learner.packing import Packed, balanced, pack, predicted, spread
+from roost.learner.packing_check import check_packing
 from roost.learner.sample import Floats, Sample
 from roost.learner.state import fill, learner_state
 from roost.learner.taking import replace_weights
 from roost.learner.token_weights import Totals
 from roost.spec.training import LearnerSettings
+
+# How far log-probabilities may be apart that are computed from other rows at once; of 16 bits, with other roundings.
+PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
 
 
 class Learner:
@@ -38,16 +42,22 @@ class Learner:
     with samples of its own: as many as it has, or none. `torch.distributed` is set up before (`init_distributed`).
     """
 
-    def __init__(self, settings: LearnerSettings, device: torch.device, head: Head = POLICY) -> None:
+    def __init__(
+        self, settings: LearnerSettings, device: torch.device, head: Head = POLICY, learns: bool = True
+    ) -> None:
         self._settings = settings
         self._device = device
         self._head = head
         self._outputs = load_outputs(settings, device, head)
-        self._optimizer = new_optimizer(self._outputs.parameters(), settings.optimizer)
+        self._learns = learns
+        self._optimizer = self._new_optimizer()
         self._residence = Residence(self._outputs, self._optimizer, device)
         self._writer = CheckpointWriter()
         self.step = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps not taken, because loss or gradient were not finite
+        if head is Head.POLICY:
+            vocabulary = self.module.config.get_text_config().vocab_size
+            check_packing(self.score, vocabulary, PACKING_TOLERANCES[settings.compute_type], settings.model)
 
     @property
     def module(self) -> PreTrainedModel:
@@ -63,12 +73,23 @@ class Learner:
         """With its weights on the device; they go back to the host afterwards if they were there."""
         is_away = "weight" in self._residence.away
         if is_away:
-            self.load(("weight",))
+            self._load_together()
         try:
             yield
         finally:
             if is_away:
                 self.offload(("weight",))
+
+    def _load_together(self) -> None:
+        """Load the weights on all ranks or on none: one without room would leave the others waiting for its part."""
+        lacks_room = 0
+        try:
+            self.load(("weight",))
+        except torch.OutOfMemoryError:
+            lacks_room = 1
+        if most(lacks_room):
+            self.offload(("weight",))
+            raise MemoryError("a device has no room for the learner's weights while engines work there")
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Become another learner's policy: whole weights by name, as its `weights` gives them. On every rank."""
@@ -104,6 +125,8 @@ class Learner:
         it was clipped), `lr`, `tokens`, `sequences`, `skipped`. Where loss or norm is not finite there is no step.
         With a `max_grad_norm` of 0 nothing is clipped.
         """
+        if not self._learns:
+            raise ValueError("this one only scores; make it with learns=True")
         self._require_loaded(*PARTS)
         self._optimizer.zero_grad()  # of a call that failed half way
         told: list[dict[str, Tensor]] = []
@@ -146,6 +169,12 @@ class Learner:
         """Write a checkpoint of transformers, or with an adapter one of PEFT, that engines load."""
         self._require_loaded("weight")
         export(self.module, self._settings, Path(folder))
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        if self._learns:
+            return new_optimizer(self._outputs.parameters(), self._settings.optimizer)
+        self._outputs.requires_grad_(False)
+        return torch.optim.SGD(self._outputs.parameters())  # it has no moments, and takes no step
 
     def _state(self) -> State:
         progress = torch.tensor([self.step, self.skipped])

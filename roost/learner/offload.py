@@ -56,9 +56,14 @@ class Residence:
     def load(self, parts: Iterable[str]) -> None:
         """Move parts back to the device; those that are there already stay there."""
         coming = [part for part in _known(parts) if part in self._away]
-        for part in coming:
-            for each in self._away[part]:
+        arriving = [each for part in coming for each in self._away[part]]
+        try:
+            for each in arriving:
                 each.storage.resize_(each.content.numel())
+        except torch.OutOfMemoryError:
+            for each in arriving:
+                each.storage.resize_(0)
+            raise
         with _beside(self._device):
             for part in coming:
                 for each in self._away[part]:

@@ -11,7 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from roost.learner.distributed import world_size
+from roost.learner.distributed import wait_for_all, world_size
+
+READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
 
 
 def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, device: torch.device) -> None:
@@ -19,6 +21,7 @@ def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, de
 
     Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
     """
+    wait_for_all(READING_LIMIT_S)
     mesh = init_device_mesh(device.type, (world_size(),))
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for module in (*layers, root):

@@ -29,12 +29,14 @@ class ValueBatch:
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """For each token half the squared error; clipped, that of the value moved at most `clip` if it is larger.
 
+    A clip of 0 is none: values that may not move at all would have no gradient.
+
     >>> told = torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.5])
     >>> value_losses(*told, clip=None).tolist(), value_losses(*told, clip=0.5).tolist()
     ([0.125], [0.5])
     """
     losses = 0.5 * (values - returns).square()
-    if clip is None:
+    if not clip:
         return losses
     near = values.clamp(old_values - clip, old_values + clip)
     return torch.maximum(losses, 0.5 * (near - returns).square())

@@ -11,7 +11,7 @@ from roost.spec.training import Behaviour, Estimator, TrainSettings
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
 LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
-At = Callable[[str], Where]  # a setting's place
+At = Callable[[str], Where]  # a setting's place, or a component's
 
 
 def check_training(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
@@ -22,6 +22,8 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     _check_drawing(settings, by_name, at, findings)
     _check_loss(settings, at, findings)
     _check_types(settings, at, findings)
+    _check_learners(settings, by_name, at, findings)
+    _check_in_flight(settings, at, findings)
     _check_model(settings, at, findings)
 
 
@@ -145,7 +147,58 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
             at("weight_type"),
             f"is {weight}, but compute_type is float32",
             "weights would be kept with less than they are used with",
-            "write weight_type: float32, or compute_type: bfloat16",
+            "write weight_type: float32",
+        )
+    elif weight != "float32" and _trains_a_whole_model(settings):
+        findings.warn(
+            at("weight_type"),
+            f"is {weight}, in which steps of usual learning rates are rounded away",
+            "the optimizer changes these very weights; there is no copy of 32 bits",
+            "write weight_type: float32 (compute_type: bfloat16 keeps the speed)",
+        )
+
+
+def _trains_a_whole_model(settings: TrainSettings) -> bool:
+    """A critic has a last layer to learn, so it is trained whole beside an adapter too."""
+    return settings.learner.adapter is None or settings.advantage.estimator is Estimator.GAE
+
+
+def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    actor = parts.get("actor")
+    if actor is not None and actor.parallel.model > 1:
+        sizes = actor.parallel
+        findings.warn(
+            at("actor"),
+            f"the model is to be cut over {sizes.model} devices, but Roost's learner shards it over all it has (FSDP)",
+            f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}",
+            "remove the parallel sizes",
+        )
+    if settings.critic_learning_rate == 0:
+        findings.error(
+            at("critic_learning_rate"),
+            "is 0, with which the critic learns nothing",
+            fix="write a number above 0, or leave it out",
+        )
+
+
+def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> None:
+    """Servers that can never hold requests; whether a server of vLLM can, it tells when it runs."""
+    if settings.in_flight != "hold":
+        return
+    fix = "write in_flight: drop, or in_flight: drain"
+    if settings.engine == "sglang":
+        findings.error(
+            at("in_flight"),
+            "is hold, which sglang cannot do",
+            "it does not forget what it cached with the old weights while requests are held",
+            fix,
+        )
+    elif settings.learner.adapter is not None:
+        findings.error(
+            at("in_flight"),
+            "is hold, but an adapter is trained",
+            "requests on hold would go on with the adapter they had",
+            fix,
         )
 
 

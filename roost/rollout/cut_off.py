@@ -17,13 +17,18 @@ def needed_of_group(settings: CollectSettings) -> int:
     return max(1, round(settings.group_size * settings.group_fraction))
 
 
-def may_end(finished: Sequence[int], settings: CollectSettings) -> bool:
-    """Whether enough has finished, given how many episodes of each group of a step have.
+def may_end(finished: Sequence[int], possible: Sequence[int], settings: CollectSettings) -> bool:
+    """Whether enough has finished, given how many episodes of each group of a step have, and how many still can.
+
+    Nobody waits for what has failed: a group that cannot have what is needed of it needs what it can have.
 
     >>> settings = CollectSettings(groups=2, group_size=4, fraction=0.75, group_fraction=0.5)
-    >>> may_end([4, 2], settings), may_end([4, 1], settings), may_end([3, 2], settings)
+    >>> may_end([4, 2], [4, 4], settings), may_end([4, 1], [4, 4], settings), may_end([3, 2], [4, 4], settings)
     (True, False, False)
+    >>> may_end([4, 1], [4, 1], settings)
+    True
     """
-    wanted = math.ceil(len(finished) * settings.group_size * settings.fraction)
-    counted = sum(min(count, settings.group_size) for count in finished)
-    return counted >= wanted and all(count >= needed_of_group(settings) for count in finished)
+    needed = needed_of_group(settings)
+    wanted = math.ceil(sum(possible) * settings.fraction)
+    counted = sum(map(min, finished, possible))
+    return counted >= wanted and all(count >= min(needed, most) for count, most in zip(finished, possible, strict=True))

@@ -65,9 +65,3 @@ class Group:
     def is_equal(self) -> bool:
         """Whether all its episodes got the same, so that there is nothing to learn from comparing them."""
         return not self.rewards or max(self.rewards) - min(self.rewards) <= ROUNDING
-
-    @property
-    def oldest(self) -> int:
-        """The earliest policy version that made a token of it; the version it began at where none was made."""
-        made = [int(episode.tokens.made_by.min()) for episode in self.episodes if episode.made]
-        return min([self.began_at, *made])

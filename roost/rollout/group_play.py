@@ -48,9 +48,28 @@ class GroupPlay:
         return len(self._episodes)
 
     @property
+    def possible(self) -> int:
+        """How many finished episodes it will have at most."""
+        return self.finished if self.is_over else min(self._settings.group_size, len(self._tasks) - self._failed)
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will come of it."""
         return self.finished >= self._settings.group_size or all(task.done() for task in self._tasks)
+
+    @property
+    def so_far(self) -> Group:
+        """The group as it is now; it stays so once it is over."""
+        chosen = sorted(self._episodes)[: self._settings.group_size]
+        return Group(
+            self.number,
+            self.task,
+            self.began_at,
+            tuple(self._episodes[index] for index in chosen),
+            len(self._tasks) - len(chosen) - self._failed,
+            self._failed,
+            self._last_error,
+        )
 
     def cut_off(self) -> None:
         """End what still runs; it is counted as cancelled."""
@@ -65,16 +84,7 @@ class GroupPlay:
         """The group as it is now; whatever still runs is cut off and waited for."""
         self.cut_off()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        chosen = sorted(self._episodes)[: self._settings.group_size]
-        return Group(
-            self.number,
-            self.task,
-            self.began_at,
-            tuple(self._episodes[index] for index in chosen),
-            len(self._tasks) - len(chosen) - self._failed,
-            self._failed,
-            self._last_error,
-        )
+        return self.so_far
 
     async def _play(self, index: int) -> None:
         for attempt in range(self._settings.attempts):

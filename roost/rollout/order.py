@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,12 @@ class TaskOrder:
     def index(self, number: int) -> int:
         """Which task is the `number`-th of the run."""
         epoch, place = divmod(number, self.size)
-        return int(np.random.default_rng((self.seed, epoch)).permutation(self.size)[place])
+        return int(_permutation(self.size, self.seed, epoch)[place])
+
+
+@lru_cache(maxsize=4)  # this epoch and the one before, of training and of evaluation: a large one takes long to make
+def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(size)
 
 
 def draw_seed(*parts: int) -> int:

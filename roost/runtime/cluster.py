@@ -295,9 +295,14 @@ class Cluster:
         workers = with_spans(collected(self._links, self.nodes), more or {}, self._links.driver.node)
         return write_trace(Path(path), workers, names)
 
-    def _collect_logs(self, show: bool) -> None:
+    @property
+    def blind_nodes(self) -> list[int]:
+        """The nodes that do not see this process's `log_dir`: no disk is shared with them."""
         here = str(self.log_dir)
-        away = [node for node, folder in enumerate(self._links.log_dirs) if folder != here]
+        return [node for node, folder in enumerate(self._links.log_dirs) if folder != here]
+
+    def _collect_logs(self, show: bool) -> None:
+        away = self.blind_nodes
 
         def fetch(sizes: Mapping[str, int]) -> dict[str, bytes]:
             return {

@@ -80,7 +80,7 @@ class LossSettings:
     kl_coefficient: float = 0.0  # of the divergence from the reference, added to the loss
     kl_estimator: KlEstimator = KlEstimator.K3
     entropy_coefficient: float = 0.0
-    value_clip: float | None = 0.2  # how far a critic's value may move from what it was
+    value_clip: float | None = 0.2  # how far a critic's value may move from what it was; 0 or None: any distance
 
 
 class Schedule(StrEnum):
@@ -121,7 +121,7 @@ class LearnerSettings:
     compute_type: str = "float32"  # of activations and of the weights while they are used
     micro_batch_tokens: int = 8192  # that are packed together into one pass
     logit_tokens: int = 1024  # whose logits exist at a time
-    checkpoints_activations: bool = False
+    checkpoints_activations: bool | None = None  # None: where models run on GPUs
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were drawn with
     seed: int = 0
@@ -170,7 +170,7 @@ class EvaluationSettings:
 class CheckpointSettings:
     """When the state of the run is kept."""
 
-    every: int = 0  # steps; 0: at the end only
+    every: int = 20  # steps; 0: at the end only
     keep: int = 3
 
 
@@ -184,6 +184,7 @@ class TrainSettings:
     steps: int = DEFAULT_STEPS
     epochs: int = 1  # times that a step's samples are gone through
     minibatches: int = 1  # optimizer steps that one time is cut into
+    critic_learning_rate: float | None = None  # None: the policy's
     max_policy_lag: int = 0
     in_flight: str | None = None  # what updates do to requests: drop, drain, hold; None: what suits the mode
     seed: int = 0

@@ -45,6 +45,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "huggingface
 LOOP_EPSILON = 0.1
 ROLL_CLIP = 0.2
 ROLL_GAE_LAMBDA = 0.95
+ROLL_VALUE_CLIP = 0.0  # none
 
 # Which keys each setting is made of, for people: where a finding points to, and docs/training-settings.md.
 MADE_OF: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
@@ -120,7 +121,7 @@ def defaults(root: Section, notation: Notation, values: Mapping[str, Any]) -> di
     engine = ENGINES.get(backend) if isinstance(backend, str) else None
     found: dict[str, Any] = {} if engine is None else {"engine": engine}
     if notation is Notation.ROLL and values.get("estimator") is Estimator.GAE:
-        found["gae_lambda"] = ROLL_GAE_LAMBDA
+        found |= {"gae_lambda": ROLL_GAE_LAMBDA, "value_clip": ROLL_VALUE_CLIP}
     return found
 
 

@@ -28,6 +28,7 @@ class Key:
     meaning: str
     least: int = 0  # of a whole number
     most: float | None = None
+    null: float | None = None  # what null means; None: that the setting is left out
     rlinf: str = ""
     roll: str = ""
     loop: str = ""
@@ -162,6 +163,13 @@ OPTIMIZER = (
         loop="rl.optimizer.lr",
     ),
     Key(
+        "critic_learning_rate",
+        NUMBER,
+        "Of the critic's AdamW; the policy's if left out.",
+        rlinf="critic.optim.lr",
+        roll="critic.training_args.learning_rate",
+    ),
+    Key(
         "weight_decay",
         NUMBER,
         "Of AdamW.",
@@ -256,7 +264,8 @@ LOSS = (
     Key(
         "value_clip",
         NUMBER,
-        "How far a critic's value may move from what it was.",
+        "How far a critic's value may move from what it was; 0 or null: without such a bound.",
+        null=0.0,
         rlinf="algorithm.value_clip",
         roll="value_clip",
     ),
@@ -267,7 +276,11 @@ MODEL = (
     Key("weight_type", FLOAT_TYPES, "Of the weights that the optimizer changes."),
     Key("compute_type", FLOAT_TYPES, "Of activations, and of the weights while they are used."),
     Key("micro_batch_tokens", WHOLE, "Tokens that are packed together into one pass.", 1),
-    Key("checkpoints_activations", FLAG, "Compute activations twice rather than keep them."),
+    Key(
+        "checkpoints_activations",
+        FLAG,
+        "Compute activations twice rather than keep them; if left out, where models run on GPUs.",
+    ),
     Key("adapter_rank", WHOLE, "Train a LoRA adapter of this rank, and nothing else.", 1),
     Key(
         "adapter_alpha",

@@ -59,8 +59,13 @@ def read_training(root: Section, job: Job) -> TrainSettings | None:
 
 
 def setting_place(name: str, job: Job) -> Where:
-    """Where a setting stands in the config: in `train`, or under the notation's own key if only that has it."""
+    """Where a setting stands in the config: in `train`, or under the notation's own key if only that has it.
+
+    A name that is no setting's is a component's, which stands where it is placed.
+    """
     source = job.source
+    if all(key.name != name for key in KEYS):
+        return next((part.where for part in job.components if part.name == name), source.where())
     own = source.values.get("train")
     if isinstance(own, Mapping) and own.get(name) is not None:
         return source.where(("train", name))
@@ -99,7 +104,7 @@ def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple
 def _value(key: Key, section: Section, name: str) -> Any:
     value = section.get(name)
     if value is None or (value == -1 and key.kind == WHOLE):  # other programs write -1 for: not given
-        return None
+        return key.null
     if key.kind == WHOLE:
         return section.whole_number(name, key.least, maximum=int(key.most) if key.most else None)
     if key.kind == NUMBER:
@@ -202,7 +207,7 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
     return TrainSettings(
         learner,
         name=values.get("name", ""),
-        **same("task", "steps", "in_flight", "seed", "engine", "engine_options"),
+        **same("task", "steps", "in_flight", "seed", "critic_learning_rate", "engine", "engine_options"),
         epochs=epochs,
         minibatches=minibatches,
         max_policy_lag=lag,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
@@ -12,12 +13,11 @@ from roost.engines.residency import HandOver
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
-from roost.placement.residency import Decision
 from roost.runtime.group import GroupSpec
-from roost.spec.training import Behaviour, Estimator, TrainSettings
+from roost.spec.training import Behaviour, Estimator, LearnerSettings, TrainSettings
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.receivers import devices_of
-from roost.trainer.turns import Turns
+from roost.trainer.turns import WEIGHT, Turns
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
@@ -47,6 +47,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults)
+    engines = replace(engines, servers=tuple(replace(one, model=where_it_is(one.model)) for one in engines.servers))
     threads = None
     if not on_gpu:
         threads, of_engines = threads_of(plan, settings.max_policy_lag, os.cpu_count() or 1)
@@ -61,10 +62,10 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
             for spec in engines.servers
         ]
         engines = replace(engines, servers=tuple(plain))
-    offloads = settings.learner.offloads if engines.decision is not Decision.KEEP else ()
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
-    turns = Turns(HandOver(engines.decision, in_flight=in_flight_of(settings), displaced=displaced), offloads)
     scorers = scorers_of(plan, settings)
+    hand_over = HandOver(engines.decision, in_flight=in_flight_of(settings), displaced=displaced)
+    turns = Turns(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
     sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
     return Layout(engines, turns, on_gpu, scorers, sharing, threads)
 
@@ -78,6 +79,13 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
     }
     placed = {part.name for part in plan.components}
     return tuple(name for name, is_needed in needed.items() if is_needed and name in placed)
+
+
+def _offloads(plan: Plan, name: str, settings: TrainSettings) -> tuple[str, ...]:
+    """What a component moves to the host while engines have its devices; who only scores has nothing but weights."""
+    if name in (REFERENCE, INFERENCE):
+        return (WEIGHT,)
+    return plan[name].model.offloads if name == CRITIC else tuple(settings.learner.offloads)
 
 
 def _devices(plan: Plan, name: str) -> set[tuple[int, int]]:
@@ -104,11 +112,36 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
     return InFlight.DROP if settings.max_policy_lag else InFlight.DRAIN
 
 
-def learner_groups(settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
+def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
     """The workers of everybody who has a model in a process of Roost's own."""
-    learner, threads = settings.learner, layout.threads
-    whole = replace(learner, adapter=None)
-    groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, threads)}
+    recomputes = settings.learner.checkpoints_activations
+    learner = replace(
+        settings.learner,
+        model=where_it_is(settings.learner.model),
+        checkpoints_activations=layout.on_gpu if recomputes is None else recomputes,
+    )
+    groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
     for name in layout.scorers:
-        groups[name] = LearnerWorker.create_group(whole, Head.VALUE if name == CRITIC else Head.POLICY, threads)
+        groups[name] = _scorer(plan, name, learner, settings.critic_learning_rate, layout.threads)
     return groups
+
+
+def _scorer(
+    plan: Plan, name: str, learner: LearnerSettings, critic_rate: float | None, threads: int | None
+) -> GroupSpec:
+    """A model beside the policy's; inference starts as the policy does, others may have a checkpoint of their own."""
+    own = plan[name].model.path if name != INFERENCE else None
+    model = where_it_is(own or learner.model)
+    if name == CRITIC:
+        rate = learner.optimizer.learning_rate if critic_rate is None else critic_rate
+        optimizer = replace(learner.optimizer, learning_rate=rate)
+        settings = replace(learner, model=model, adapter=None, optimizer=optimizer)
+        return LearnerWorker.create_group(settings, Head.VALUE, threads)
+    # What is never trained needs no more precision than it is used with.
+    settings = replace(learner, model=model, adapter=None, weight_type=learner.compute_type)
+    return LearnerWorker.create_group(settings, Head.POLICY, threads, learns=False)
+
+
+def where_it_is(model: str) -> str:
+    """A model's folder such that other processes find it, wherever they were started; names on a hub stay."""
+    return str(Path(model).expanduser().absolute()) if Path(model).expanduser().is_dir() else model

@@ -14,7 +14,7 @@ from roost.rollout.scenario import Scenario, Split
 from roost.spec.training import CollectSettings
 from roost.trainer.intake import InPlay, choose, may_begin
 
-LOST_LIMIT = 3  # groups of a step, or as many as it has if that is more: not one finishes, and the run ends
+LOST_LIMIT = 8  # groups in a row, or as many as a step has if that is more: not one finishes, and the run ends
 REPLACED_LIMIT = 10  # times the groups of a step: more that teach nothing, and the step goes on without new ones
 
 
@@ -65,8 +65,11 @@ class Feed:
         self._next = position.next
         self._again = sorted(position.waiting)
         self._plays: dict[int, GroupPlay] = {}
+        self._given_up: list[GroupPlay] = []  # that others took the place of; they may still put their things in order
+        self._kept: set[int] = set()  # groups that are over and of use: each is looked at once in a step
         self._taken = 0
         self._replaced = 0
+        self._lost_in_a_row = 0
         self._places = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
         self._on_progress, self._on_end = on_progress, on_end
@@ -89,29 +92,27 @@ class Feed:
     async def take(self, version: int, count: int | None = None) -> list[Group]:
         """The groups of a step, or of a part of it; those whose episodes all failed are replaced by others."""
         wanted = self._settings.groups if count is None else count
-        found: list[Group] = []
-        while len(found) < wanted:
-            numbers = await self._wait(wanted - len(found), version)
-            for group in await asyncio.gather(*(self._plays.pop(number).result() for number in numbers)):
-                self._count(group)
-                if self._on_end is not None:
-                    self._on_end(group.number)
-                if self._is_wanted(group):
-                    found.append(group)
-                    self._taken += 1
-                else:
-                    self._begin_one(version)
-        return sorted(found, key=lambda group: group.number)
+        numbers = await self._wait(wanted, version)
+        chosen = [self._plays.pop(number) for number in numbers]
+        given_up, self._given_up = self._given_up, []
+        self._taken += wanted
+        groups = await asyncio.gather(*(play.result() for play in [*chosen, *given_up]))
+        for group in groups:
+            self._count(group)
+            if self._on_end is not None:
+                self._on_end(group.number)
+        return sorted(groups[:wanted], key=lambda group: group.number)
 
     async def close(self) -> None:
         """Cancel everything that is under way."""
-        await asyncio.gather(*(play.result() for play in self._plays.values()))
+        await asyncio.gather(*(play.result() for play in [*self._plays.values(), *self._given_up]))
 
     async def _wait(self, count: int, version: int) -> Sequence[int]:
         groups = self._settings.groups
         left = (version - self._first_version + 1) * groups - self._taken - count
         while True:
             self._changed.clear()
+            self._replace_useless(version)
             self._show_progress(count)
             chosen = choose(self._in_play(), count, version, self._max_lag, groups, left)
             if chosen is not None:
@@ -122,10 +123,20 @@ class Feed:
     def _in_play(self) -> list[InPlay]:
         return [InPlay(play.number, play.began_at, play.is_over) for play in self._plays.values()]
 
+    def _replace_useless(self, version: int) -> None:
+        """Begin others in the place of groups that are over and of no use; the step may still wait for the rest."""
+        for play in [play for play in self._plays.values() if play.is_over and play.number not in self._kept]:
+            if self._is_wanted(play.so_far):
+                self._kept.add(play.number)
+            else:
+                self._given_up.append(self._plays.pop(play.number))
+                self._begin_one(version)
+
     def _cut_off_stragglers(self, count: int) -> None:
         """The oldest groups are those that the step waits for."""
         oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
-        if len(oldest) == count and may_end([play.finished for play in oldest], self._settings):
+        finished, possible = [play.finished for play in oldest], [play.possible for play in oldest]
+        if len(oldest) == count and may_end(finished, possible, self._settings):
             for play in oldest:
                 play.cut_off()
 
@@ -142,11 +153,14 @@ class Feed:
     def _is_wanted(self, group: Group) -> bool:
         if not group.episodes:
             self.tally.lost_groups += 1
-            if self.tally.lost_groups >= max(LOST_LIMIT, self._settings.groups):
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row >= max(LOST_LIMIT, self._settings.groups):
                 raise NothingFinishes(
-                    f"no episode of {self.tally.lost_groups} groups finished; the last failed with: {group.last_error}"
+                    f"no episode of {self._lost_in_a_row} groups in a row finished; "
+                    f"the last failed with: {group.last_error}"
                 )
             return False
+        self._lost_in_a_row = 0
         may_replace = self._replaced < REPLACED_LIMIT * self._settings.groups
         if self._settings.drops_equal_groups and group.is_equal and may_replace:
             self._replaced += 1
@@ -162,6 +176,7 @@ class Feed:
     def pop_tally(self) -> Tally:
         """What was counted since the last time."""
         tally, self.tally, self._replaced = self.tally, Tally(), 0
+        self._kept.clear()  # what was kept because the step had replaced too many may be replaced in the next one
         return tally
 
     def _show_progress(self, count: int) -> None:

@@ -16,6 +16,7 @@ from roost.trainer.batch import lags
 from roost.trainer.feed import Tally
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
+MISMATCH, DRIFT = "mismatch", "drift"  # of the same weights: two programs; of others: the policy has moved as well
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
 
@@ -54,18 +55,19 @@ class Learnt:
     told: Sequence[Mapping[str, float]]
 
 
-def of_all(parts: Sequence[Learnt]) -> dict[str, float]:
-    """The parts of a step together."""
+def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
+    """The parts of a step together. What the engine's log-probabilities differ by is called by its reason."""
     counts = {
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
         "samples/left_out": float(sum(part.selection.dropped for part in parts)),
         "samples/alone": float(sum(part.alone for part in parts)),
     }
     samples = [sample for part in parts for sample in part.samples]
-    return of_learning([told for part in parts for told in part.told]) | counts | of_mismatch(samples)
+    apart = of_mismatch(samples, MISMATCH if are_same_weights else DRIFT)
+    return of_learning([told for part in parts for told in part.told]) | counts | apart
 
 
-def of_mismatch(samples: Sequence[Sample]) -> dict[str, float]:
+def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:
     """How far the engine's log-probabilities are from the learner's, where both are known."""
     known = [sample for sample in samples if sample.old_logprobs is not None]
     engine = [sample.logprobs[predicted(sample)] for sample in known]
@@ -73,7 +75,7 @@ def of_mismatch(samples: Sequence[Sample]) -> dict[str, float]:
     if not known:
         return {}
     found = mismatch(np.concatenate(engine), np.concatenate(learner))
-    return {f"mismatch/{name}": value for name, value in found.items()}
+    return {f"{reason}/{name}": value for name, value in found.items()}
 
 
 def of_learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:

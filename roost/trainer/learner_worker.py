@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from roost.engines.connect import connect
-from roost.engines.errors import EngineError
+from roost.engines.errors import EngineError, UpdateFailed
 from roost.engines.spec import EngineKind
 from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
@@ -51,7 +51,7 @@ class Receiver:
 class LearnerWorker(Worker):
     """One rank. All ranks are called at once, each with its share of the samples."""
 
-    def __init__(self, settings: LearnerSettings, head: Head, threads: int | None = None) -> None:
+    def __init__(self, settings: LearnerSettings, head: Head, threads: int | None = None, learns: bool = True) -> None:
         super().__init__()
         if threads is not None:
             torch.set_num_threads(threads)
@@ -60,7 +60,7 @@ class LearnerWorker(Worker):
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             init_distributed(self._rank, self._world_size, address, port, self._device)
         self._settings = settings
-        self._learner = Learner(settings, self._device, head)
+        self._learner = Learner(settings, self._device, head, learns)
 
     def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
         return self._learner.score(samples, as_reference)
@@ -104,8 +104,11 @@ class LearnerWorker(Worker):
         An engine that was lost asks for them when they may be on the host already.
         """
         by_way = [[one for one in receivers if one.way is way] for way in Way]
-        with self._learner.at_hand():
-            parts = [self._send_by(some, version) for some in by_way if some]
+        try:
+            with self._learner.at_hand():
+                parts = [self._send_by(some, version) for some in by_way if some]
+        except MemoryError as error:
+            return replace(NOTHING, failed={one.url: UpdateFailed(str(error)) for one in receivers})
         sent = max(parts, key=lambda part: part.buckets)
         return replace(sent, failed={url: error for part in parts for url, error in part.failed.items()})
 
@@ -161,16 +164,20 @@ class LearnerWorker(Worker):
 
     def write_weights(self, model: str, folder: str) -> str:
         """Write a checkpoint that engines can be started on; says what went wrong, if anything did."""
-        with self._learner.at_hand():
-            stream = self._stream()
-            try:
-                if self._rank == 0:
-                    write_checkpoint(stream, model, folder)
-            except (EngineError, OSError) as error:
-                return str(error)
-            finally:
-                stream.finish()
+        try:
+            with self._learner.at_hand():
+                self._write(model, folder)
+        except (EngineError, OSError, MemoryError) as error:
+            return str(error)
         return ""
+
+    def _write(self, model: str, folder: str) -> None:
+        stream = self._stream()
+        try:
+            if self._rank == 0:
+                write_checkpoint(stream, model, folder)
+        finally:
+            stream.finish()
 
     def _stream(self) -> WeightStream:
         return WeightStream(self._learner.module, float_type(self._settings.compute_type))

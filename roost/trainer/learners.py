@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Learners:
     def __init__(
         self,
         group: WorkerGroup,
-        ways: Mapping[str, Way],
+        ways: Mapping[str, Way | None],
         receiver_at: Callable[[str], Receiver],
         adapters: Path | None = None,
     ) -> None:
@@ -138,10 +139,12 @@ class Learners:
 class LearnerSender:
     """Sends from the learner's own processes to engines that the driver knows."""
 
-    def __init__(self, learners: Learners, ways: Mapping[str, Way], receiver_at: Callable[[str], Receiver]) -> None:
+    def __init__(
+        self, learners: Learners, ways: Mapping[str, Way | None], receiver_at: Callable[[str], Receiver]
+    ) -> None:
         self._learners, self._ways, self._receiver_at = learners, ways, receiver_at
 
-    def way_to(self, server: str) -> Way:
+    def way_to(self, server: str) -> Way | None:
         return self._ways[server]
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
@@ -151,9 +154,8 @@ class LearnerSender:
             told = await self._learners.send_weights(asked, version)
         except (WorkerFailed, WaitedTooLong, LookupError) as error:
             raise UpdateFailed(f"the learner could not send version {version}: {error}") from error
-        sent = [one for one in told if one.buckets]
-        failed = {url: error for one in told for url, error in one.failed.items()}
-        return Sent(max(one.size for one in sent), max(one.buckets for one in sent), sent[0].fingerprints, failed)
+        largest = max(told, key=lambda sent: sent.buckets)
+        return replace(largest, failed={url: error for one in told for url, error in one.failed.items()})
 
     async def write(self, model: str, folder: str) -> None:
         for error in await self._learners.all("write_weights", model, folder):

@@ -100,7 +100,9 @@ class Loop:
         version = self.state.version
         self.feed.begin(version)
         groups, learnt = await self._learn_all(version)
-        figures = of_groups(groups, version, self.feed.pop_tally()) | of_all(learnt)
+        figures = of_groups(groups, version, self.feed.pop_tally())
+        are_same_weights = figures["lag/max"] == 0 and (not self._streams or self.models.inference is not None)
+        figures |= of_all(learnt, are_same_weights)
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
         await self.after_learning(state)
         async with self._phase("sync"):

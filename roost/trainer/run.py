@@ -11,10 +11,12 @@ from typing import Any
 
 import yaml
 
+from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.rollout.scenario import Scenario
-from roost.runtime.failure import WorkerFailed
+from roost.runtime.cluster import Cluster
+from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.spec.errors import Findings
 from roost.spec.job import Job
 from roost.spec.training import Estimator, TrainSettings
@@ -44,6 +46,21 @@ class RunOptions:
     metrics: MetricSettings = field(default_factory=MetricSettings)
 
 
+class Broken(Exception):
+    """An attempt that ended before its time; `error` says why, and `steps` how many it had done."""
+
+    def __init__(self, error: WorkerFailed | EngineError, steps: int, was_stopped: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.steps, self.was_stopped = error, steps, was_stopped
+
+    @property
+    def may_be_tried_again(self) -> bool:
+        """Whether it would not end in the same way at once: something was lost, or it had worked until then."""
+        failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
+        was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
+        return (was_lost or self.steps > 0) and not self.was_stopped
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended."""
@@ -56,24 +73,27 @@ class Outcome:
 def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
     """Train as the job says; every mistake that can be known before is raised at once as a ConfigError.
 
-    When a worker dies, the run goes on from its newest checkpoint, with everything launched anew. Steps that were done
-    since are undone with it, so that no sample counts twice.
+    When a worker dies, or no engine is left, the run goes on from its newest checkpoint, with everything launched anew.
+    Steps that were done since are undone with it, so that no sample counts twice.
     """
     settings = job.training
     if settings is None:
         raise ValueError("the job says nothing about training")
+    options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
+    if options.resumes:
+        _check_resumed(options.folder, job, say)
     scenario = _scenario(job, settings)
     failures, furthest = 0, -1
     while True:
         try:
             return _attempt(job, settings, scenario, options, say, open_view, show)
-        except WorkerFailed as error:
+        except Broken as broken:
             done = _newest_state(options.folder, job).step
             failures = 1 if done > furthest else failures + 1
             furthest = max(done, furthest)
-            if failures > RESTARTS or not RunFolder(options.folder).has_run:
-                raise
-            say(f"{error}\ngoing on from step {done}")
+            if failures > RESTARTS or not broken.may_be_tried_again:
+                raise broken.error from None
+            say(f"{broken}\ngoing on from step {done}")
             options = replace(options, resumes=True)
 
 
@@ -88,6 +108,7 @@ def _attempt(
 ) -> Outcome:
     findings = Findings()
     with open_cluster(job, options.address, str(options.folder / "logs"), say) as cluster:
+        _check_disk(cluster, options.folder)
         plan = try_plan(job, findings, cluster)
         findings.raise_errors()
         if plan is None:
@@ -99,7 +120,10 @@ def _attempt(
             contextlib.closing(open_metrics(run, options.metrics, live.note, state.step)) as sinks,
         ):
             running = Running(cluster, plan, settings, scenario, run, state, Watching(run, sinks, live))
-            asyncio.run(running.train())
+            try:
+                asyncio.run(running.train())
+            except (WorkerFailed, EngineError) as error:
+                raise Broken(error, running.state.step - state.step, running.was_stopped) from error
     return Outcome(run, running.state, running.was_stopped)
 
 
@@ -115,6 +139,37 @@ def _scenario(job: Job, settings: TrainSettings) -> Scenario:
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
     return scenario
+
+
+def _check_disk(cluster: Cluster, folder: Path) -> None:
+    """Checkpoints, and what engines are started on, are written and read on several machines."""
+    if cluster.blind_nodes:
+        names = ", ".join(cluster.nodes[rank].report.name for rank in cluster.blind_nodes)
+        raise ValueError(f"{names} cannot see {folder}; keep runs on a disk that all machines share (--runs)")
+
+
+def _check_resumed(folder: Path, job: Job, say: Say) -> None:
+    """A run goes on from a checkpoint; that the config is another one is told, as it may be meant."""
+    run = RunFolder.open(folder)
+    if run.steps() and not _newest_state(folder, job).step:
+        raise FileNotFoundError(f"{folder} has no whole checkpoint to go on from; begin a run of another name")
+    before = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else {}
+    changed = changed_keys(before, _plain(job.source.values))
+    if changed:
+        say(f"the config is not the one that the run began with; changed: {', '.join(changed)}")
+
+
+def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
+    """The keys under which two configs differ.
+
+    >>> changed_keys({"train": {"seed": 1, "steps": 2}}, {"train": {"seed": 1, "steps": 3}, "actor": {}})
+    ['actor', 'train.steps']
+    """
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        return [] if before == after else [path]
+    names = sorted({*before, *after})
+    inner = (changed_keys(before.get(name), after.get(name), f"{path}.{name}" if path else name) for name in names)
+    return [key for keys in inner for key in keys]
 
 
 def _open_run(job: Job, plan: Plan, options: RunOptions) -> tuple[RunFolder, TrainerState]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from roost.engines.fleet import Fleet
+from roost.engines.spec import EngineKind
 from roost.engines.worker import EngineGroup
 from roost.placement.plan import Plan
 from roost.rollout.draw import FleetDraws
@@ -61,9 +62,11 @@ class Running:
         """From the launch to the end of the run, or until it is stopped."""
         self._watching.phase("start")
         engines = EngineGroup.of(self._layout.engines, self._cluster)
-        specs = learner_groups(self._settings, self._layout)
+        specs = learner_groups(self._plan, self._settings, self._layout)
         groups = self._cluster.launch(self._plan, {**specs, ROLLOUT: engines.workers()})
-        fleet = Fleet(engines.owners(groups[ROLLOUT]), recorder=self._recorder, report=self._watching.note)
+        owners = engines.owners(groups[ROLLOUT])
+        # In the run's folder, which every machine sees: the learner writes there what a server may be started on.
+        fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
         models = self._meet(groups, fleet)
         self._models = models
         with self._stopping():
@@ -82,7 +85,10 @@ class Running:
     # Beginning ----------------------------------------------------------------------------------------------------
 
     def _meet(self, groups: Mapping[str, WorkerGroup], fleet: Fleet) -> Models:
-        sending = plan_sending(self._plan, ROLLOUT, ACTOR, self._layout.on_gpu)
+        sending = plan_sending(self._plan, ROLLOUT, ACTOR, EngineKind(self._settings.engine), self._layout.on_gpu)
+        from_disk = [name for name, way in sending.ways.items() if way is None]
+        if from_disk and self._settings.learner.adapter is None:
+            self._watching.note(f"{', '.join(from_disk)}: new weights go by disk, as engine and learner share devices")
         find = partial(receiver_at, fleet=fleet, sending=sending)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
         made = {
@@ -99,8 +105,8 @@ class Running:
             if models.critic is not None:
                 await models.critic.all("restore", str(newest.critic))
             await models.follow_policy()
-        if self._offloads:
-            await asyncio.gather(*(learners.offload(self._offloads) for learners in models.sharing))
+        if self._layout.turns.are_taken:
+            await self._layout.turns.offload(models.sharing)
 
     async def _prepare_engines(self, models: Models) -> None:
         """They were started on the model as it was before the first step."""
@@ -108,11 +114,6 @@ class Running:
             turns = self._layout.turns
             await turns.to_learner(models.fleet, models.sharing)
             await turns.to_engines(models.fleet, models.sharing, await models.policy.release(self.state.version))
-
-    @property
-    def _offloads(self) -> tuple[str, ...]:
-        """What the learner has on the host while engines work."""
-        return tuple(self._layout.turns.offloads) if self._layout.turns.are_taken else ()
 
     # The steps ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class Running:
         self._watching.phase("save")
         if self._layout.turns.are_taken:
             await models.fleet.stop_servers()
-            await asyncio.gather(*(learners.load(self._offloads) for learners in models.sharing))
+            await self._layout.turns.load(models.sharing)
         if self._saved_at != self.state.step:
             await self._save(models, self.state)
             self._end_save()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roost.engines.fleet import Fleet
 from roost.engines.residency import HandOver
 from roost.engines.weights.release import Release
-from roost.trainer.learners import Learners
+from roost.trainer.learners import ALL_PARTS, Learners
 
 WEIGHT = "weight"
+BESIDE_WEIGHTS = ("grad", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Turns:
     """
 
     hand_over: HandOver
-    offloads: Sequence[str]  # what the learner moves to the host while engines work
+    offloads: Mapping[str, Sequence[str]]  # what each of them moves to the host while engines work, by its name
 
     @property
     def are_taken(self) -> bool:
@@ -33,17 +34,21 @@ class Turns:
     async def to_learner(self, fleet: Fleet, learners: Sequence[Learners]) -> None:
         """The engines make room; everybody who shares devices with them comes back to these."""
         await self.hand_over.to_learner(fleet)
-        if self.are_taken and self.offloads:
-            await asyncio.gather(*(each.load(self.offloads) for each in learners))
+        if self.are_taken:
+            await self.load(learners)
 
     async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], release: Release) -> None:
         """The engines come back, with the new policy."""
         if self.are_taken:
-            await self._offload(learners, [part for part in self.offloads if part != WEIGHT])
-        weights = [part for part in self.offloads if part == WEIGHT]
-        await self.hand_over.to_engines(fleet, release, lambda: self._offload(learners, weights))
+            await self.offload(learners, BESIDE_WEIGHTS)
+        await self.hand_over.to_engines(fleet, release, lambda: self.offload(learners, (WEIGHT,)))
 
-    @staticmethod
-    async def _offload(learners: Sequence[Learners], parts: Sequence[str]) -> None:
-        if parts:
-            await asyncio.gather(*(each.offload(parts) for each in learners))
+    async def load(self, learners: Sequence[Learners]) -> None:
+        """Everybody moves to the device what was on the host."""
+        loads = ((each, self.offloads.get(each.name, ())) for each in learners)
+        await asyncio.gather(*(each.load(parts) for each, parts in loads if parts))
+
+    async def offload(self, learners: Sequence[Learners], among: Sequence[str] = ALL_PARTS) -> None:
+        """Everybody moves to the host what is to go there, of these parts."""
+        moves = ((each, [part for part in among if part in self.offloads.get(each.name, ())]) for each in learners)
+        await asyncio.gather(*(each.offload(parts) for each, parts in moves if parts))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.learner.advantages import advantages, are_equal, is_alone
+from roost.learner.advantages import advantages, is_alone
 from roost.spec.training import AdvantageSettings, Estimator
 
 WITHOUT_CRITIC = [estimator for estimator in Estimator if estimator is not Estimator.GAE]
@@ -103,11 +103,3 @@ def test_mistakes_are_told(returns, groups, message):
 def test_gae_needs_a_critic():
     with pytest.raises(ValueError, match="needs the values of a critic"):
         found(Estimator.GAE, [1.0], ["a"])
-
-
-@pytest.mark.parametrize(
-    ("returns", "expected"),
-    [([1.0, 1.0], True), ([1.0, 1.001], False), ([1.0], True), ([], True), ([0.3, 0.1 + 0.2], True)],
-)
-def test_equal_returns(returns, expected):
-    assert are_equal(returns) is expected

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Lfm2Config
 
 from roost.learner.heads import VALUE
 from roost.learner.learner import Learner
@@ -193,3 +193,35 @@ def test_a_critic_has_no_adapter(learner):
 def test_a_model_that_changes_its_logits_is_refused(models):
     with pytest.raises(ValueError, match="final_logit_softcapping"):
         Learner(settings_of(models("gemma2", query_pre_attn_scalar=16)), CPU)
+
+
+def test_a_model_that_mixes_packed_sequences_is_refused(tmp_path):
+    """Its convolutions run on from one sequence into the next; no log-probability would be right."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    layers = ["conv", "full_attention"]
+    config = Lfm2Config(vocab_size=64, num_hidden_layers=2, layer_types=layers, initializer_range=0.5, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="mixes sequences that are packed into one row"):
+        Learner(settings_of(str(tmp_path)), CPU)
+
+
+def test_one_that_only_scores_has_no_moments_and_does_not_learn(learner, models):
+    scorer = Learner(settings_of(models()), CPU, learns=False)
+    samples = drawn_samples(9, 12)
+    for said, expected in zip(scorer.score(samples), learner().score(samples), strict=True):
+        assert said.tolist() == expected.tolist()
+    assert not scorer._optimizer.state
+    with pytest.raises(ValueError, match="only scores"):
+        scorer.learn(samples, totals_of(samples))
+
+
+def test_weights_are_at_hand_wherever_they_were(learner):
+    one = learner()
+    before = {name: weight.clone() for name, weight in one.weights()}
+    one.offload()
+    with one.at_hand():
+        assert_equal(before, dict(one.weights()))
+    with pytest.raises(RuntimeError, match="offloaded"):
+        one.score(drawn_samples(9))
+    one.load()
+    assert_equal(before, dict(one.weights()))

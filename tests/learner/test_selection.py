@@ -3,44 +3,29 @@
 import numpy as np
 import pytest
 
-from roost.learner.selection import equal_groups, select
+from roost.learner.selection import select
 from roost.spec.training import AdvantageSettings
 
 ADVANTAGES = np.array([0.3, -0.3, 0.0, 0.01, -0.02])
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept", "too_small", "not_positive", "nearest"),
+    ("settings", "kept", "too_small", "not_positive"),
     [
-        pytest.param({}, [0, 1, 2, 3, 4], 0, 0, 0.0, id="all, even without advantage"),
-        pytest.param({"least": 0.02}, [0, 1, 4], 2, 0, 0.01, id="as far as the least is far enough"),
-        pytest.param({"positive_only": True}, [0, 3], 0, 3, 0.0, id="zero is not positive"),
-        pytest.param({"least": 0.1, "positive_only": True}, [0], 3, 1, 0.02, id="each is counted for one reason"),
-        pytest.param({"least": 1.0}, [], 5, 0, 0.3, id="none is left"),
+        pytest.param({}, [0, 1, 2, 3, 4], 0, 0, id="all, even without advantage"),
+        pytest.param({"least": 0.02}, [0, 1, 4], 2, 0, id="as far as the least is far enough"),
+        pytest.param({"positive_only": True}, [0, 3], 0, 3, id="zero is not positive"),
+        pytest.param({"least": 0.1, "positive_only": True}, [0], 3, 1, id="each is counted for one reason"),
+        pytest.param({"least": 1.0}, [], 5, 0, id="none is left"),
     ],
 )
-def test_selection(settings, kept, too_small, not_positive, nearest):
+def test_selection(settings, kept, too_small, not_positive):
     chosen = select(ADVANTAGES, AdvantageSettings(**settings))
     assert chosen.kept.tolist() == kept
     assert (chosen.too_small, chosen.not_positive) == (too_small, not_positive)
-    assert chosen.largest_too_small == nearest
     assert chosen.dropped == 5 - len(kept)
-    assert chosen.dropped_share == pytest.approx((5 - len(kept)) / 5)
 
 
 def test_nothing_to_select():
     chosen = select(np.array([]), AdvantageSettings(least=0.1))
-    assert (chosen.kept.tolist(), chosen.dropped, chosen.dropped_share) == ([], 0, 0.0)
-
-
-def test_groups_without_a_difference():
-    returns = [1.0, 0.0, 1.0, 0.5, 0.0, 0.3, 0.1 + 0.2]
-    groups = ["solved", "mixed", "solved", "alone", "mixed", "rounded", "rounded"]
-    assert equal_groups(returns, groups) == {"solved", "mixed", "alone", "rounded"}
-    assert equal_groups([0.0, 1.0], ["mixed", "mixed"]) == set()
-    assert equal_groups([], []) == set()
-
-
-def test_every_return_has_a_group():
-    with pytest.raises(ValueError):
-        equal_groups([1.0, 0.0], ["a"])
+    assert (chosen.kept.tolist(), chosen.dropped) == ([], 0)

@@ -30,6 +30,9 @@ def batch(values):
         # the last moved away from the return: the larger loss is its own
         pytest.param(LossSettings(value_clip=0.5), (1.125 + 1.125) / 4 + 4.5 / 2, [0.0, 0.0, -1.5], id="clipped"),
         pytest.param(
+            LossSettings(value_clip=0), (0.5 + 0.0) / 4 + 4.5 / 2, [-0.25, 0.0, -1.5], id="a clip of nothing is none"
+        ),
+        pytest.param(
             LossSettings(value_clip=None, mean=Mean.TOKENS), (0.5 + 4.5) / 3, [-1 / 3, 0.0, -1.0], id="by tokens"
         ),
         pytest.param(
@@ -46,7 +49,7 @@ def test_loss_and_gradient(settings, loss, gradient):
     assert values.grad.tolist() == pytest.approx(gradient)
 
 
-@pytest.mark.parametrize(("clip", "share"), [(0.5, 2 / 3), (1.0, 1 / 3), (None, 0.0)])
+@pytest.mark.parametrize(("clip", "share"), [(0.5, 2 / 3), (1.0, 1 / 3), (0.0, 0.0), (None, 0.0)])
 def test_what_is_told(clip, share):
     values = torch.tensor([1.0, 2.0, -1.0], requires_grad=True)
     _, told = value_loss(batch(values), LossSettings(value_clip=clip, mean=Mean.TOKENS), TOTALS)

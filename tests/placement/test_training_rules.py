@@ -6,7 +6,9 @@ from roost.placement.planner import try_plan
 from roost.spec.errors import Findings, Severity, shown
 
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
+WITH_CRITIC = {"actor": "0-3", "rollout": "4-7", "critic": "0-3"}
 APART = {"actor": "0-3", "rollout": "4-7"}
+CUT = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
 WIDE = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}}
 
 
@@ -15,10 +17,10 @@ def rlinf(placement=APART, **train):
     return {"cluster": cluster, "train": TRAIN | train}
 
 
-def roll(strategy, **train):
+def roll(strategy, learner=None, **train):
     return {
         "num_gpus_per_node": 8,
-        "actor_train": {"device_mapping": "list(range(0,4))"},
+        "actor_train": {"device_mapping": "list(range(0,4))", "strategy_args": learner or {}},
         "actor_infer": {"device_mapping": "list(range(4,8))", "strategy_args": strategy},
         "train": TRAIN | train,
     }
@@ -70,6 +72,21 @@ BROKEN = {
     "dual-clip": (rlinf(dual_clip=1.2), "train.dual_clip", "is 1.2; it must be above clip_high, 1.2"),
     "float16": (rlinf(compute_type="float16"), "train.compute_type", "is float16, whose losses Roost does not scale"),
     "small-weights": (rlinf(weight_type="bfloat16"), "train.weight_type", "is bfloat16, but compute_type is float32"),
+    "hold-in-sglang": (
+        rlinf(in_flight="hold", engine="sglang", adapter_rank=8),
+        "train.in_flight",
+        "is hold, which sglang cannot do",
+    ),
+    "hold-with-an-adapter": (
+        rlinf(in_flight="hold", adapter_rank=8),
+        "train.in_flight",
+        "is hold, but an adapter is trained",
+    ),
+    "critic-that-learns-nothing": (
+        rlinf(WITH_CRITIC, estimator="gae", critic_learning_rate=0),
+        "train.critic_learning_rate",
+        "is 0, with which the critic learns nothing",
+    ),
     "no-name": (rlinf(model="x" * 5000), "train.model", f"{shown('x' * 5000)} does not exist"),
     "nobodys-folder": (rlinf(model="~no-such-user/m"), "train.model", "'~no-such-user/m' does not exist"),
     "no-folder": (rlinf(model="./nowhere"), "train.model", "'./nowhere' does not exist"),
@@ -86,7 +103,8 @@ def test_a_broken_rule_is_an_error(config, where, what):
 
 KEPT = {
     "plain": rlinf(),
-    "critic": rlinf({"actor": "0-3", "rollout": "4-7", "critic": "0-3"}, estimator="gae"),
+    "critic": rlinf(WITH_CRITIC, estimator="gae"),
+    "critic-learns": rlinf(WITH_CRITIC, estimator="gae", critic_learning_rate=1e-5),
     "reference": rlinf({"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coefficient=0.1),
     "adapter-is-its-own-reference": rlinf(kl_coefficient=0.1, adapter_rank=8),
     "a-sample-for-each": rlinf(groups=1, group_size=4),
@@ -100,7 +118,11 @@ KEPT = {
     "clip": rlinf(clip_low=1, clip_high=1),
     "dual-clip": rlinf(dual_clip=1.3),
     "mixed": rlinf(compute_type="bfloat16"),
-    "small": rlinf(compute_type="bfloat16", weight_type="bfloat16"),
+    "small-adapter": rlinf(compute_type="bfloat16", weight_type="bfloat16", adapter_rank=8),
+    "hold": rlinf(in_flight="hold", max_policy_lag=1),
+    "drop-with-an-adapter": rlinf(in_flight="drop", adapter_rank=8),
+    "drain-in-vllm": rlinf(in_flight="drain", engine="vllm"),
+    "whole-copies": roll({"strategy_name": "vllm"}, learner={**CUT, "strategy_config": {}}),
 }
 
 
@@ -114,6 +136,31 @@ def test_drawing_from_a_part_is_a_warning(name):
     (finding,) = found(rlinf(**{name: 50 if name == "top_k" else 0.5}))
     assert finding.severity is Severity.WARNING
     assert finding.where.path == ("train", name)
+
+
+SMALL = {"compute_type": "bfloat16", "weight_type": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(rlinf(**SMALL), id="bfloat16"),
+        pytest.param(rlinf(**SMALL | {"weight_type": "float16"}), id="float16"),
+        pytest.param(rlinf(WITH_CRITIC, **SMALL, estimator="gae", adapter_rank=8), id="critic-beside-an-adapter"),
+    ],
+)
+def test_weights_of_16_bits_are_a_warning(config):
+    (finding,) = found(config)
+    assert finding.severity is Severity.WARNING
+    assert finding.where.path == ("train", "weight_type")
+    assert finding.what.endswith("in which steps of usual learning rates are rounded away")
+
+
+def test_a_learner_that_is_cut_is_a_warning():
+    (finding,) = found(roll({"strategy_name": "vllm"}, learner=CUT))
+    assert finding.severity is Severity.WARNING
+    assert finding.where.path == ("actor_train", "device_mapping")
+    assert finding.what.startswith("the model is to be cut over 2 devices, but Roost's learner shards it")
 
 
 def test_a_model_folder_must_hold_a_checkpoint(tmp_path):

@@ -21,7 +21,23 @@ RECIPE = {"group_size": 6, "fraction": 0.9, "group_fraction": 0.75}  # 240 sampl
     ],
 )
 def test_when_stragglers_are_cut_off(settings, finished, ends):
-    assert may_end(finished, CollectSettings(**settings)) == ends
+    collect = CollectSettings(**settings)
+    assert may_end(finished, [collect.group_size] * len(finished), collect) == ends
+
+
+@pytest.mark.parametrize(
+    ("finished", "possible", "ends"),
+    [
+        pytest.param([6] * 28 + [4] * 11 + [1], [6] * 39 + [1], True, id="over with fewer than it needs"),
+        pytest.param([6] * 28 + [4] * 11 + [0], [6] * 39 + [0], True, id="over with none"),
+        pytest.param([6] * 39 + [2], [6] * 39 + [3], False, id="one more can come where too few are there"),
+        pytest.param([6] * 39 + [3], [6] * 39 + [3], True, id="all that can come"),
+        pytest.param([3] * 4 + [6] * 6, [3] * 4 + [6] * 6, True, id="what failed is no part of the step's samples"),
+        pytest.param([1] + [4] * 39, [1] + [6] * 39, False, id="one that is over is no reason to cut off early"),
+    ],
+)
+def test_nobody_waits_for_what_has_failed(finished, possible, ends):
+    assert may_end(finished, possible, CollectSettings(**RECIPE)) == ends
 
 
 @pytest.mark.parametrize(("size", "fraction", "needed"), [(6, 0.75, 4), (4, 0.5, 2), (4, 0.1, 1), (8, 1.0, 8)])

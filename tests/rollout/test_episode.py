@@ -37,19 +37,6 @@ def test_groups_that_teach_nothing(rewards, equal):
     assert group(*(episode(reward=reward) for reward in rewards)).is_equal == equal
 
 
-@pytest.mark.parametrize(
-    ("versions", "oldest"),
-    [
-        pytest.param([(3, 3), (3, 4)], 3, id="all since it began"),
-        pytest.param([(2,), (4,)], 2, id="an engine that was behind"),
-        pytest.param([(), (4,)], 3, id="never later than it began"),
-        pytest.param([], 3, id="no episode"),
-    ],
-)
-def test_the_oldest_version_of_a_group(versions, oldest):
-    assert group(*map(episode, versions)).oldest == oldest
-
-
 def test_what_was_shown_does_not_count_as_made():
     assert episode((1, 1, 2)).made == 3
     assert episode(()).made == 0

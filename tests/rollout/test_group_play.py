@@ -38,6 +38,58 @@ def test_a_group_is_its_episodes_in_order():
     assert (group.cancelled, group.failed, group.last_error) == (0, 0, "")
 
 
+@pytest.mark.parametrize(("redundancy", "possible"), [(0, [3, 2, 2]), (1, [3, 3, 3]), (2, [3, 3, 3])])
+def test_what_failed_is_no_longer_possible(redundancy, possible):
+    """When it begins, when one has failed, and when it is over."""
+
+    async def play():
+        last = asyncio.Event()
+
+        async def plays(number, episode, attempt):
+            if episode == 0:
+                raise OSError("broken")
+            if episode != 2:
+                await last.wait()
+            return 1.0
+
+        playing = begin(Script(plays), group_size=3, redundancy=redundancy)
+        seen = [playing.possible]
+        await settled()
+        seen.append(playing.possible)
+        last.set()
+        group = await over(playing)
+        assert playing.possible == len(group.episodes)
+        return [*seen, playing.possible]
+
+    assert ran(play()) == possible
+
+
+def test_a_group_that_is_over_stays_as_it_is():
+    """Although those that were played beyond what is needed still put their things in order."""
+
+    async def play():
+        order = asyncio.Event()
+
+        async def plays(number, episode, attempt):
+            if episode in (1, 3):
+                return 1.0
+            try:
+                return await for_ever()
+            finally:
+                await order.wait()
+
+        playing = begin(Script(plays), redundancy=2)
+        await settled()
+        assert playing.is_over and others_running()
+        seen = playing.so_far
+        order.set()
+        return seen, await playing.result()
+
+    seen, group = ran(play())
+    assert who(seen) == who(group) == [1, 3]
+    assert (seen.cancelled, seen.failed) == (group.cancelled, group.failed) == (2, 0)
+
+
 def test_an_episode_that_fails_is_played_again_then_counted():
     async def plays(number, episode, attempt):
         if episode == 2 or attempt < episode * 2:

@@ -1,10 +1,11 @@
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.rollout.order import TaskOrder, draw_seed
+from roost.rollout.order import TaskOrder, _permutation, draw_seed
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(0, 3))
@@ -19,6 +20,23 @@ def test_epochs_and_seeds_have_orders_of_their_own():
         for seed, epoch in itertools.product(range(3), range(3))
     }
     assert len(set(orders.values())) == len(orders)
+
+
+def test_the_order_is_that_of_older_runs():
+    """They are resumed by the number of the next task."""
+    epochs = [np.random.default_rng((5, epoch)).permutation(9).tolist() for epoch in range(6)]
+    order = TaskOrder(9, seed=5)
+    for number in (*range(54), 0, 53, 7, 30):
+        assert order.index(number) == epochs[number // 9][number % 9]
+
+
+def test_an_epoch_is_put_in_order_once():
+    """Tasks of this epoch and of the one before come by turns in a resumed run, with those of evaluations between."""
+    _permutation.cache_clear()
+    training, evaluation = TaskOrder(50, seed=3), TaskOrder(20, seed=3)
+    for place in range(20):
+        training.index(place), training.index(50 + place), evaluation.index(place)
+    assert _permutation.cache_info().misses == 3
 
 
 def test_a_scenario_without_tasks_is_refused():

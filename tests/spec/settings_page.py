@@ -33,6 +33,7 @@ ELSEWHERE = {
     **{name: f"advantage.{name}" for name in ADVANTAGE},
     "least_advantage": "advantage.least",
     "minibatch_size": "minibatches",  # as many as there are of that size
+    "critic_learning_rate": "critic_learning_rate",
     "beta1": "learner.optimizer.betas.0",
     "beta2": "learner.optimizer.betas.1",
     "adapter_rank": "learner.adapter.rank",
@@ -115,12 +116,12 @@ INTRODUCTION = """\
 
 A config that has a section `train` trains with `roost train`; without it, it only places. Each setting stands in that
 section by its name here, or under the key that its notation already has for the same. Where both are written they must
-agree. `null` is as good as left out, and so is `-1` for a whole number. *from* means that the setting follows from what
-the key says, such as the clip's bounds from how far the ratio may be from 1. `engine` may be written in `train` beside
-a notation's own: so a job made for a cluster runs on a laptop.
+agree. `null` is as good as left out, unless the setting says otherwise, and so is `-1` for a whole number. *from* means
+that the setting follows from what the key says, such as the clip's bounds from how far the ratio may be from 1.
+`engine` may be written in `train` beside a notation's own: so a job made for a cluster runs on a laptop.
 
-Two defaults are the notation's: in ml-loop's the bounds of the ratio are 1/1.1 and 1.1, and in ROLL's `gae_lambda` is
-0.95 with `adv_estimator: gae`."""
+Three defaults are the notation's: in ml-loop's the bounds of the ratio are 1/1.1 and 1.1, and in ROLL's, with
+`adv_estimator: gae`, `gae_lambda` is 0.95 and `value_clip` 0."""
 
 UNFOLLOWED = """\
 ## Keys that Roost does not follow

@@ -102,8 +102,11 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(ROLL, {"actor_train.model_args.lora_rank": 8}, adapter_rank=8, id="lora"),
         case(ROLL, {"actor_train.model_args.dtype": "bf16"}, compute_type="bfloat16", id="bf16"),
         case(ROLL, {"actor_infer.strategy_args.strategy_name": "vllm"}, engine="vllm", id="engine"),
-        case(ROLL, {"adv_estimator": "grpo"}, gae_lambda=1.0, id="no-critic"),
-        case(ROLL, {"adv_estimator": "gae"}, gae_lambda=0.95, id="critic"),
+        case(ROLL, {"adv_estimator": "grpo"}, gae_lambda=1.0, value_clip=0.2, id="no-critic"),
+        case(ROLL, {"adv_estimator": "gae"}, gae_lambda=0.95, value_clip=0, id="critic"),
+        case(ROLL, {"train.estimator": "gae"}, gae_lambda=0.95, value_clip=0, id="critic-of-train"),
+        case(ROLL, {"adv_estimator": "gae", "value_clip": 0.5}, value_clip=0.5, id="clip-of-values"),
+        case(ROLL, {"adv_estimator": "gae", "train.value_clip": 0.5}, value_clip=0.5, id="clip-of-values-in-train"),
         case(ROLL, {"adv_estimator": "gae", "lambd": 0.5}, gae_lambda=0.5, id="critic-as-written"),
         case(
             ROLL,

@@ -91,11 +91,39 @@ def test_a_setting_is_read_by_its_name(key):
 
 @pytest.mark.parametrize(
     ("key", "nothing"),
-    [pytest.param(key, None, id=f"{key.name}-null") for key in KEYS if key.name not in NEEDED]
+    [pytest.param(key, None, id=f"{key.name}-null") for key in KEYS if key.name not in NEEDED and key.null is None]
     + [pytest.param(key, -1, id=f"{key.name}-minus-one") for key in KEYS if key.kind == WHOLE],
 )
 def test_a_setting_that_is_not_given_has_its_default(key, nothing):
     assert kept(settings_of(**{key.name: nothing}), key.name) == kept(settings_of(), key.name)
+
+
+@pytest.mark.parametrize("written", [0, None])
+@pytest.mark.parametrize(
+    ("notation", "path"),
+    [
+        pytest.param(Notation.RLINF, ("train", "value_clip"), id="train"),
+        pytest.param(Notation.RLINF, ("algorithm", "value_clip"), id="rlinf"),
+        pytest.param(Notation.ROLL, ("value_clip",), id="roll"),
+    ],
+)
+def test_the_clip_of_values_can_be_switched_off(notation, path, written):
+    assert settings_of(notation).learner.loss.value_clip == 0.2
+    settings, findings = read(merged(config_of(notation), path, written))
+    assert settings.learner.loss.value_clip == 0
+    assert not findings.found
+
+
+def test_what_is_left_out_where_the_plan_decides():
+    settings = settings_of()
+    assert settings.learner.checkpoints_activations is None
+    assert settings.critic_learning_rate is None
+    assert settings_of(checkpoints_activations=False).learner.checkpoints_activations is False
+
+
+def test_a_run_keeps_checkpoints_unless_it_says_otherwise():
+    assert settings_of().checkpoint.every == 20
+    assert settings_of(checkpoint_every=0).checkpoint.every == 0
 
 
 def test_what_is_not_written_is_as_the_settings_say():
@@ -103,6 +131,14 @@ def test_what_is_not_written_is_as_the_settings_say():
     plain = TrainSettings(settings.learner, task=TRAIN["task"], name="")
     assert settings == plain
     assert settings.learner.optimizer.total_steps == plain.steps
+
+
+def config_with(path, notation, **train):
+    """A config that may have the key: a role of ROLL's must be placed."""
+    config = config_of(notation, **train)
+    return (
+        merged(config, ("critic", "device_mapping"), [0]) if notation is Notation.ROLL and "critic" in path else config
+    )
 
 
 NATIVE = [
@@ -115,7 +151,7 @@ NATIVE = [
 
 @pytest.mark.parametrize(("key", "notation", "path"), NATIVE)
 def test_a_notations_own_key_is_read(key, notation, path):
-    config = merged(config_of(notation, **beside(key)), path, written(sample(key)))
+    config = merged(config_with(path, notation, **beside(key)), path, written(sample(key)))
     settings, findings = read(config)
     assert not findings.found
     assert kept(settings, key.name) == expected(key)
@@ -123,7 +159,8 @@ def test_a_notations_own_key_is_read(key, notation, path):
 
 @pytest.mark.parametrize(("key", "notation", "path"), NATIVE)
 def test_train_and_the_notations_own_key_must_agree(key, notation, path):
-    config = merged(config_of(notation, **beside(key), **{key.name: written(sample(key))}), path, written(sample(key)))
+    train = beside(key) | {key.name: written(sample(key))}
+    config = merged(config_with(path, notation, **train), path, written(sample(key)))
     assert not read(config)[1].found
     other = {WHOLE: 4, NUMBER: 0.5, FLAG: False, TEXT: "other"}[key.kind]
     _, findings = read(merged(config, path, other))
@@ -223,6 +260,10 @@ def test_minibatches(train, count, what):
         ),
         pytest.param(
             merged(config_of(Notation.ROLL), ("response_length",), 9), "max_tokens", ("response_length",), id="second"
+        ),
+        pytest.param(config_of(Notation.ROLL), "actor", ("actor_train", "device_mapping"), id="component"),
+        pytest.param(
+            merged(config_of(), ("cluster", "component_placement", "task"), 0), "task", ("train", "task"), id="setting"
         ),
     ],
 )

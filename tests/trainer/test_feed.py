@@ -258,6 +258,69 @@ def test_a_run_in_which_nothing_finishes_ends_with_the_reason(groups, lost):
         ran(collect())
 
 
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_run_in_which_some_groups_are_lost_goes_on(max_lag):
+    """However many they are in a step, or in all: others finish between them."""
+
+    async def plays(number, episode, attempt):
+        if number % 3:
+            raise OSError("broken")
+        return 1.0
+
+    async def collect():
+        feed = feed_of(Script(plays), max_lag, groups=4, attempts=1, concurrency=1)
+        steps = []
+        for version in range(3):
+            feed.begin(version)
+            steps.append((len(await feed.take(version)), feed.pop_tally().lost_groups))
+        await feed.close()
+        return steps
+
+    steps = ran(collect())
+    assert [count for count, _ in steps] == [4] * 3
+    assert max(lost for _, lost in steps) > 4, "more than would end the run if they came in a row"
+
+
+def test_groups_that_wait_to_be_taken_do_not_hide_that_nothing_finishes_any_more():
+    async def plays(number, episode, attempt):
+        if number:
+            raise OSError("broken since")
+        return 1.0
+
+    async def collect():
+        feed = feed_of(Script(plays))
+        feed.begin(0)
+        try:
+            await feed.take(0)
+        finally:
+            await feed.close()
+
+    with pytest.raises(NothingFinishes, match=f"of {LOST_LIMIT} groups in a row .* OSError: broken since"):
+        ran(collect())
+
+
+@pytest.mark.parametrize("left", [0, 1], ids=["none", "fewer than it needs"])
+def test_stragglers_are_cut_off_beside_a_group_that_failed(left):
+    """Number 0 is over with none of its episodes, or with one of the two that it needs; number 1 has a straggler."""
+
+    async def plays(number, episode, attempt):
+        if number == 0 and episode >= left:
+            raise OSError("broken")
+        return await for_ever() if (number, episode) == (1, 3) else 1.0
+
+    async def collect():
+        feed = feed_of(Script(plays), group_size=4, fraction=0.75, group_fraction=0.5)
+        feed.begin(0)
+        return await feed.take(0), feed.pop_tally(), others_running()
+
+    groups, tally, running = ran(collect())
+    assert [(group.number, who(group)) for group in groups] == (
+        [(0, [0]), (1, [0, 1, 2])] if left else [(1, [0, 1, 2]), (2, [0, 1, 2, 3])]
+    )
+    assert (tally.cancelled, tally.failed, tally.lost_groups) == (1, 4 - left, 1 - left)
+    assert not running
+
+
 def test_an_episode_that_hangs_fails_at_its_limit():
     async def plays(number, episode, attempt):
         return await for_ever() if (number, episode) == (0, 1) else 1.0
@@ -339,6 +402,73 @@ def test_equal_groups_are_replaced():
         return numbers(await feed.take(0)), feed.pop_tally().equal_groups
 
     assert ran(collect()) == ([1, 3], 2)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "equal"])
+def test_a_useless_group_is_replaced_while_others_are_still_played(is_lost, max_lag):
+    async def collect():
+        slow, begun = asyncio.Event(), set()
+
+        async def plays(number, episode, attempt):
+            begun.add(number)
+            if number == 1 and is_lost:
+                raise OSError("broken")
+            if number != 1:
+                await slow.wait()
+            return 1.0 if number == 1 else float(episode)
+
+        feed = feed_of(Script(plays), max_lag, drops_equal_groups=True)
+        feed.begin(0)
+        new = feed.position.next
+        taking = asyncio.create_task(feed.take(0))
+        await settled()
+        began_early = new in begun and not taking.done()
+        slow.set()
+        taken, tally = numbers(await taking), feed.pop_tally()
+        await feed.close()
+        return began_early, taken, (tally.lost_groups, tally.equal_groups)
+
+    assert ran(collect()) == (True, [0, 2], (1, 0) if is_lost else (0, 1))
+
+
+@pytest.mark.parametrize("ended_by", ["take", "close"])
+def test_a_replaced_group_is_waited_for(ended_by):
+    """Its redundant episode still puts its things in order when another has taken its place."""
+
+    async def collect():
+        slow, order, ended = asyncio.Event(), asyncio.Event(), []
+
+        async def plays(number, episode, attempt):
+            if number == 0 and episode == 2:
+                try:
+                    await for_ever()
+                finally:
+                    await order.wait()
+            if number:
+                await slow.wait()
+            return float(episode) if number else 1.0
+
+        scenario = Script(plays)
+        settings = CollectSettings(groups=1, group_size=2, redundancy=1, drops_equal_groups=True)
+        feed = Feed(scenario, scenario.open_draw, settings, 0, 11, on_end=ended.append)
+        feed.begin(0)
+        taking = asyncio.create_task(feed.take(0))
+        await settled()
+        assert feed.position == Position(2, (1,)), "another has taken its place"
+        if ended_by == "take":
+            slow.set()
+        else:
+            taking.cancel()
+            await settled()
+            taking = asyncio.create_task(feed.close())
+        await settled()
+        was_waiting = not taking.done()
+        order.set()
+        await taking
+        return was_waiting, ended, others_running()
+
+    assert ran(collect()) == (True, [1, 0] if ended_by == "take" else [], set())
 
 
 def test_equal_groups_are_kept_where_nobody_asked():

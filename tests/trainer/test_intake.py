@@ -94,16 +94,17 @@ def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_
                 playing = [group for group in in_play.values() if not group.is_over]
                 assert playing, "all are over, and still none is taken"
                 one = chance.choice(playing)
-                in_play[one.number] = over(one.number, one.began_at)
+                if chance.random() < 0.2:
+                    del in_play[one.number]
+                    begin(1, version)  # it was lost or taught nothing: another takes its place
+                else:
+                    in_play[one.number] = over(one.number, one.began_at)
                 continue
             assert len(set(chosen)) == count
             for number in chosen:
                 group = in_play.pop(number)
                 assert group.is_over
                 assert version - max_lag <= group.began_at <= version
-                if chance.random() < 0.2:
-                    begin(1, version)  # it was lost or taught nothing: another takes its place
-                else:
-                    taken.append(number)
-                    left -= 1
+                taken.append(number)
+                left -= 1
     assert len(taken) == len(set(taken)) == 8 * groups

@@ -30,7 +30,8 @@ class Model:
     """Notes what it scores and learns from; everything else that can go on does, while it learns."""
 
     def __init__(self, name, events):
-        self._name, self._events = name, events
+        self._name = self.name = name
+        self._events = events
         self.learnt = []
 
     async def score(self, samples, as_reference=False):
@@ -121,7 +122,7 @@ class Run:
             self.state.position,
             self.state.version,
         )
-        turns = Turns(HandOver(self.decision), ("weight",))
+        turns = Turns(HandOver(self.decision), {"policy": ("weight",)})
         self.recorder = SpanRecorder()
         loop = Loop(
             self.settings,

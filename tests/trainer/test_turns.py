@@ -42,6 +42,8 @@ class NotedFleet:
 class NotedLearner:
     """A learner that notes what it moves."""
 
+    name = "actor"
+
     def __init__(self, calls):
         self._calls = calls
 
@@ -54,7 +56,7 @@ class NotedLearner:
 
 def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None):
     calls = []
-    turns = Turns(HandOver(decision, in_flight=in_flight, displaced=displaced), offloads)
+    turns = Turns(HandOver(decision, in_flight=in_flight, displaced=displaced), {"actor": offloads})
     ran(getattr(turns, turn)(NotedFleet(calls), [NotedLearner(calls)], *more))
     return calls
 
@@ -140,5 +142,5 @@ def test_weights_leave_the_learner_s_device_after_the_engines_have_them_and_all_
 
 
 def test_whether_one_waits_for_the_other():
-    taken = {decision: Turns(HandOver(decision), ()).are_taken for decision in Decision}
+    taken = {decision: Turns(HandOver(decision), {}).are_taken for decision in Decision}
     assert taken == {Decision.KEEP: False, Decision.SLEEP: True, Decision.RESTART: True}

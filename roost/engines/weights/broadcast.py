@@ -68,7 +68,11 @@ class BroadcastSender(LocalSender):
             for task in joining:
                 task.cancel()
             raise
-        await asyncio.gather(*joining)
+        try:
+            await asyncio.gather(*joining)
+        except BaseException:
+            group.close()
+            raise
         return group
 
     def _carrier(self) -> BroadcastCarrier:

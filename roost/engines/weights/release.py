@@ -32,8 +32,8 @@ class Way(StrEnum):
 class Sender(Protocol):
     """Who holds the weights of a version and can send them; in a job, the learner."""
 
-    def way_to(self, server: str) -> Way:
-        """How a server, by its name, is sent weights."""
+    def way_to(self, server: str) -> Way | None:
+        """How a server, by its name, is sent weights; None: not at all, it reads them from disk."""
         ...
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:

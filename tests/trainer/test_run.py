@@ -1,0 +1,64 @@
+"""Which attempts are followed by another, and what is looked at before a run goes on."""
+
+import json
+
+import pytest
+
+from roost.engines.errors import UpdateFailed
+from roost.runtime.address import Address
+from roost.runtime.failure import Failure, FailureKind, WorkerFailed
+from roost.trainer.run import Broken, RunOptions, train
+from roost.trainer.run_folder import RunFolder
+from tests.trainer.live.jobs import config, job_of
+
+
+def failed(*kinds):
+    return WorkerFailed([Failure(Address("actor", rank), kind, "gone", rank) for rank, kind in enumerate(kinds)])
+
+
+RAISED, DIED = FailureKind.RAISED, FailureKind.DIED
+
+
+@pytest.mark.parametrize(
+    ("error", "steps", "was_stopped", "again"),
+    [
+        pytest.param(failed(DIED), 0, False, True, id="a worker was killed"),
+        pytest.param(failed(RAISED, DIED), 0, False, True, id="others raised because of it"),
+        pytest.param(failed(RAISED), 0, False, False, id="a constructor raised, and would again"),
+        pytest.param(failed(RAISED), 3, False, True, id="it had worked until then"),
+        pytest.param(UpdateFailed("no engine"), 3, False, True, id="no engine was left"),
+        pytest.param(UpdateFailed("no engine"), 0, False, False, id="no engine ever worked"),
+        pytest.param(failed(DIED), 3, True, False, id="somebody had stopped it"),
+    ],
+)
+def test_what_is_tried_again(error, steps, was_stopped, again):
+    assert Broken(error, steps, was_stopped).may_be_tried_again is again
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return job_of(config(tmp_path / "model", {"actor": "0", "rollout": "1"}))
+
+
+def resumed(job, folder, said):
+    return train(job, RunOptions(folder, resumes=True), said.append, None, None)
+
+
+def test_a_run_without_a_checkpoint_is_not_erased_by_going_on_with_it(job, tmp_path):
+    run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
+    run.add_step({"step": 1, "reward/mean": 0.5})
+    with pytest.raises(FileNotFoundError, match="no whole checkpoint to go on from"):
+        resumed(job, tmp_path / "run", [])
+    assert len(run.steps()) == 1
+
+
+def test_a_config_that_changed_is_told(job, tmp_path):
+    values = json.loads(json.dumps(dict(job.source.values), default=dict))
+    values["train"]["groups"] = 99
+    RunFolder.create(tmp_path / "run", json.dumps(values), "{}")
+    said = []
+    with pytest.raises(Exception):
+        resumed(job, tmp_path / "run", said)
+    assert said == ["the config is not the one that the run began with; changed: train.groups"]
