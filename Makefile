@@ -39,6 +39,7 @@ bench: setup
 	$(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/learning.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -33,7 +33,7 @@ LAST_LINES = 8  # of what a run that failed has said
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each side takes its turn in each.")] = 3,
     steps: Annotated[int, typer.Option(min=2, help="Steps beside TRL, the first of which warms up.")] = 3,
-    lag_steps: Annotated[int, typer.Option(min=4, help="Steps with a lag and without.")] = 30,
+    lag_steps: Annotated[int, typer.Option(min=4, help="Steps with a lag and without.")] = 45,
     lag: Annotated[int, typer.Option(min=1, help="The lag that is compared with none.")] = 1,
     hidden: Annotated[int, typer.Option(min=64, help="The model's width beside TRL, a multiple of 64.")] = 384,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers beside TRL.")] = 4,
