@@ -19,7 +19,6 @@ def is_with_ray(item):
     return item.path.is_relative_to(HERE) and item.path.relative_to(HERE).as_posix().startswith(WITH_RAY)
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Tests of a file stay together, as they share what they start. Those with Ray begin: they take the longest."""
     for item in items:
