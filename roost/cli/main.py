@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -55,6 +56,9 @@ def _main(
     """Options that stand before a command."""
 
 
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EBADF)
+
+
 def run() -> None:
     """Run the command line on any terminal: what it cannot show is replaced, and a full disk is said to be one."""
     for stream in (sys.stdout, sys.stderr):
@@ -63,7 +67,8 @@ def run() -> None:
     try:
         app()
     except OSError as error:
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        is_output = error.errno in CANNOT_WRITE
+        print(f"error: {f'the output cannot be written: {error.strerror}' if is_output else error}", file=sys.stderr)
         # Python would try to write the rest of the output once more when it ends, and fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,8 @@ def train_command(
     Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
     console = Console(highlight=False)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # for the classes that a config names
     findings = Findings()
     source = load(config, tuple(overrides or ()), findings)
     job = None if source is None else read_job(source, findings, notation)

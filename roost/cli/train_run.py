@@ -50,7 +50,7 @@ def _tell(outcome: Outcome, console: Console) -> None:
     report = write_report(run)
     print_summary(run, console)
     if outcome.was_stopped:
-        console.print(f"stopped at step {outcome.state.step}; go on with: roost train ... --resume")
+        console.print(f"stopped at step {outcome.state.step}; to go on, add --resume to the command")
     console.print(f"report   {report}")
     if run.policy.exists():
         console.print(f"policy   {run.policy}")

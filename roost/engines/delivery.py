@@ -96,10 +96,10 @@ class Delivery:
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         return {member.name: error for member, error in errors.items()}
 
-    async def write_for(self, member: Member) -> None:
-        """Have the release on disk, if servers are started from there."""
-        if self._release.adapter is None:
-            await self._checkpoint(member)
+    async def write_for(self, members: Sequence[Member]) -> None:
+        """Have the release on disk, if these are started from there."""
+        if self._release.adapter is None and members:
+            await self._checkpoint(members[0])
 
     async def _try_next(self, left: dict[Member, list[Way]]) -> dict[Member, EngineError | None]:
         """The next way of each member; those that are sent the weights get them in one sending."""

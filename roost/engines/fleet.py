@@ -17,7 +17,7 @@ from roost.engines.delivery import Connect, Delivery
 from roost.engines.errors import EngineError, EngineLost, NotOffered, UpdateFailed
 from roost.engines.generation import Completion, Sampling
 from roost.engines.member import Member, Standing
-from roost.engines.outcomes import outcomes_of, raise_first, wait_for_all
+from roost.engines.outcomes import outcome_of, outcomes_of, raise_first, wait_for_all
 from roost.engines.owner import Owner
 from roost.engines.protocol import Engine, InFlight
 from roost.engines.scratch import scratch_folder
@@ -28,6 +28,7 @@ from roost.engines.weights.release import Release
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
 
 RUNNING = (Standing.READY, Standing.BEHIND)
+Leave = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,7 @@ class Fleet:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def start_servers(
-        self, release: Release | None = None, leave: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    async def start_servers(self, release: Release | None = None, leave: Leave | None = None) -> None:
         """Start servers that are stopped, on the weights of a release if one is given.
 
         `leave` is called when the release is on disk, before any server starts: whoever held its weights makes room.
@@ -109,7 +108,11 @@ class Fleet:
             await self.crew.settle(members, Standing.STARTING)
             delivery = self._delivery(release, InFlight.DROP) if release is not None else None
             with self._span("start", members, release):
-                outcomes = await self._start_all(members, release, delivery, leave)
+                unwritten = None if delivery is None else await outcome_of(delivery.write_for(members))
+                if leave is not None and unwritten is None:
+                    await leave()
+                starts = [] if unwritten else [self._start(member, release, delivery) for member in members]
+                outcomes = [unwritten] * len(members) if unwritten else await outcomes_of(starts)
             if release is not None and delivery is not None and None in outcomes:
                 self._hold(release, delivery.folder)
             for member, error in zip(members, outcomes, strict=True):
@@ -304,22 +307,6 @@ class Fleet:
             await self.crew.settle([member], standing if error is None else Standing.LOST)
 
     # Servers that come (back) -------------------------------------------------------------------------------------
-
-    async def _start_all(
-        self,
-        members: Sequence[Member],
-        release: Release | None,
-        delivery: Delivery | None,
-        leave: Callable[[], Awaitable[None]] | None,
-    ) -> list[EngineError | None]:
-        try:
-            if delivery is not None and members:
-                await delivery.write_for(members[0])
-        except EngineError as error:
-            return [error for _ in members]
-        if leave is not None:
-            await leave()
-        return await outcomes_of(self._start(member, release, delivery) for member in members)
 
     async def _start(self, member: Member, release: Release | None, delivery: Delivery | None) -> None:
         """Start a server, on the release if there is one."""

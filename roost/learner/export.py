@@ -15,6 +15,7 @@ from roost.learner.distributed import rank, world_size
 from roost.spec.training import LearnerSettings
 
 # What comes with a model's weights and is not changed by training.
+READABLE = 0o644
 BESIDE_WEIGHTS = ("*token*", "vocab*", "merges.txt", "chat_template*", "generation_config.json")
 
 
@@ -31,6 +32,8 @@ def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> N
         else:
             model.save_pretrained(folder, state_dict=weights)
         _copy_beside(settings.model, folder)
+        for file in folder.iterdir():
+            file.chmod(READABLE)  # safetensors lets nobody but its writer read a file
     if world_size() > 1:
         dist.barrier()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 
 from roost.rollout.bounded import within
 from roost.rollout.episode import Episode, Group
@@ -15,6 +17,7 @@ from roost.rollout.scenario import Scenario, Score, Task
 from roost.rollout.transcript import Draw, Transcript
 from roost.spec.training import CollectSettings
 
+ROOM = Path(__file__).parent
 OpenDraw = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
 
 
@@ -92,7 +95,7 @@ class GroupPlay:
                 async with self._places:
                     episode = await self._attempt(index, attempt)
             except Exception as error:  # whatever a scenario raises is a failure of this episode alone
-                self._last_error = f"{type(error).__name__}: {error}"
+                self._last_error = _told(error)
             else:
                 self._episodes[index] = episode
                 if self.finished >= self._settings.group_size:
@@ -112,6 +115,16 @@ class GroupPlay:
 
 def _checked(score: Score) -> Score:
     """The score with a plain number, as arrays and files take it: one that is none would take the whole step down."""
+    if not isinstance(score, Score):
+        raise TypeError(f"play() gives a Score, not {type(score).__name__}")
     if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
         raise ValueError(f"an episode is scored by a finite number, not {score.reward!r}")
     return replace(score, reward=float(score.reward))
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, and the line of the scenario that it happened under."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(ROOM)]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -46,7 +46,8 @@ def read_yaml(file: Path, findings: Findings) -> Source | None:
             content = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or str(error)
-        findings.error(here, f"cannot be read: {reason}", fix="give the path of a YAML file")
+        hint = "; overrides are for plan and train" if "=" in file.name else ""
+        findings.error(here, f"cannot be read: {reason}", fix=f"give the path of a YAML file{hint}")
         return None
     if len(content) > MAX_FILE_BYTES:
         findings.error(

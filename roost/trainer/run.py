@@ -82,6 +82,8 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
     options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
     if options.resumes:
         _check_resumed(options.folder, job, say)
+    else:
+        RunFolder(options.folder).check_free()
     scenario = _scenario(job, settings)
     failures, furthest = 0, -1
     while True:
@@ -133,7 +135,10 @@ def _scenario(job: Job, settings: TrainSettings) -> Scenario:
     findings = Findings()
     check_engine_options(settings, job, findings)
     findings.raise_errors()
-    tokenizer = AutoTokenizer.from_pretrained(settings.learner.model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(settings.learner.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{settings.learner.model} has no tokenizer that can be loaded: {error}") from error
     scenario = make_scenario(settings.task, tokenizer, job.source.where(("train", "task")), findings)
     findings.raise_errors()
     if scenario is None:
@@ -150,9 +155,10 @@ def _check_disk(cluster: Cluster, folder: Path) -> None:
 
 def _check_resumed(folder: Path, job: Job, say: Say) -> None:
     """A run goes on from a checkpoint; that the config is another one is told, as it may be meant."""
-    run = RunFolder.open(folder)
-    if run.steps() and not _newest_state(folder, job).step:
+    run, done = RunFolder.open(folder), _newest_state(folder, job).step
+    if run.steps() and not done:
         raise FileNotFoundError(f"{folder} has no whole checkpoint to go on from; begin a run of another name")
+    say(f"going on from step {done}")
     before = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else {}
     changed = changed_keys(before, _plain(job.source.values))
     if changed:

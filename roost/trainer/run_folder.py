@@ -31,15 +31,19 @@ class RunFolder:
     def create(cls, path: str | Path, config: str, plan: str) -> RunFolder:
         """A new folder with the config and the plan (as JSON) in it; one that holds a run is left alone."""
         run = cls(path)
-        if run.has_run:
-            raise FileExistsError(
-                f"{run.path} holds a run already, with {run._progress()}; give this one another name, "
-                f"or go on with that one: --resume"
-            )
+        run.check_free()
         run._make_folder()
         write_whole(run.config_file, [config.encode()])
         write_whole(run.plan_file, [plan.encode()])
         return run
+
+    def check_free(self) -> None:
+        """Raise if something was done here already; what ended before its first step leaves the name to others."""
+        if self.has_run and (self.steps() or self.checkpoints.exists()):
+            raise FileExistsError(
+                f"{self.path} holds a run already, with {self._progress()}; give this one another name, "
+                f"or go on with that one: --resume"
+            )
 
     @classmethod
     def resume(cls, path: str | Path, step: int) -> RunFolder:

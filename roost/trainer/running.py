@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -61,8 +62,10 @@ class Running:
     async def train(self) -> None:
         """From the launch to the end of the run, or until it is stopped."""
         self._watching.phase("start")
+        began = time.perf_counter()
         engines = EngineGroup.of(self._layout.engines, self._cluster)
         specs = learner_groups(self._plan, self._settings, self._layout)
+        self._watching.note("starting learners and engines")
         groups = self._cluster.launch(self._plan, {**specs, ROLLOUT: engines.workers()})
         owners = engines.owners(groups[ROLLOUT])
         # In the run's folder, which every machine sees: the learner writes there what a server may be started on.
@@ -75,6 +78,7 @@ class Running:
                 # Models are loaded while engines start: where no device is shared, nobody waits for the other.
                 await asyncio.gather(*(learners.ready() for learners in models.learners))
                 await self._prepare_engines(models)
+                self._watching.note(f"learners and engines are ready after {time.perf_counter() - began:.0f} s")
                 self._watching.watch(fleet)
                 try:
                     await self._steps(models)

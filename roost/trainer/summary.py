@@ -30,10 +30,12 @@ def print_summary(run: RunFolder, console: Console) -> None:
 
 
 def _print_samples(run: RunFolder, console: Console) -> None:
-    """What was said to the first tasks at first, and what is said at the end."""
-    first = list(islice((one for one in run.sample_lines if one["kind"] == "train"), SHOWN))
+    """What was said to the first tasks at first, and what is said at the end: to the same, where both were tried."""
+    first = list(islice((one for one in run.sample_lines if one["kind"] == "train" and one["step"] == 1), SHOWN))
     last_step = max((one["step"] for one in run.evaluations()), default=None)
-    last = [one for one in run.sample_lines if one["kind"] == "evaluation" and one["step"] == last_step][:SHOWN]
+    tried = {one["task"]: one for one in run.sample_lines if one["kind"] == "evaluation" and one["step"] == last_step}
+    same = [tried[task] for task in dict.fromkeys(one["task"] for one in first) if task in tried]
+    last = same or list(tried.values())[:SHOWN]
     table = Table("step", "task", "answer", "reward", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for one in [*first, *last]:
         reward = number_of(one, "reward")

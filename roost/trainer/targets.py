@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roost.rollout.scenario import Scenario
+from roost.rollout.scenario import Scenario, Split
 from roost.spec.errors import Findings, Where
 
 NEEDED = ("size", "task", "play")
@@ -19,8 +19,9 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
     try:
         made = instantiate(dict(task), _partial_=True, _convert_="all")(tokenizer=tokenizer)
     except InstantiationException as error:
-        why = str(error.__cause__ or error).strip().splitlines()[0]
-        findings.error(where, f"{task['_target_']} cannot be made", why, "name a class that can be imported from here")
+        why = " ".join(str(error.__cause__ or error).split())
+        fix = "name a class in a file of this folder, or of one in PYTHONPATH, as module.Class"
+        findings.error(where, f"{task['_target_']} cannot be made", why, fix)
         return None
     except Exception as error:  # whatever a user's class raises
         fix = "give it the keys that its constructor has; it must also take tokenizer"
@@ -35,6 +36,15 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
             f"{task['_target_']} is no scenario",
             f"it has no {', '.join(missing)}",
             "see roost.rollout.scenario.Scenario",
+        )
+        return None
+    size = made.size(Split.TRAIN)
+    if not isinstance(size, int) or size < 1:
+        findings.error(
+            where,
+            f"{task['_target_']} has no tasks to learn from",
+            f"size(Split.TRAIN) is {size!r}",
+            "give a whole number, 1 or more",
         )
         return None
     scenario: Scenario = made
