@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: setup lint
-	$(BIN)/python scripts/run_tests.py
+	$(BIN)/python -m pytest
 
 # The same engines' tests with real servers of vLLM, which run on a CPU.
 test-vllm: setup $(VLLM_VENV)/.installed
