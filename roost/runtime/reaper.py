@@ -21,7 +21,8 @@ from pathlib import Path
 
 MARK = "ROOST_LOCAL_RAY"
 GRACE = 5.0  # seconds for Ray to end by itself
-ROUNDS = 20
+ROUNDS = 50
+QUIET = 5  # rounds in which nothing is seen, until nothing is left: one that is just being started shows no environment
 
 
 @contextlib.contextmanager
@@ -65,14 +66,16 @@ def main(mark: str) -> None:
     deadline = time.monotonic() + GRACE
     while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.2)
+    quiet = 0
     for _ in range(ROUNDS):  # one that is being ended may still start another
         left = marked(mark)
-        if not left:
+        quiet = 0 if left else quiet + 1
+        if quiet == QUIET:
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":
