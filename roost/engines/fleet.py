@@ -28,7 +28,7 @@ from roost.engines.weights.release import Release
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
 
 RUNNING = (Standing.READY, Standing.BEHIND)
-Leave = Callable[[], Awaitable[None]]
+Leave = Callable[[], Awaitable[None]]  # called when whoever holds weights on a shared device can move them away
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from roost.engines.errors import UpdateFailed
-from roost.engines.fleet import Fleet
+from roost.engines.fleet import Fleet, Leave
 from roost.engines.protocol import InFlight
 from roost.engines.weights.release import Release
 from roost.placement.residency import Decision
 
 RETRY_WAITS_S = (1.0, 5.0, 20.0)
-
-
-async def nobody_leaves() -> None:
-    """For a learner that has left already, or that needs no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +43,14 @@ class HandOver:
             await fleet.stop_servers(self.displaced)
         fleet.learning_begins()
 
-    async def to_engines(
-        self, fleet: Fleet, release: Release, leave: Callable[[], Awaitable[None]] = nobody_leaves
-    ) -> None:
+    async def to_engines(self, fleet: Fleet, release: Release, leave: Leave | None = None) -> None:
         """Take the devices again, and bring the engines to the release."""
         if self.decision is Decision.KEEP:
             await self._update(fleet, release)
         elif self.decision is Decision.SLEEP:
             await fleet.wake(release, self.in_flight)
-            await leave()
+            if leave is not None:
+                await leave()
         else:
             if self.displaced is not None:
                 await self._update(fleet, release)  # those that went on

@@ -31,6 +31,5 @@ def check_packing(say: Say, vocabulary: int, tolerance: float, model: str) -> No
 
 
 def _sample(length: int, vocabulary: int, seed: int) -> Sample:
-    tokens = np.random.default_rng(seed).integers(0, vocabulary, 16)[:length]
-    zeros = np.zeros(length, np.float32)
-    return Sample(tokens.astype(np.int64), np.zeros(length, np.int64), zeros, zeros)
+    """The first tokens of a sequence that follows from the seed."""
+    return Sample.of_policy(np.random.default_rng(seed).integers(0, vocabulary, 16)[:length])

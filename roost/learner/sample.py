@@ -35,6 +35,12 @@ class Sample:
         if len(sizes) != 1:
             raise ValueError(f"the arrays of a sample have one entry for each token, but here are {sorted(sizes)}")
 
+    @classmethod
+    def of_policy(cls, token_ids: Ints) -> Sample:
+        """Tokens that the policy might have made in one turn, to be scored."""
+        zeros = np.zeros(len(token_ids), np.float32)
+        return cls(token_ids, np.zeros(len(token_ids), np.int64), zeros, zeros)
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

@@ -20,7 +20,7 @@ from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
 from roost.engines.weights.release import Way
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.vllm_group import VllmWeightGroup
-from roost.learner.distributed import close_distributed, init_distributed
+from roost.learner.distributed import init_distributed
 from roost.learner.heads import Head
 from roost.learner.learner import Learner
 from roost.learner.model import float_type
@@ -95,7 +95,7 @@ class LearnerWorker(Worker):
     def probe(self) -> Probe:
         """What an engine with these weights must answer."""
         tokens = probe_tokens(self._learner.module.config.vocab_size)
-        found = self._learner.score([_whole(tokens)], temperature=1.0)[0]
+        found = self._learner.score([Sample.of_policy(np.array(tokens, np.int64))], temperature=1.0)[0]
         return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_type, 0.25))
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
@@ -182,10 +182,6 @@ class LearnerWorker(Worker):
     def _stream(self) -> WeightStream:
         return WeightStream(self._learner.module, float_type(self._settings.compute_type))
 
-    def leave(self) -> None:
-        """The group is about to be closed."""
-        close_distributed()
-
 
 def _carrier(way: Way, stream: WeightStream) -> Carrier:
     return SharedMemoryCarrier() if way is Way.SHARED_MEMORY else device_carrier(stream)
@@ -193,8 +189,3 @@ def _carrier(way: Way, stream: WeightStream) -> Carrier:
 
 def _device(has_gpu: bool) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
-
-
-def _whole(tokens: Sequence[int]) -> Sample:
-    zeros = np.zeros(len(tokens), np.float32)
-    return Sample(np.array(tokens, np.int64), np.zeros(len(tokens), np.int64), zeros, zeros)

@@ -38,14 +38,19 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
             "see roost.rollout.scenario.Scenario",
         )
         return None
-    size = made.size(Split.TRAIN)
-    if not isinstance(size, int) or size < 1:
-        findings.error(
-            where,
-            f"{task['_target_']} has no tasks to learn from",
-            f"size(Split.TRAIN) is {size!r}",
-            "give a whole number, 1 or more",
-        )
+    wrong = _wrong_size(made)
+    if wrong:
+        fix = "give a whole number, 1 or more"
+        findings.error(where, f"{task['_target_']} has no tasks to learn from", f"size(Split.TRAIN) {wrong}", fix)
         return None
     scenario: Scenario = made
     return scenario
+
+
+def _wrong_size(scenario: Scenario) -> str:
+    """What is wrong with the number of tasks, if anything."""
+    try:
+        size: Any = scenario.size(Split.TRAIN)
+    except Exception as error:  # whatever a user's class raises
+        return f"raises {type(error).__name__}: {error}"
+    return "" if isinstance(size, int) and size >= 1 else f"is {size!r}"

@@ -7,8 +7,10 @@ import pytest
 from roost.engines.errors import UpdateFailed
 from roost.runtime.address import Address
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
+from roost.spec.errors import Findings, Where
 from roost.trainer.run import Broken, RunOptions, train
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.targets import make_scenario
 from tests.trainer.live.jobs import config, job_of
 
 
@@ -59,6 +61,33 @@ def test_a_config_that_changed_is_told(job, tmp_path):
     values["train"]["groups"] = 99
     RunFolder.create(tmp_path / "run", json.dumps(values), "{}")
     said = []
-    with pytest.raises(Exception):
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
         resumed(job, tmp_path / "run", said)
     assert said[1:] == ["the config is not the one that the run began with; changed: train.groups"]
+
+
+class Sized:
+    """A scenario with whatever number of tasks it is given."""
+
+    def __init__(self, tokenizer, size):
+        self._size = size
+
+    def size(self, split):
+        if self._size == "unknown":
+            raise KeyError("no such table")
+        return self._size
+
+    def task(self, split, index): ...
+
+    async def play(self, task, transcript): ...
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [(0, "is 0"), (None, "is None"), (2.5, "is 2.5"), ("unknown", "raises KeyError: 'no such table'")],
+)
+def test_a_scenario_without_tasks_is_found_before_anything_starts(size, why):
+    findings = Findings()
+    task = {"_target_": f"{__name__}.Sized", "size": size}
+    assert make_scenario(task, None, Where("job.yaml"), findings) is None
+    assert [finding.why for finding in findings.found] == [f"size(Split.TRAIN) {why}"]
