@@ -81,5 +81,7 @@ def test_a_run_leaves_everything_behind(run):
     for file in (run.config_file, run.plan_file, run.trace_file, *policy):
         assert file.exists(), file
     assert len(run.steps()) == STEPS and [found["version"] for found in run.evaluations()] == [STEPS]
-    assert all(0 < record["busy/actor"] <= 1 and 0 < record["busy/rollout"] <= 1 for record in run.steps())
+    assert all(0 < record["busy/actor"] <= 1 and 0 <= record["busy/rollout"] <= 1 for record in run.steps())
+    # A step with a lag may find that all its groups were generated while the one before was learnt from.
+    assert all(record["busy/rollout"] > 0 for record in run.steps() if record["lag/max"] == 0)
     assert all(record["mismatch/logprob_mean"] < 1e-3 for record in run.steps() if record["lag/max"] == 0)
