@@ -13,11 +13,13 @@ from roost.spec.notation import read_job
 from roost.trainer.live_view import LiveView
 from roost.trainer.run import RunOptions, train
 
+ACCELERATORS = 3  # of the simulated machine that all jobs run on
+MARK = "ROOST_TEST_MARK"  # the variable by which processes that tests have started are known
 ARITHMETIC = {"_target_": "roost.rollout.arithmetic.Arithmetic", "largest": 2}
 OFFLOADS = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
 
 
-def config(model, placement, gpus=2, task=None, actor=None, **train_keys):
+def config(model, placement, task=None, actor=None, **train_keys):
     """A job in RLinf's notation with Roost's own settings."""
     settings = {
         "model": str(model),
@@ -30,7 +32,7 @@ def config(model, placement, gpus=2, task=None, actor=None, **train_keys):
         "engine_options": {"max_context": 64},
         **train_keys,
     }
-    cluster = {"num_nodes": 1, "num_gpus_per_node": gpus, "component_placement": placement}
+    cluster = {"num_nodes": 1, "num_gpus_per_node": ACCELERATORS, "component_placement": placement}
     return {"cluster": cluster, "actor": dict(actor or {}), "train": settings}
 
 

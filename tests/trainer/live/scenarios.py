@@ -1,8 +1,23 @@
-"""Scenarios that go wrong on purpose."""
+"""Scenarios that go wrong, or wait for the learner, on purpose."""
 
 import asyncio
 
 from roost.rollout.arithmetic import Arithmetic
+from roost.rollout.transcript import Transcript
+from roost.trainer.learners import Learners
+
+
+def count_learning(patch, scenario):
+    """From now on `scenario.learnt` is how many minibatches were learnt from."""
+    learn = Learners.learn
+
+    async def counted(self, samples, totals):
+        told = await learn(self, samples, totals)
+        scenario.learnt += 1
+        return told
+
+    patch.setattr(Learners, "learn", counted)
+    patch.setattr(scenario, "learnt", 0)
 
 
 class Faulty(Arithmetic):
@@ -27,7 +42,7 @@ class Faulty(Arithmetic):
 class Patient(Arithmetic):
     """Of each step, the tasks of the second minibatch are not played before the first one was learnt from."""
 
-    learnt = 0  # minibatches, two in each step; counted by the test
+    learnt = 0  # minibatches, two in each step
 
     def __init__(self, tokenizer, largest=2):
         super().__init__(tokenizer, largest)
@@ -40,3 +55,25 @@ class Patient(Arithmetic):
         while task.name not in first and Patient.learnt % 2 == 0:
             await asyncio.sleep(0.01)
         return await super().play(task, transcript)
+
+
+class Talking(Arithmetic):
+    """An episode ends when all steps before its own were learnt from; until then the policy talks to itself.
+
+    So generation and learning overlap, however fast either is; where they take turns, episodes reach their time limit.
+    """
+
+    learnt = 0  # minibatches, one in each step
+
+    def __init__(self, tokenizer, largest=2, episodes_of_a_step=16):
+        super().__init__(tokenizer, largest)
+        self._begun, self._of_a_step = 0, episodes_of_a_step
+
+    async def play(self, task, transcript):
+        step, self._begun = self._begun // self._of_a_step, self._begun + 1
+        score = await super().play(task, transcript)
+        while Talking.learnt < step:
+            talk = Transcript(transcript._draw)
+            talk.give(self._ids(task.name))
+            await talk.take()
+        return score

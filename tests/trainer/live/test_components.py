@@ -13,7 +13,6 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     values = config(
         model,
         {"actor": "0", "inference": "1", "rollout": "2"},
-        gpus=3,
         adapter_rank=4,
         minibatch_size=8,
         evaluate_every=2,

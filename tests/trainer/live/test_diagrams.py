@@ -3,11 +3,12 @@
 import pytest
 
 from tests.trainer.live.jobs import ARITHMETIC, learnt_groups, spans_of, trained
+from tests.trainer.live.scenarios import Talking, count_learning
 
 STEPS = 3
 
 
-def loop_config(model, gpus, needs=None, can_sleep=True, is_async=False):
+def loop_config(model, gpus, needs=None, can_sleep=True, is_async=False, task=ARITHMETIC):
     """A job in ml-loop's notation; `needs` is what inference and learning require of each GPU, in GB."""
     rl = {
         "gpu_allocation": {"learning_gpus": gpus[0], "inference_gpus": gpus[1]},
@@ -21,13 +22,14 @@ def loop_config(model, gpus, needs=None, can_sleep=True, is_async=False):
     if needs is not None:
         rl |= dict(zip(("inference_requires_memory_gb", "learning_requires_memory_gb"), needs, strict=True))
     llm = {"model_path": str(model), "max_new_tokens": 3, "vllm_server": {"enable_sleep_mode": can_sleep}}
-    train = {"task": ARITHMETIC, "engine_options": {"max_context": 64}}
+    train = {"task": task, "engine_options": {"max_context": 64}, "episode_limit_s": 60.0, "attempts": 1}
     return {"rl": rl, "llm": llm, "train": train}
 
 
 SHARED, APART = ([0], [0]), ([0], [1])
+TALKING = {**ARITHMETIC, "_target_": "tests.trainer.live.scenarios.Talking"}
 LAYOUTS = {
-    "disjoint-asynchronous": {"gpus": APART, "is_async": True},
+    "disjoint-asynchronous": {"gpus": APART, "is_async": True, "task": TALKING},
     "restarted": {"gpus": SHARED, "needs": (75, 75), "can_sleep": False},
     "slept": {"gpus": SHARED, "needs": (75, 75)},
     "kept-as-both-fit": {"gpus": SHARED, "needs": (35, 35), "can_sleep": False},
@@ -49,9 +51,7 @@ def layout(request):
 @pytest.fixture(scope="module")
 def run(layout, model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("ROOST_FAKE_ACCELERATORS", "")
-        patch.setenv("ROOST_FAKE_MEMORY_GB", "80")
+        count_learning(patch, Talking)
         return trained(loop_config(model, **LAYOUTS[layout]), tmp_path_factory.mktemp("runs") / layout).run
 
 

@@ -1,16 +1,14 @@
 """What breaks under a run: it goes on, and every group counts once."""
 
 import os
-import uuid
 from typing import ClassVar
 
 import psutil
 import pytest
 
 from roost.rollout.arithmetic import Arithmetic
-from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained
+from tests.trainer.live.jobs import MARK, OFFLOADS, config, learnt_groups, trained
 
-MARK = "ROOST_TEST_MARK"
 LEARNER, ENGINE = "LearnerWorker", "roost.engines.torch_engine"
 
 
@@ -47,8 +45,7 @@ def kill(victim):
 
 
 @pytest.fixture(autouse=True)
-def mark(monkeypatch):
-    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+def none_killed(monkeypatch):
     monkeypatch.setattr(Killing, "killed", [])
 
 
@@ -72,7 +69,7 @@ def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
 def test_an_engine_that_is_killed_while_the_learner_is_on_the_host_comes_back(model, tmp_path):
     """Its weights are the learner's, which are moved to the device and back once more."""
     task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": [[ENGINE, 20]]}
-    values = config(model, {"actor,rollout": "0"}, 1, task=task, actor=OFFLOADS, steps=3)
+    values = config(model, {"actor,rollout": "0"}, task=task, actor=OFFLOADS, steps=3)
     run = trained(values, tmp_path / "run").run
     assert Killing.killed == [ENGINE]
     assert sorted(number for groups in learnt_groups(run).values() for number in groups) == list(range(12))

@@ -3,9 +3,8 @@
 import roost.trainer.components
 from roost.learner.sample import Sample
 from roost.trainer.learner_worker import LearnerWorker
-from roost.trainer.learners import Learners
 from tests.trainer.live.jobs import config, trained
-from tests.trainer.live.scenarios import Patient
+from tests.trainer.live.scenarios import Patient, count_learning
 
 
 def figures(run, name):
@@ -13,15 +12,7 @@ def figures(run, name):
 
 
 def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tmp_path, monkeypatch):
-    learn = Learners.learn
-
-    async def counted(self, samples, totals):
-        told = await learn(self, samples, totals)
-        Patient.learnt += 1
-        return told
-
-    monkeypatch.setattr(Learners, "learn", counted)
-    monkeypatch.setattr(Patient, "learnt", 0)
+    count_learning(monkeypatch, Patient)
     values = config(
         model,
         {"actor": "0", "rollout": "0-1"},
