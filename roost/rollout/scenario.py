@@ -24,6 +24,7 @@ class Task:
 
     name: str  # as people see it
     data: Mapping[str, Any] = field(default_factory=dict)  # what the scenario needs to play it
+    tag: str = ""  # the kind of task, by which rewards choose what they score
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Score:
 
     reward: float
     shown: str = ""  # the answer as text
+    # What each turn of the policy earned, in order, where that is known; a critic learns from these. Their sum, and
+    # what comes at the end, is `reward`.
+    of_turns: tuple[float, ...] = ()
 
 
 class Scenario(Protocol):

@@ -1,0 +1,1 @@
+"""What agents act in: a small protocol, and adapters to environments that others made."""

@@ -1,0 +1,1 @@
+"""What answers are worth, where the scenario does not know it itself."""

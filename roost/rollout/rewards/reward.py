@@ -1,0 +1,40 @@
+"""The protocol of rewards: what an answer is worth, where others than the scenario know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from roost.rollout.scenario import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an episode, to be scored."""
+
+    task: Task  # its data holds what the reward needs: the right answer, unit tests, a rubric
+    text: str  # what the policy said, as the scenario shows it
+    reward: float = 0.0  # what the scenario gave it
+
+
+class Reward(Protocol):
+    """Scores answers. `_target_` names its class, or a function; many answers are scored at a time.
+
+    class Length:
+        def __init__(self, most=100):
+            self._most = most
+
+        async def score(self, answer):
+            return min(len(answer.text), self._most) / self._most
+
+        async def close(self):
+            pass
+    """
+
+    async def score(self, answer: Answer) -> float:
+        """What the answer is worth."""
+        ...
+
+    async def close(self) -> None:
+        """End what it holds: processes, connections."""
+        ...
