@@ -10,7 +10,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[ray,train,dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,dev]' --constraint constraints.txt
 	touch $@
 
 test: setup lint
