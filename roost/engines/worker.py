@@ -13,6 +13,7 @@ from roost.engines.owner import LocalOwner
 from roost.engines.planned import EnginePlan
 from roost.engines.spec import ServerSpec
 from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.node_address import node_address
 from roost.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class EngineWorker(Worker):
         super().__init__()
         spec = servers[self._rank]
         if is_reached_from_afar:
-            spec = replace(spec, host=_node_address())
+            spec = replace(spec, host=node_address())
         self._owner = LocalOwner(spec, Path(self.worker_info.log_path).parent)
 
     async def start_server(self, model: str | None = None) -> Answer:
@@ -111,9 +112,3 @@ class EngineGroup:
 
     def owners(self, group: WorkerGroup) -> list[WorkerOwner]:
         return [WorkerOwner(group, rank, spec) for rank, spec in enumerate(self.servers)]
-
-
-def _node_address() -> str:
-    from ray.util import get_node_ip_address
-
-    return str(get_node_ip_address())  # type: ignore[no-untyped-call]

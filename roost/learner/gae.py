@@ -20,21 +20,38 @@ class TokenAdvantages:
     returns: Doubles  # what the critic should have said
 
 
-def token_advantages(outcome: float, values: npt.NDArray[np.floating], settings: AdvantageSettings) -> TokenAdvantages:
-    """From the return of a sample and the critic's value before each token that the policy made.
+def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, of_turns: Sequence[float]) -> Doubles:
+    """What each token that the policy made earned, from the turns of the tokens, in order.
 
-    All reward is at the last token, and after it there is none: an episode that was cut off is worth what it got.
+    A turn earns at its last token; one without a token at the last before it. What is left of the whole comes at the
+    very end.
 
-    >>> found = token_advantages(1.0, np.array([0.5, 0.75]), AdvantageSettings(discount=1.0, gae_lambda=0.0))
+    >>> rewards_of_tokens(np.array([0, 0, 1]), 3.0, [1.0, 1.5]).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    earned = np.zeros(len(turns))
+    if len(turns):
+        ends = np.maximum(np.searchsorted(turns, np.arange(len(of_turns)), side="right") - 1, 0)
+        np.add.at(earned, ends, np.asarray(of_turns, dtype=np.float64))
+        earned[-1] += reward - sum(of_turns)
+    return earned
+
+
+def token_advantages(
+    rewards: npt.NDArray[np.floating], values: npt.NDArray[np.floating], settings: AdvantageSettings
+) -> TokenAdvantages:
+    """From what each token that the policy made in an episode earned, and the critic's value before it.
+
+    After the last one there is nothing: an episode that was cut off is worth what it got.
+
+    >>> found = token_advantages(np.array([0, 1]), np.array([0.5, 0.75]), AdvantageSettings(discount=1, gae_lambda=0))
     >>> found.advantages.tolist(), found.returns.tolist()
     ([0.25, 0.25], [0.75, 1.0])
     """
     expected = np.asarray(values, dtype=np.float64)
-    if not (np.isfinite(outcome) and np.isfinite(expected).all()):
-        raise ValueError(f"the return {outcome} and the critic's {len(expected)} values must be finite numbers")
+    if not (np.isfinite(rewards).all() and np.isfinite(expected).all()):
+        raise ValueError(f"the rewards and the critic's values of {len(expected)} tokens must be finite numbers")
     following = np.append(expected[1:], 0.0)
-    rewards = np.zeros(len(expected))
-    rewards[-1:] = outcome
     surprises = (rewards + settings.discount * following - expected).tolist()
     found, later = np.zeros(len(expected)), 0.0
     for token in range(len(expected) - 1, -1, -1):

@@ -34,15 +34,20 @@ class Tokens:
 class Episode:
     """One play of a task to its end."""
 
-    tokens: Tokens
+    sequences: tuple[Tokens, ...]  # more than one where what the policy was shown did not go on from before
     score: Score
     seconds: float
     attempts: int = 1
 
     @property
+    def made_by(self) -> Ints:
+        """The versions of all tokens that the policy made."""
+        return np.concatenate([tokens.made_by for tokens in self.sequences])
+
+    @property
     def made(self) -> int:
         """How many tokens the policy made."""
-        return len(self.tokens.made_by)
+        return len(self.made_by)
 
 
 @dataclass(frozen=True, eq=False)

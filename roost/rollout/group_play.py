@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-import traceback
 from collections.abc import Callable
-from dataclasses import replace
-from numbers import Real
-from pathlib import Path
 
-from roost.rollout.bounded import within
 from roost.rollout.episode import Episode, Group
-from roost.rollout.scenario import Scenario, Score, Task
-from roost.rollout.transcript import Draw, Transcript
+from roost.rollout.playing import Play, Player
+from roost.rollout.scenario import Task
 from roost.spec.training import CollectSettings
-
-ROOM = Path(__file__).parent
-OpenDraw = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
 
 
 class GroupPlay:
@@ -29,14 +19,13 @@ class GroupPlay:
         number: int,
         task: Task,
         began_at: int,
-        scenario: Scenario,
-        open_draw: OpenDraw,
+        player: Player,
         settings: CollectSettings,
         places: asyncio.Semaphore,
         on_change: Callable[[], None],
     ) -> None:
         self.number, self.task, self.began_at = number, task, began_at
-        self._scenario, self._open_draw, self._settings, self._places = scenario, open_draw, settings, places
+        self._player, self._settings, self._places = player, settings, places
         self._episodes: dict[int, Episode] = {}
         self._failed = 0
         self._is_cut_off = False
@@ -93,38 +82,12 @@ class GroupPlay:
         for attempt in range(self._settings.attempts):
             try:
                 async with self._places:
-                    episode = await self._attempt(index, attempt)
-            except Exception as error:  # whatever a scenario raises is a failure of this episode alone
-                self._last_error = _told(error)
+                    episode = await self._player.play(Play(self.task, self.number, index, attempt))
+            except Exception as error:  # whatever goes wrong is a failure of this episode alone
+                self._last_error = str(error)
             else:
                 self._episodes[index] = episode
                 if self.finished >= self._settings.group_size:
                     self.cut_off()  # what is played beyond what is needed keeps engines from others
                 return
         self._failed += 1
-
-    async def _attempt(self, index: int, attempt: int) -> Episode:
-        transcript = Transcript(self._open_draw(self.number, index, attempt))
-        began = time.perf_counter()
-        try:
-            score = await within(self._settings.episode_limit_s, self._scenario.play(self.task, transcript))
-        finally:
-            transcript.close()
-        return Episode(transcript.tokens(), _checked(score), time.perf_counter() - began, attempt + 1)
-
-
-def _checked(score: Score) -> Score:
-    """The score with a plain number, as arrays and files take it: one that is none would take the whole step down."""
-    if not isinstance(score, Score):
-        raise TypeError(f"play() gives a Score, not {type(score).__name__}")
-    if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
-        raise ValueError(f"an episode is scored by a finite number, not {score.reward!r}")
-    return replace(score, reward=float(score.reward))
-
-
-def _told(error: Exception) -> str:
-    """What went wrong, and the line of the scenario that it happened under."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(ROOM)]
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"

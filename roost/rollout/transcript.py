@@ -14,17 +14,24 @@ Draw = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]  # toke
 
 
 class Transcript:
-    """An episode under way: the scenario gives tokens, and takes the policy's turns."""
+    """A sequence of an episode under way: the scenario gives tokens, and takes the policy's turns.
 
-    def __init__(self, draw: Draw) -> None:
+    An episode begins with one. Where what the policy is shown does not go on from what it was shown before, `branch`
+    opens another.
+    """
+
+    def __init__(self, draw: Draw, _first: Transcript | None = None) -> None:
         self._draw = draw
+        self._first = _first or self
         self._token_ids: list[int] = []
         self._turns: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._turn = 0
-        self._is_closed = False
         self.finish: Finish | None = None  # of the last turn
+        if _first is None:
+            self._branches: list[Transcript] = [self]
+            self._begun_turns = 0  # of all branches: each turn is drawn with a seed of its own
+            self._is_closed = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -38,21 +45,38 @@ class Transcript:
         """The policy's next turn; `max_tokens` is less than the run's own limit, if anything."""
         if not self._token_ids:
             raise ValueError("the policy was shown nothing yet; give it a prompt before its first turn")
-        if self._is_closed:
+        first = self._first
+        if first._is_closed:
             await asyncio.sleep(0)  # one that asks again and again lets others run
             raise asyncio.CancelledError("the episode is over; nothing more is drawn for it")
-        shown = self.token_ids
-        made = await self._draw(shown, self._turn, max_tokens)
+        shown, turn = self.token_ids, first._begun_turns
+        first._begun_turns += 1
+        made = await self._draw(shown, turn, max_tokens)
         if len(self._token_ids) != len(shown):
             raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
-        self._add(made.token_ids, made.logprobs, token_versions(made), self._turn)
-        self._turn += 1
+        self._add(made.token_ids, made.logprobs, token_versions(made), turn)
         self.finish = made.finish
         return made.token_ids
 
+    def branch(self) -> Transcript:
+        """Another sequence of the same episode, with nothing in it yet."""
+        opened = Transcript(self._draw, self._first)
+        self._first._branches.append(opened)
+        return opened
+
     def close(self) -> None:
         """The episode is over: a scenario that goes on all the same is cancelled at its next turn."""
-        self._is_closed = True
+        self._first._is_closed = True
+
+    @property
+    def turns(self) -> int:
+        """How many turns the policy has begun in all sequences."""
+        return self._first._begun_turns
+
+    def sequences(self) -> tuple[Tokens, ...]:
+        """All sequences of the episode in which the policy made something; the first one if there is none."""
+        found = tuple(branch.tokens() for branch in self._first._branches)
+        return tuple(each for each in found if len(each.made_by)) or found[:1]
 
     def tokens(self) -> Tokens:
         """What there is so far."""

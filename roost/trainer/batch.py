@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roost.learner.advantages import advantages, is_alone
-from roost.learner.gae import token_advantages, whitened
+from roost.learner.advantages import Doubles, advantages, is_alone
+from roost.learner.gae import TokenAdvantages, rewards_of_tokens, token_advantages, whitened
 from roost.learner.packing import predicted
 from roost.learner.sample import Floats, Sample
 from roost.learner.selection import Selection, select
-from roost.rollout.episode import Episode, Group
+from roost.rollout.episode import Group, Tokens
+from roost.rollout.scenario import Score
 from roost.spec.training import AdvantageSettings, Estimator
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The episode that a sample is of: most have one, and share with others of their episode what it earned."""
+
+    episode: int  # numbered through the batch
+    group: int
+    score: Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,25 +31,45 @@ class Batch:
     """The samples of a step in the order of their groups, and who each is."""
 
     samples: tuple[Sample, ...]
-    rewards: tuple[float, ...]
-    groups: tuple[int, ...]
+    sources: tuple[Source, ...]
 
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(source.score.reward for source in self.sources)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return tuple(source.group for source in self.sources)
+
+    def choose(self, indices: Iterable[int]) -> Batch:
+        """Some of the samples."""
+        chosen = [int(index) for index in indices]
+        return Batch(tuple(self.samples[index] for index in chosen), tuple(self.sources[index] for index in chosen))
+
+    def by_episode(self) -> list[list[int]]:
+        """The samples of each episode, by position."""
+        found: dict[int, list[int]] = {}
+        for index, source in enumerate(self.sources):
+            found.setdefault(source.episode, []).append(index)
+        return list(found.values())
+
 
 def batch_of(groups: Sequence[Group]) -> Batch:
-    """Every finished episode as a sample, without an advantage yet."""
+    """Every sequence of every finished episode as a sample, without an advantage yet."""
     episodes = [(group.number, episode) for group in groups for episode in group.episodes]
-    return Batch(
-        tuple(_sample(episode) for _, episode in episodes),
-        tuple(episode.score.reward for _, episode in episodes),
-        tuple(number for number, _ in episodes),
-    )
+    found = [
+        (_sample(tokens), Source(index, number, episode.score))
+        for index, (number, episode) in enumerate(episodes)
+        for tokens in episode.sequences
+    ]
+    return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found))
 
 
 def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, Selection, int]:
-    """The samples to learn from, each with its advantage; what was left out; how many were alone in their group.
+    """The samples to learn from, each with its advantage; what was left out; how many episodes were alone in a group.
 
     With a critic the samples have its values already, and get what it should have said.
     """
@@ -47,20 +77,27 @@ def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, S
         samples = _from_critic(batch, settings)
         scalars = np.array([float(np.abs(sample.advantages).max(initial=0.0)) for sample in samples])
     else:
-        scalars = advantages(batch.rewards, batch.groups, settings)
+        scalars = _of_episodes(batch, settings)
         samples = [
             replace(sample, advantages=np.full(len(sample), value, np.float32))
             for sample, value in zip(batch.samples, scalars, strict=True)
         ]
     chosen = select(scalars, settings)
-    kept = [int(index) for index in chosen.kept]
-    selected = Batch(
-        tuple(samples[index] for index in kept),
-        tuple(batch.rewards[index] for index in kept),
-        tuple(batch.groups[index] for index in kept),
-    )
-    alone = int(is_alone(batch.groups).sum()) if settings.estimator is Estimator.LEAVE_ONE_OUT else 0
+    selected = replace(batch, samples=tuple(samples)).choose(chosen.kept)
+    groups = [batch.sources[indices[0]].group for indices in batch.by_episode()]
+    alone = int(is_alone(groups).sum()) if settings.estimator is Estimator.LEAVE_ONE_OUT else 0
     return selected, chosen, alone
+
+
+def _of_episodes(batch: Batch, settings: AdvantageSettings) -> Doubles:
+    """The advantage of each sample is its episode's, which counts once, however many samples it has."""
+    episodes = batch.by_episode()
+    firsts = [batch.sources[indices[0]] for indices in episodes]
+    found = advantages([first.score.reward for first in firsts], [first.group for first in firsts], settings)
+    scalars = np.zeros(len(batch))
+    for indices, value in zip(episodes, found, strict=True):
+        scalars[indices] = value
+    return scalars
 
 
 def with_scores(
@@ -87,27 +124,46 @@ def minibatches(batch: Batch, count: int, seed: int) -> list[tuple[Sample, ...]]
     return [tuple(batch.samples[int(index)] for index in sorted(part)) for part in parts]
 
 
-def _sample(episode: Episode) -> Sample:
-    tokens = episode.tokens
+def _sample(tokens: Tokens) -> Sample:
     return Sample(tokens.token_ids, tokens.turns, tokens.logprobs, np.zeros(len(tokens.token_ids), np.float32))
 
 
 def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
-    found = []
-    for sample, reward in zip(batch.samples, batch.rewards, strict=True):
-        if sample.values is None:
-            raise ValueError("advantages by GAE need a critic's values; give the job a critic")
-        found.append(token_advantages(reward, sample.values[predicted(sample)], settings))
-    even = whitened([each.advantages for each in found])
+    """Along each episode, turn by turn, through all its samples."""
+    found: dict[int, TokenAdvantages] = {}
+    for indices in batch.by_episode():
+        found |= dict(
+            zip(
+                indices,
+                _along([batch.samples[index] for index in indices], batch.sources[indices[0]].score, settings),
+                strict=True,
+            )
+        )
+    even = whitened([found[index].advantages for index in range(len(batch))])
     samples = []
-    for sample, each, white in zip(batch.samples, found, even, strict=True):
+    for index, (sample, white) in enumerate(zip(batch.samples, even, strict=True)):
         advantage, outcome = np.zeros(len(sample), np.float32), np.zeros(len(sample), np.float32)
-        advantage[predicted(sample)], outcome[predicted(sample)] = white, each.returns
+        advantage[predicted(sample)], outcome[predicted(sample)] = white, found[index].returns
         samples.append(replace(sample, advantages=advantage, returns=outcome))
     return samples
 
 
+def _along(samples: Sequence[Sample], score: Score, settings: AdvantageSettings) -> list[TokenAdvantages]:
+    """Of the predicted tokens of each sample of an episode, which follow one another as their turns do."""
+    values = [sample.values[predicted(sample)] for sample in samples if sample.values is not None]
+    if len(values) < len(samples):
+        raise ValueError("advantages by GAE need a critic's values; give the job a critic")
+    turns = np.concatenate([sample.turns[predicted(sample)] for sample in samples])
+    order = np.argsort(turns, kind="stable")
+    rewards = rewards_of_tokens(turns[order], score.reward, score.of_turns)
+    along = token_advantages(rewards, np.concatenate(values)[order], settings)
+    back = np.argsort(order, kind="stable")
+    borders = np.cumsum([len(each) for each in values])[:-1]
+    parts = zip(np.split(along.advantages[back], borders), np.split(along.returns[back], borders), strict=True)
+    return [TokenAdvantages(advantage, outcome) for advantage, outcome in parts]
+
+
 def lags(groups: Sequence[Group], version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """How many versions behind the learner each made token was."""
-    made = [episode.tokens.made_by for group in groups for episode in group.episodes]
+    made = [episode.made_by for group in groups for episode in group.episodes]
     return version - np.concatenate([np.zeros(0, np.int64), *made])

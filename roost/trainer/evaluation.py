@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from roost.engines.fleet import Fleet
-from roost.rollout.draw import FleetDraws
 from roost.rollout.episode import Group
 from roost.rollout.group_play import GroupPlay
 from roost.rollout.order import TaskOrder
+from roost.rollout.playing import Player
 from roost.rollout.scenario import Scenario, Split
 from roost.spec.training import CollectSettings, TrainSettings
 
@@ -39,10 +38,11 @@ class VersionChanged(RuntimeError):
     """The engines were updated under an evaluation."""
 
 
-async def evaluate(fleet: Fleet, scenario: Scenario, settings: TrainSettings, version: int) -> Evaluation:
+async def evaluate(
+    scenario: Scenario, player: Player, settings: TrainSettings, version: int, on_end: Callable[[int], None]
+) -> Evaluation:
     """Play the evaluation's tasks on engines that have this version; nobody updates them meanwhile."""
     asked = settings.evaluation
-    draws = FleetDraws(fleet, replace(settings.draw, temperature=asked.temperature), settings.seed, "evaluation")
     collect = CollectSettings(
         group_size=asked.samples,
         attempts=settings.collect.attempts,
@@ -60,8 +60,7 @@ async def evaluate(fleet: Fleet, scenario: Scenario, settings: TrainSettings, ve
             number,
             scenario.task(Split.EVALUATION, order.index(number)),
             version,
-            scenario,
-            draws.open,
+            player,
             collect,
             places,
             changed.set,
@@ -75,13 +74,13 @@ async def evaluate(fleet: Fleet, scenario: Scenario, settings: TrainSettings, ve
     finally:
         groups = await asyncio.gather(*(play.result() for play in plays))
         for play in plays:
-            draws.close(play.number)
+            on_end(play.number)
     found = Evaluation(version, tuple(groups))
     _check_version(found.groups, version)
     return found
 
 
 def _check_version(groups: Sequence[Group], version: int) -> None:
-    others = {int(made) for group in groups for one in group.episodes for made in one.tokens.made_by} - {version}
+    others = {int(made) for group in groups for one in group.episodes for made in one.made_by} - {version}
     if others:
         raise VersionChanged(f"version {version} was to be evaluated, but tokens are of version {sorted(others)}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from roost.rollout.cut_off import may_end
 from roost.rollout.episode import Group
-from roost.rollout.group_play import GroupPlay, OpenDraw
+from roost.rollout.group_play import GroupPlay
 from roost.rollout.order import TaskOrder
+from roost.rollout.playing import Player
 from roost.rollout.scenario import Scenario, Split
 from roost.spec.training import CollectSettings
 from roost.trainer.intake import InPlay, choose, may_begin
@@ -47,7 +48,7 @@ class Feed:
     def __init__(
         self,
         scenario: Scenario,
-        open_draw: OpenDraw,
+        player: Player,
         settings: CollectSettings,
         max_lag: int,
         seed: int,
@@ -59,7 +60,7 @@ class Feed:
     ) -> None:
         position = position or Position()
         self.tally = Tally()
-        self._scenario, self._open_draw, self._settings = scenario, open_draw, settings
+        self._scenario, self._player, self._settings = scenario, player, settings
         self._max_lag, self._first_version = max_lag, version
         self._order = TaskOrder(scenario.size(Split.TRAIN), seed)
         self._next = position.next
@@ -147,7 +148,7 @@ class Feed:
             number, self._next = self._next, self._next + 1
         task = self._scenario.task(Split.TRAIN, self._order.index(number))
         self._plays[number] = GroupPlay(
-            number, task, version, self._scenario, self._open_draw, self._settings, self._places, self._changed.set
+            number, task, version, self._player, self._settings, self._places, self._changed.set
         )
 
     def _is_wanted(self, group: Group) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -13,7 +14,6 @@ from roost.engines.fleet import Fleet
 from roost.engines.spec import EngineKind
 from roost.engines.worker import EngineGroup
 from roost.placement.plan import Plan
-from roost.rollout.draw import FleetDraws
 from roost.rollout.scenario import Scenario
 from roost.runtime import current
 from roost.runtime.address import Address
@@ -22,7 +22,16 @@ from roost.runtime.group import WorkerGroup
 from roost.runtime.trace.spans import Span
 from roost.spec.training import TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
-from roost.trainer.components import ACTOR, CRITIC, INFERENCE, REFERENCE, ROLLOUT, layout_of, learner_groups
+from roost.trainer.components import (
+    ACTOR,
+    CRITIC,
+    INFERENCE,
+    REFERENCE,
+    ROLLOUT,
+    layout_of,
+    learner_groups,
+    where_it_is,
+)
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.learners import Learners
@@ -30,6 +39,7 @@ from roost.trainer.loop import Loop, Models
 from roost.trainer.machines import has_gpus
 from roost.trainer.receivers import plan_sending, receiver_at
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.surroundings import Stages, launch_options, open_stages, surrounding_groups
 from roost.trainer.watching import Watching
 
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
@@ -58,19 +68,23 @@ class Running:
         self._recorder = current.get().recorder
         self._saved_at = state.step if state.step else -1
         self._models: Models | None = None
+        self._stages: Stages
 
     async def train(self) -> None:
         """From the launch to the end of the run, or until it is stopped."""
         self._watching.phase("start")
         began = time.perf_counter()
         engines = EngineGroup.of(self._layout.engines, self._cluster)
-        specs = learner_groups(self._plan, self._settings, self._layout)
-        self._watching.note("starting learners and engines")
-        groups = self._cluster.launch(self._plan, {**specs, ROLLOUT: engines.workers()})
+        learners = learner_groups(self._plan, self._settings, self._layout)
+        model = where_it_is(self._settings.learner.model)
+        around = surrounding_groups(self._plan, self._settings, model, tuple(filter(None, sys.path)))
+        self._watching.note(" and ".join(["starting learners", *around, "engines"]))
+        specs = {**learners, **around, ROLLOUT: engines.workers()}
+        groups = self._cluster.launch(self._plan, specs, launch_options(around))
         owners = engines.owners(groups[ROLLOUT])
         # In the run's folder, which every machine sees: the learner writes there what a server may be started on.
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
-        models = self._meet(groups, fleet)
+        models = self._meet({name: groups[name] for name in learners}, fleet)
         self._models = models
         with self._stopping():
             await self._prepare_learner(models)
@@ -80,11 +94,17 @@ class Running:
                 await self._prepare_engines(models)
                 self._watching.note(f"learners and engines are ready after {time.perf_counter() - began:.0f} s")
                 self._watching.watch(fleet)
-                try:
-                    await self._steps(models)
-                finally:
-                    self._write_trace(fleet)
-                await self._finish(models)
+                await self._play(models, {name: groups[name] for name in around})
+
+    async def _play(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
+        is_alone = self._cluster.num_nodes == 1
+        async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone) as stages:
+            self._stages = stages
+            try:
+                await self._steps(models)
+            finally:
+                self._write_trace(models.fleet)
+            await self._finish(models)
 
     # Beginning ----------------------------------------------------------------------------------------------------
 
@@ -95,9 +115,7 @@ class Running:
             self._watching.note(f"{', '.join(from_disk)}: new weights go by disk, as engine and learner share devices")
         find = partial(receiver_at, fleet=fleet, sending=sending)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
-        made = {
-            name: Learners(group, sending.ways, find, adapters) for name, group in groups.items() if name != ROLLOUT
-        }
+        made = {name: Learners(group, sending.ways, find, adapters) for name, group in groups.items()}
         sharing = tuple(made[name] for name in self._layout.sharing)
         return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE), made.get(INFERENCE), sharing)
 
@@ -124,18 +142,17 @@ class Running:
     async def _steps(self, models: Models) -> None:
         settings = self._settings
         if not self.state.step and settings.evaluation.every:
-            await self._evaluate(models)
-        draws = FleetDraws(models.fleet, settings.draw, settings.seed)
+            await self._evaluate()
         feed = Feed(
             self._scenario,
-            draws.open,
+            self._stages.training.player,
             settings.collect,
             settings.max_policy_lag,
             settings.seed,
             self.state.position,
             self.state.version,
             lambda done, total: self._watching.advance(done),
-            draws.close,
+            self._stages.training.on_end,
             settings.steps - self.state.step,
         )
         loop = Loop(
@@ -166,13 +183,14 @@ class Running:
             self._end_save()
         every, steps = self._settings.evaluation.every, self._settings.steps
         if self._models is not None and every and state.step % every == 0 and state.step < steps:
-            await self._evaluate(self._models)
+            await self._evaluate()
 
-    async def _evaluate(self, models: Models) -> None:
+    async def _evaluate(self) -> None:
         """Try the policy that the engines have now. With a lag, training goes on beside it, but no update does."""
         self._watching.phase("evaluate")
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
-            found = await evaluate(models.fleet, self._scenario, self._settings, self.state.version)
+            stage = self._stages.evaluation
+            found = await evaluate(self._scenario, stage.player, self._settings, self.state.version, stage.on_end)
         self._watching.evaluated(self.state.step, found)
 
     async def _save(self, models: Models, state: TrainerState) -> None:
@@ -194,7 +212,7 @@ class Running:
 
     async def _finish(self, models: Models) -> None:
         if not self.was_stopped:
-            await self._evaluate(models)
+            await self._evaluate()
         self._watching.phase("save")
         if self._layout.turns.are_taken:
             await models.fleet.stop_servers()

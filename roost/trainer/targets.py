@@ -47,6 +47,18 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
     return scenario
 
 
+def load_scenario(task: Mapping[str, Any], model: str) -> Scenario:
+    """The scenario of a run, in a process that has only the names; what is wrong with it was found before launch."""
+    from transformers import AutoTokenizer
+
+    findings = Findings()
+    made = make_scenario(task, AutoTokenizer.from_pretrained(model), Where(), findings)
+    findings.raise_errors()
+    if made is None:
+        raise RuntimeError("a scenario without findings must have been made; please report it")
+    return made
+
+
 def _wrong_size(scenario: Scenario) -> str:
     """What is wrong with the number of tasks, if anything."""
     try:

@@ -77,7 +77,7 @@ def _shown(
             "task": group.task.name,
             "completion": episode.score.shown,
             "reward": episode.score.reward,
-            "lag": int(version - episode.tokens.made_by.min()) if episode.made else 0,
+            "lag": int(version - episode.made_by.min()) if episode.made else 0,
             "tokens": episode.made,
         }
         for group in groups[:count]

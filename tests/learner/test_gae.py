@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.learner.gae import token_advantages, whitened
+from roost.learner.gae import rewards_of_tokens, token_advantages, whitened
 from roost.spec.training import AdvantageSettings
 
 
@@ -24,25 +24,26 @@ from roost.spec.training import AdvantageSettings
 )
 def test_along_a_sample(discount, gae_lambda, advantages):
     values = np.array([0.5, 0.6, 0.2], dtype=np.float32)
-    found = token_advantages(1.0, values, AdvantageSettings(discount=discount, gae_lambda=gae_lambda))
+    found = token_advantages(np.array([0, 0, 1.0]), values, AdvantageSettings(discount=discount, gae_lambda=gae_lambda))
     assert found.advantages.tolist() == pytest.approx(advantages, abs=1e-6)
     assert found.returns.tolist() == pytest.approx([a + v for a, v in zip(advantages, (0.5, 0.6, 0.2), strict=True)])
 
 
 def test_one_token():
-    found = token_advantages(2.0, np.array([0.5]), AdvantageSettings(discount=0.9, gae_lambda=0.9))
+    found = token_advantages(np.array([2.0]), np.array([0.5]), AdvantageSettings(discount=0.9, gae_lambda=0.9))
     assert (found.advantages.tolist(), found.returns.tolist()) == ([1.5], [2.0])
 
 
 def test_no_token():
-    found = token_advantages(2.0, np.array([]), AdvantageSettings())
+    found = token_advantages(np.array([]), np.array([]), AdvantageSettings())
     assert (found.advantages.tolist(), found.returns.tolist()) == ([], [])
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=9), st.floats(-10, 10), st.floats(0, 1))
 def test_to_the_end_the_critic_is_to_say_the_discounted_outcome(values, outcome, discount):
-    found = token_advantages(outcome, np.array(values), AdvantageSettings(discount=discount, gae_lambda=1.0))
+    rewards = rewards_of_tokens(np.zeros(len(values), int), outcome, ())
+    found = token_advantages(rewards, np.array(values), AdvantageSettings(discount=discount, gae_lambda=1.0))
     expected = [outcome * discount**left for left in reversed(range(len(values)))]
     assert found.returns.tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -50,7 +51,22 @@ def test_to_the_end_the_critic_is_to_say_the_discounted_outcome(values, outcome,
 @pytest.mark.parametrize(("outcome", "values"), [(math.nan, [0.0]), (1.0, [0.0, math.inf])], ids=["return", "value"])
 def test_what_is_not_finite_is_refused(outcome, values):
     with pytest.raises(ValueError, match="must be finite"):
-        token_advantages(outcome, np.array(values), AdvantageSettings())
+        token_advantages(np.full(len(values), outcome), np.array(values), AdvantageSettings())
+
+
+@pytest.mark.parametrize(
+    ("turns", "reward", "of_turns", "expected"),
+    [
+        pytest.param([0, 0, 1], 2.0, (), [0, 0, 2], id="all at the end"),
+        pytest.param([0, 0, 1, 1], 3.0, (1, 2), [0, 1, 0, 2], id="each turn at its last token"),
+        pytest.param([0, 1], 5.0, (1, 1), [1, 4], id="and what is left at the end"),
+        pytest.param([0, 2], 6.0, (1, 2, 3), [3, 3], id="a turn without a token earns before it"),
+        pytest.param([1], 3.0, (1, 2), [3], id="the first turn without a token"),
+        pytest.param([], 3.0, (), [], id="no token"),
+    ],
+)
+def test_what_tokens_earn(turns, reward, of_turns, expected):
+    assert rewards_of_tokens(np.array(turns, int), reward, of_turns).tolist() == expected
 
 
 def test_whitened_over_all_tokens_of_all_samples():

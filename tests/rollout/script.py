@@ -3,6 +3,7 @@
 import asyncio
 
 from roost.engines.generation import Completion, Finish, VersionSpan
+from roost.rollout.playing import LocalPlayer
 from roost.rollout.scenario import Score, Task
 
 LIMIT_S = 30  # for a test that would otherwise wait for ever
@@ -29,6 +30,9 @@ class Script:
     async def play(self, task, transcript):
         transcript.give([7])
         return Score(await self._plays(*await transcript.take()))
+
+    def player(self, settings):
+        return LocalPlayer(self, self.open_draw, settings.episode_limit_s)
 
     def open_draw(self, number, episode, attempt):
         async def draw(token_ids, turn, max_tokens):
@@ -64,4 +68,4 @@ def others_running():
 
 def who(group):
     """The episodes of a group, by number."""
-    return [int(episode.tokens.token_ids[2]) for episode in group.episodes]
+    return [int(episode.sequences[0].token_ids[2]) for episode in group.episodes]

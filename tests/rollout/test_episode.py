@@ -7,16 +7,13 @@ from roost.rollout.scenario import Score, Task
 
 def episode(versions=(), reward=0.0):
     made = len(versions)
-    return Episode(
-        Tokens(
-            np.arange(made + 1),
-            np.array([NOT_MADE] + [0] * made),
-            np.zeros(made + 1, np.float32),
-            np.array([NOT_MADE, *versions]),
-        ),
-        Score(reward),
-        1.0,
+    tokens = Tokens(
+        np.arange(made + 1),
+        np.array([NOT_MADE] + [0] * made),
+        np.zeros(made + 1, np.float32),
+        np.array([NOT_MADE, *versions]),
     )
+    return Episode((tokens,), Score(reward), 1.0)
 
 
 def group(*episodes, began_at=3):

@@ -5,6 +5,7 @@ import pytest
 
 from roost.rollout import bounded
 from roost.rollout.group_play import GroupPlay
+from roost.rollout.playing import LocalPlayer
 from roost.rollout.scenario import Score, Split
 from roost.spec.training import CollectSettings
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
@@ -13,7 +14,8 @@ from tests.rollout.script import Script, for_ever, others_running, ran, settled,
 def begin(scenario, places=100, number=0, **settings):
     collect = CollectSettings(**{"group_size": 2, "attempts": 3, **settings})
     task = scenario.task(Split.TRAIN, number)
-    return GroupPlay(number, task, 5, scenario, scenario.open_draw, collect, asyncio.Semaphore(places), lambda: None)
+    player = LocalPlayer(scenario, scenario.open_draw, collect.episode_limit_s)
+    return GroupPlay(number, task, 5, player, collect, asyncio.Semaphore(places), lambda: None)
 
 
 async def over(play):
@@ -102,7 +104,10 @@ def test_an_episode_that_fails_is_played_again_then_counted():
     group = ran(play())
     assert who(group) == [0, 1]
     assert [episode.attempts for episode in group.episodes] == [1, 3]
-    assert [int(episode.tokens.token_ids[3]) for episode in group.episodes] == [0, 2]  # the attempt that it drew as
+    assert [int(episode.sequences[0].token_ids[3]) for episode in group.episodes] == [
+        0,
+        2,
+    ]  # the attempt that it drew as
     assert (group.failed, group.cancelled) == (1, 0)
     assert group.last_error.startswith("OSError: no 2.2 (test_group_play.py:"), "and where in the scenario"
 

@@ -111,3 +111,43 @@ def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
     assert [str(one) for one in refused] == [
         "tokens were added while the policy was at its turn; wait for one turn before the next"
     ]
+
+
+def test_branches_are_sequences_of_one_episode_whose_turns_are_numbered_through():
+    draw, asked = drawing(completion((11,)), completion((21,)), completion((12,)))
+
+    async def play():
+        transcript = Transcript(draw)
+        transcript.give([1])
+        await transcript.take()
+        other = transcript.branch()
+        other.give([2])
+        await other.take()
+        other.branch().give([3])
+        await transcript.take()
+        return transcript
+
+    transcript = ran(play())
+    assert [tokens.token_ids.tolist() for tokens in transcript.sequences()] == [[1, 11, 12], [2, 21]]
+    assert [tokens.turns.tolist() for tokens in transcript.sequences()] == [[NOT_MADE, 0, 2], [NOT_MADE, 1]]
+    assert asked == [((1,), 0, None), ((2,), 1, None), ((1, 11), 2, None)]
+    assert transcript.turns == 3
+
+
+def test_an_episode_in_which_the_policy_made_nothing_has_the_sequence_it_was_shown():
+    transcript = Transcript(drawing()[0])
+    transcript.branch().give([2])
+    transcript.give([1])
+    assert [tokens.token_ids.tolist() for tokens in transcript.sequences()] == [[1]]
+
+
+def test_no_branch_of_an_episode_that_is_over_draws():
+    async def play():
+        transcript = Transcript(drawing(completion((11,)))[0])
+        other = transcript.branch()
+        other.give([2])
+        transcript.close()
+        await other.take()
+
+    with pytest.raises(asyncio.CancelledError, match="over"):
+        ran(play())

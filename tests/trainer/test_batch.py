@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roost.rollout.episode import NOT_MADE
+from roost.rollout.scenario import Score
 from roost.spec.training import AdvantageSettings, Estimator
 from roost.trainer.batch import batch_of, lags, minibatches, with_advantages, with_scores
 from tests.trainer.made_groups import made_episode, made_group
@@ -134,3 +138,34 @@ def test_lags_are_those_of_tokens(versions, expected):
     episodes = tuple(made_episode(0.0, each) for each in versions)
     groups = [type(group)(0, group.task, 3, episodes)]
     assert lags(groups, version=5).tolist() == expected
+
+
+def with_sequences(episode, count, score=None):
+    """The same episode with as many sequences, whose turns follow one another."""
+    parts = tuple(replace(episode.sequences[0], turns=_turn(episode.sequences[0].turns, part)) for part in range(count))
+    return replace(episode, sequences=parts, score=score or episode.score)
+
+
+def _turn(turns, number):
+    return np.where(turns == NOT_MADE, NOT_MADE, number)
+
+
+def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn():
+    group = made_group(0, [1.0, 0.0])
+    group = replace(group, episodes=(with_sequences(group.episodes[0], 3), group.episodes[1]))
+    selected, chosen, alone = with_advantages(batch_of([group]), AdvantageSettings())
+    assert [advantage_of(sample) for sample in selected.samples] == [1.0, 1.0, 1.0, -1.0]
+    assert (len(chosen.kept), alone) == (4, 0)
+
+
+def test_a_critic_looks_along_an_episode_through_all_its_sequences():
+    group = made_group(0, [3.0])
+    episode = with_sequences(group.episodes[0], 2, Score(3.0, of_turns=(1.0, 2.0)))
+    batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
+    values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
+    settings = AdvantageSettings(Estimator.GAE, discount=1.0, gae_lambda=1.0)
+    selected, _, _ = with_advantages(with_scores(batch, values=values), settings)
+    assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 2.0], [0, 0, 3.0]]
+    raw = np.array([2.0 - 0.5, 3.0 - 0.25])
+    white = (raw - raw.mean()) / raw.std()
+    assert [sample.advantages[2] for sample in selected.samples] == pytest.approx(white.tolist())

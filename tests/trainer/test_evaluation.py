@@ -3,9 +3,11 @@ import math
 
 import pytest
 
+from roost.rollout.playing import LocalPlayer
 from roost.rollout.scenario import Score, Split, Task
 from roost.spec.training import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
 from roost.trainer.evaluation import VersionChanged, evaluate
+from roost.trainer.surroundings import EVALUATION, draws_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled
 
 
@@ -55,9 +57,15 @@ def settings_of(collect=None, **evaluation):
     )
 
 
+async def evaluated(fleet, exam, settings, version):
+    draws = draws_of(fleet, settings)[EVALUATION]
+    player = LocalPlayer(exam, draws.open, settings.collect.episode_limit_s)
+    return await evaluate(exam, player, settings, version, draws.close)
+
+
 def test_all_tasks_are_tried_at_the_version_that_is_named():
     fleet = Engines()
-    found = ran(evaluate(fleet, Exam(), settings_of(samples=2), version=4))
+    found = ran(evaluated(fleet, Exam(), settings_of(samples=2), version=4))
     assert found.version == 4
     assert sorted(group.task.data["index"] for group in found.groups) == list(range(10))
     assert found.figures == {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
@@ -68,9 +76,9 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
 
 @pytest.mark.parametrize(("asked", "played"), [(3, 3), (10, 10), (99, 10)])
 def test_no_more_tasks_than_asked_for_or_than_there_are(asked, played):
-    found = ran(evaluate(Engines(), Exam(), settings_of(tasks=asked), version=4))
+    found = ran(evaluated(Engines(), Exam(), settings_of(tasks=asked), version=4))
     assert len(found.groups) == played
-    again = ran(evaluate(Engines(), Exam(), settings_of(tasks=asked), version=4))
+    again = ran(evaluated(Engines(), Exam(), settings_of(tasks=asked), version=4))
     assert [group.task for group in again.groups] == [group.task for group in found.groups]
 
 
@@ -81,11 +89,11 @@ def test_no_more_tasks_than_asked_for_or_than_there_are(asked, played):
 def test_tokens_of_another_version_are_an_error(versions):
     (other,) = set(versions) - {4}
     with pytest.raises(VersionChanged, match=rf"version 4 was to be evaluated, .* of version \[{other}\]"):
-        ran(evaluate(Engines(versions), Exam(), settings_of(), version=4))
+        ran(evaluated(Engines(versions), Exam(), settings_of(), version=4))
 
 
 def test_tasks_that_fail_are_counted_and_left_out():
-    found = ran(evaluate(Engines(), Exam(broken=(0, 2)), settings_of(), version=4))
+    found = ran(evaluated(Engines(), Exam(broken=(0, 2)), settings_of(), version=4))
     assert found.figures["samples/failed"] == 2
     assert found.figures["samples"] == 8
     assert found.figures["reward/mean"] == pytest.approx((5 * 1.0 + 3 * 0.5) / 8)
@@ -96,7 +104,7 @@ def test_tasks_that_fail_are_counted_and_left_out():
     [pytest.param(Exam(broken=range(10)), 10, id="all fail"), pytest.param(Exam(size=0), 0, id="no tasks")],
 )
 def test_nothing_to_tell_is_told_without_an_error(exam, failed):
-    figures = ran(evaluate(Engines(), exam, settings_of(), version=4)).figures
+    figures = ran(evaluated(Engines(), exam, settings_of(), version=4)).figures
     assert (figures["samples"], figures["samples/failed"]) == (0, failed)
     assert math.isnan(figures["reward/mean"])
     assert math.isnan(figures["reward/full"])
@@ -108,7 +116,7 @@ def test_an_evaluation_that_is_cancelled_leaves_nothing_behind():
             await for_ever()
 
     async def cancelled():
-        evaluating = asyncio.create_task(evaluate(Engines(), Endless(), settings_of(), version=4))
+        evaluating = asyncio.create_task(evaluated(Engines(), Endless(), settings_of(), version=4))
         await settled()
         evaluating.cancel()
         await asyncio.wait([evaluating])
@@ -129,5 +137,5 @@ def test_no_more_are_played_at_a_time_than_the_run_allows():
             running.discard(task.name)
             return Score(1.0)
 
-    ran(evaluate(Engines(), Counting(), settings_of({"concurrency": 2}), version=4))
+    ran(evaluated(Engines(), Counting(), settings_of({"concurrency": 2}), version=4))
     assert (max(most), len(most)) == (2, 10)

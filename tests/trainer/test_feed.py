@@ -13,7 +13,7 @@ from tests.rollout.script import Script, for_ever, others_running, ran, settled,
 
 def feed_of(scenario, max_lag=0, position=None, version=0, on_progress=None, **collect):
     collect = CollectSettings(**{"groups": 2, "group_size": 2, **collect})
-    return Feed(scenario, scenario.open_draw, collect, max_lag, 11, position, version, on_progress)
+    return Feed(scenario, scenario.player(collect), collect, max_lag, 11, position, version, on_progress)
 
 
 def numbers(groups):
@@ -451,7 +451,7 @@ def test_a_replaced_group_is_waited_for(ended_by):
 
         scenario = Script(plays)
         settings = CollectSettings(groups=1, group_size=2, redundancy=1, drops_equal_groups=True)
-        feed = Feed(scenario, scenario.open_draw, settings, 0, 11, on_end=ended.append)
+        feed = Feed(scenario, scenario.player(settings), settings, 0, 11, on_end=ended.append)
         feed.begin(0)
         taking = asyncio.create_task(feed.take(0))
         await settled()
@@ -611,7 +611,7 @@ def test_no_group_is_begun_for_steps_that_will_not_be():
     async def collect():
         scenario, ended = Script(gives_its_number), []
         collect = CollectSettings(groups=2, group_size=2)
-        feed = Feed(scenario, scenario.open_draw, collect, 3, 11, on_end=ended.append, steps=2)
+        feed = Feed(scenario, scenario.player(collect), collect, 3, 11, on_end=ended.append, steps=2)
         taken = []
         for version in range(2):
             feed.begin(version)

@@ -115,7 +115,7 @@ class Run:
         )
         self.feed = Feed(
             self.scenario,
-            self.scenario.open_draw,
+            self.scenario.player(self.settings.collect),
             self.settings.collect,
             self.settings.max_policy_lag,
             self.settings.seed,

@@ -1,0 +1,127 @@
+"""Episodes where the plan puts the agents: many at a time in each worker, watched and spread by the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roost.rollout.env_worker import RemoteEnvironments, import_from
+from roost.rollout.episode import Episode
+from roost.rollout.gateway import Contact, GatewayDraws
+from roost.rollout.playing import LocalPlayer, Play, PlayFailed
+from roost.rollout.scenario import Scenario
+from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.group import WorkerGroup
+from roost.runtime.worker import Worker
+
+MakeScenario = Callable[[Mapping[str, Any], str], Scenario]  # from the config's task and the model that it names
+
+
+class AgentWorker(Worker):
+    """Plays the run's scenario. What goes wrong with an episode is an answer, not a failure of the worker."""
+
+    def __init__(
+        self, make: MakeScenario, task: Mapping[str, Any], model: str, limit_s: float, paths: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        import_from(paths)
+        self._make, self._task, self._model, self._limit_s = make, task, model, limit_s
+        self._scenario: Scenario | None = None
+        self._draws: GatewayDraws | None = None
+        self._under_way: dict[str, asyncio.Task[Episode]] = {}
+
+    async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
+        """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
+        if self._scenario is None:
+            scenario = await asyncio.to_thread(self._make, self._task, self._model)
+            if environments is not None:
+                scenario.use_environments(environments)  # type: ignore[attr-defined]  # checked before launch
+            self._scenario, self._draws = scenario, GatewayDraws(contact)
+
+    async def play(self, key: str, label: str, asked: Play) -> Episode | str | None:
+        """The episode, or why there is none; None from one that was started again and is not prepared."""
+        if self._scenario is None or self._draws is None:
+            return None
+        player = LocalPlayer(self._scenario, self._draws.opener(label), self._limit_s)
+        playing = asyncio.create_task(player.play(asked))
+        self._under_way[key] = playing
+        try:
+            return await playing
+        except PlayFailed as error:
+            return str(error)
+        except asyncio.CancelledError:
+            return "it was cancelled"
+        finally:
+            del self._under_way[key]
+
+    async def cancel(self, key: str) -> None:
+        """End an episode that nobody waits for any more."""
+        if key in self._under_way:
+            self._under_way[key].cancel()
+
+
+class AgentGroup:
+    """The workers as the driver sees them."""
+
+    def __init__(self, group: WorkerGroup, contact: Contact, environments: RemoteEnvironments | None = None) -> None:
+        self._group = group
+        self._known = (contact, environments)
+        self._in_play = [0] * group.world_size
+        self._telling: set[asyncio.Future[None]] = set()
+
+    async def prepare(self) -> None:
+        """Until every worker has its scenario."""
+        await self._group.prepare(*self._known)
+
+    def player(self, label: str) -> RemotePlayer:
+        return RemotePlayer(self, label)
+
+    async def play(self, label: str, asked: Play) -> Episode:
+        """On the worker that plays the fewest. One that is lost loses its episodes, and is started again."""
+        rank = self._in_play.index(min(self._in_play))
+        self._in_play[rank] += 1
+        try:
+            answer = await self._play_on(rank, label, asked)
+        except (WorkerFailed, WaitedTooLong) as error:
+            raise PlayFailed(f"{self._group.name}:{rank} was lost with it: {error}") from error
+        finally:
+            self._in_play[rank] -= 1
+        if isinstance(answer, str):
+            raise PlayFailed(answer)
+        return answer
+
+    async def _play_on(self, rank: int, label: str, asked: Play) -> Episode | str:
+        worker, key = self._group.execute_on(rank), uuid.uuid4().hex
+        try:
+            answer: Episode | str | None = (await worker.play(key, label, asked))[0]
+            if answer is None:
+                await worker.prepare(*self._known)
+                answer = (await worker.play(key, label, asked))[0]
+        except asyncio.CancelledError:
+            self._tell(worker.cancel(key))
+            raise
+        return answer if answer is not None else "it is not prepared"
+
+    def _tell(self, result: Any) -> None:
+        """Nobody waits for the answer; that the worker is gone is no news by then."""
+
+        async def heard() -> None:
+            with contextlib.suppress(WorkerFailed, WaitedTooLong):
+                await result
+
+        task = asyncio.ensure_future(heard())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+
+class RemotePlayer:
+    """Plays on the workers of a group."""
+
+    def __init__(self, agents: AgentGroup, label: str) -> None:
+        self._agents, self._label = agents, label
+
+    async def play(self, asked: Play) -> Episode:
+        return await self._agents.play(self._label, asked)

@@ -1,0 +1,182 @@
+"""Turns for episodes that are played in other processes: they ask the driver, which knows the engines.
+
+One place decides which engine a turn is drawn on, waits while engines are updated, and tries again what was lost with
+one. So players elsewhere need to know nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.engines.errors import EngineError, EngineRefused
+from roost.engines.generation import Completion, Finish, VersionSpan
+from roost.engines.http_calls import HttpCalls
+from roost.rollout.playing import OpenDraw
+from roost.rollout.transcript import Draw
+
+PATH = "/draws"
+DRAW_LIMIT_S = 24 * 3600.0  # the driver has limits of its own, for requests and for episodes
+LARGEST_BODY = 64 * 2**20
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """Where a gateway is, and the key without which it answers nobody."""
+
+    url: str
+    key: str
+
+
+class Gateway:
+    """The driver's side: draws turns for whoever has the key; a label says what for, such as an evaluation."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, OpenDraw] = {}
+        self._key = secrets.token_urlsafe(32)
+
+    def serve(self, label: str, open_draw: OpenDraw) -> None:
+        """From now on, draw what is asked for under this label."""
+        self._labels[label] = open_draw
+
+    @contextlib.asynccontextmanager
+    async def serving(self, host: str = "127.0.0.1") -> AsyncIterator[Contact]:
+        """Serve in the running event loop."""
+        import uvicorn
+
+        from roost.engines.torch_engine.listening import bound_socket, url_of
+
+        bound = bound_socket(host, 0)
+        config = uvicorn.Config(self, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60)
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # they are the trainer's
+        serving = asyncio.create_task(server.serve([bound]))
+        try:
+            yield Contact(url_of(bound), self._key)
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            answer = await self._respond(scope, receive)
+            if answer is not None:
+                await _answer(send, *answer)
+
+    async def _respond(self, scope: Scope, receive: Receive) -> tuple[int, Any] | None:
+        """Status and content of the answer; None where the caller is gone."""
+        headers = dict(scope["headers"])
+        if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._key}".encode()):
+            return 401, {"error": "the key is not the gateway's"}
+        if (scope["method"], scope["path"]) != ("POST", PATH):
+            return 404, {"error": f"there is only POST {PATH}"}
+        try:
+            asked = json.loads(await _body(receive))
+        except ValueError as error:
+            return 400, {"error": str(error)}
+        return await _unless_gone(asyncio.ensure_future(self._draw(asked)), receive)
+
+    async def _draw(self, asked: Mapping[str, Any]) -> tuple[int, Any]:
+        try:
+            draw = self._labels[asked["label"]](asked["number"], asked["episode"], asked["attempt"])
+            return 200, told(await draw(asked["token_ids"], asked["turn"], asked["max_tokens"]))
+        except EngineRefused as error:
+            return 422, {"error": str(error)}
+        except EngineError as error:
+            return 500, {"error": str(error)}
+        except (ValueError, TypeError, KeyError) as error:
+            return 400, {"error": f"{type(error).__name__}: {error}"}
+
+
+class GatewayDraws:
+    """A player's side."""
+
+    def __init__(self, contact: Contact) -> None:
+        self._calls = HttpCalls(contact.url, contact.key)
+
+    def opener(self, label: str) -> OpenDraw:
+        """What opens draws for attempts at episodes."""
+
+        def open_draw(number: int, episode: int, attempt: int) -> Draw:
+            async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
+                asked = {
+                    "label": label,
+                    "number": number,
+                    "episode": episode,
+                    "attempt": attempt,
+                    "token_ids": list(token_ids),
+                    "turn": turn,
+                    "max_tokens": max_tokens,
+                }
+                about = f"turn {turn} of episode {episode} of group {number}"
+                # Asked twice it is drawn twice, with the same seed; only one of them is used.
+                made = await self._calls.post(PATH, asked, limit_s=DRAW_LIMIT_S, may_repeat=True, about=about)
+                return completion_of(made)
+
+            return draw
+
+        return open_draw
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+
+def told(made: Completion) -> dict[str, Any]:
+    """A completion as JSON.
+
+    >>> made = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
+    >>> completion_of(told(made)) == made
+    True
+    """
+    spans = [(span.version, span.start, span.end) for span in made.versions]
+    return {"token_ids": made.token_ids, "logprobs": made.logprobs, "finish": made.finish.value, "versions": spans}
+
+
+def completion_of(told: Mapping[str, Any]) -> Completion:
+    spans = tuple(VersionSpan(*span) for span in told["versions"])
+    return Completion(tuple(told["token_ids"]), tuple(told["logprobs"]), Finish(told["finish"]), spans)
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ValueError("the caller is gone")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > LARGEST_BODY:
+            raise ValueError(f"a request has at most {LARGEST_BODY} bytes")
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _unless_gone(work: asyncio.Future[tuple[int, Any]], receive: Receive) -> tuple[int, Any] | None:
+    """The outcome of work, which is cancelled when the caller goes away: nobody would learn from the turn."""
+    gone = asyncio.ensure_future(receive())
+    both: list[asyncio.Future[Any]] = [work, gone]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for left in both:
+            left.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _answer(send: Send, status: int, content: Any) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

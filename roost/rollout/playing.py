@@ -1,0 +1,83 @@
+"""Playing one episode: here, or where the plan puts those who play."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import Protocol
+
+from roost.rollout.bounded import within
+from roost.rollout.episode import Episode
+from roost.rollout.scenario import Scenario, Score, Task
+from roost.rollout.transcript import Draw, Transcript
+
+ROOM = Path(__file__).parent
+OpenDraw = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """An attempt at an episode."""
+
+    task: Task
+    number: int  # of the group
+    episode: int  # in the group
+    attempt: int = 0
+
+
+class PlayFailed(Exception):
+    """An attempt that came to nothing; the message says why."""
+
+
+class Player(Protocol):
+    """Plays episodes, many at a time."""
+
+    async def play(self, asked: Play) -> Episode:
+        """Play to the end; whatever goes wrong is a PlayFailed. Cancelling it ends the episode."""
+        ...
+
+
+class LocalPlayer:
+    """Plays in this process."""
+
+    def __init__(self, scenario: Scenario, open_draw: OpenDraw, limit_s: float) -> None:
+        self._scenario, self._open_draw, self._limit_s = scenario, open_draw, limit_s
+
+    async def play(self, asked: Play) -> Episode:
+        transcript = Transcript(self._open_draw(asked.number, asked.episode, asked.attempt))
+        began = time.perf_counter()
+        try:
+            score = await within(self._limit_s, self._scenario.play(asked.task, transcript))
+            checked = checked_score(score, transcript.turns)
+        except Exception as error:  # whatever a scenario raises is a failure of this episode alone
+            raise PlayFailed(told(error)) from error
+        finally:
+            transcript.close()
+        return Episode(transcript.sequences(), checked, time.perf_counter() - began, asked.attempt + 1)
+
+
+def checked_score(score: Score, turns: int) -> Score:
+    """The score with plain numbers, as arrays and files take them: one that is none would take the whole step down."""
+    if not isinstance(score, Score):
+        raise TypeError(f"play() gives a Score, not {type(score).__name__}")
+    if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
+        raise ValueError(f"an episode is scored by a finite number, not {score.reward!r}")
+    if score.of_turns and len(score.of_turns) != turns:
+        raise ValueError(f"{len(score.of_turns)} turns are scored, but the policy had {turns}; score all or none")
+    of_turns = tuple(float(reward) for reward in score.of_turns)
+    if not all(map(math.isfinite, of_turns)):
+        raise ValueError(f"turns are scored by finite numbers, not {score.of_turns}")
+    return replace(score, reward=float(score.reward), of_turns=of_turns)
+
+
+def told(error: Exception) -> str:
+    """What went wrong, and the line of the scenario that it happened under."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(ROOM)]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,99 @@
+"""What is around the models: agents that play, environments they play in, rewards that score; where the plan puts them.
+
+Each is launched if the plan places it. Otherwise episodes are played and scored in the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roost.engines.fleet import Fleet
+from roost.placement.plan import Plan
+from roost.rollout.agent_worker import AgentGroup, AgentWorker
+from roost.rollout.draw import FleetDraws
+from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
+from roost.rollout.gateway import Gateway
+from roost.rollout.playing import LocalPlayer, Player
+from roost.rollout.scenario import Scenario
+from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
+from roost.runtime.node_address import node_address
+from roost.spec.training import TrainSettings
+from roost.trainer.targets import load_scenario
+
+AGENT, ENV = "agent", "env"
+TRAINING, EVALUATION = "group", "evaluation"
+RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Who plays a kind of episodes, and who is told that a group is over."""
+
+    player: Player
+    on_end: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Stages:
+    training: Stage
+    evaluation: Stage
+
+
+def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: tuple[str, ...]) -> dict[str, GroupSpec]:
+    """The workers of agents and environments that the plan places."""
+    placed = {part.name for part in plan.components}
+    groups: dict[str, GroupSpec] = {}
+    if AGENT in placed:
+        limit = settings.collect.episode_limit_s
+        groups[AGENT] = AgentWorker.create_group(load_scenario, dict(settings.task), model, limit, paths)
+    if ENV in placed and isinstance(settings.task.get("environment"), Mapping):
+        groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths)
+    return groups
+
+
+def launch_options(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
+    return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
+
+
+@contextlib.asynccontextmanager
+async def open_stages(
+    groups: Mapping[str, WorkerGroup], scenario: Scenario, fleet: Fleet, settings: TrainSettings, is_alone: bool
+) -> AsyncIterator[Stages]:
+    """Everybody who plays, ready to. `is_alone`: there is no machine but this one."""
+    environments = await _environments(groups.get(ENV))
+    draws = draws_of(fleet, settings)
+    async with contextlib.AsyncExitStack() as stack:
+        players: dict[str, Player] = {}
+        if AGENT in groups:
+            gateway = Gateway()
+            contact = await stack.enter_async_context(gateway.serving("127.0.0.1" if is_alone else node_address()))
+            for label, each in draws.items():
+                gateway.serve(label, each.open)
+            agents = AgentGroup(groups[AGENT], contact, environments)
+            await agents.prepare()
+            players |= {label: agents.player(label) for label in draws}
+        else:
+            if environments is not None:
+                scenario.use_environments(environments)  # type: ignore[attr-defined]  # it has an environment to be set
+            limit = settings.collect.episode_limit_s
+            players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
+        yield Stages(*(Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION)))
+
+
+def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
+    """How turns are drawn in training and in evaluations."""
+    tried = replace(settings.draw, temperature=settings.evaluation.temperature)
+    by_label = {TRAINING: settings.draw, EVALUATION: tried}
+    return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
+
+
+async def _environments(group: WorkerGroup | None) -> RemoteEnvironments | None:
+    if group is None:
+        return None
+    wrong: list[Any] = [error for error in await group.prepare() if error]
+    if wrong:
+        raise EnvironmentFailed(f"the environments cannot be made: {wrong[0]}")
+    return RemoteEnvironments(group.hosts)

@@ -1,0 +1,147 @@
+import asyncio
+
+import httpx
+import pytest
+
+from roost.engines.errors import EngineLost, EngineRefused
+from roost.rollout.gateway import PATH, Contact, Gateway, GatewayDraws
+from roost.rollout.transcript import Transcript
+from tests.rollout.script import completion, for_ever, ran, settled
+
+
+class Draws:
+    """Answers with who asked for what; `does` may go wrong first."""
+
+    def __init__(self, does=None):
+        self.does = does
+        self.asked, self.cancelled = [], 0
+
+    def open(self, number, episode, attempt):
+        async def draw(token_ids, turn, max_tokens):
+            self.asked.append((list(token_ids), turn, max_tokens))
+            try:
+                if self.does is not None:
+                    await self.does()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return completion((number, episode, attempt), version=7)
+
+        return draw
+
+
+def through_gateway(draws, ask):
+    """What `ask(contact, client)` comes to while the gateway serves."""
+
+    async def run():
+        gateway = Gateway()
+        gateway.serve("group", draws.open)
+        async with gateway.serving() as contact:
+            client = GatewayDraws(contact)
+            try:
+                return await ask(contact, client)
+            finally:
+                await client.close()
+
+    return ran(run())
+
+
+def test_a_turn_is_drawn_for_the_attempt_that_asks_and_comes_back_whole():
+    draws = Draws()
+
+    async def ask(contact, client):
+        transcript = Transcript(client.opener("group")(3, 1, 2))
+        transcript.give([5, 6])
+        await transcript.take(max_tokens=4)
+        await transcript.take()
+        return transcript.tokens()
+
+    tokens = through_gateway(draws, ask)
+    assert tokens.token_ids.tolist() == [5, 6, 3, 1, 2, 3, 1, 2]
+    assert tokens.made_by.tolist() == [7] * 6
+    assert draws.asked == [([5, 6], 0, 4), ([5, 6, 3, 1, 2], 1, None)]
+
+
+def test_many_turns_at_a_time():
+    async def ask(contact, client):
+        opened = [client.opener("group")(number, 0, 0) for number in range(200)]
+        return [made.token_ids[0] for made in await asyncio.gather(*(draw([1], 0, None) for draw in opened))]
+
+    assert through_gateway(Draws(), ask) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        pytest.param(EngineRefused("the prompt is too long"), EngineRefused, id="refused"),
+        pytest.param(EngineLost("every engine has failed"), EngineLost, id="lost"),
+    ],
+)
+def test_what_engines_say_is_said_to_the_player(error, raised):
+    async def fails():
+        raise error
+
+    async def ask(contact, client):
+        await client.opener("group")(0, 0, 0)([1], 0, None)
+
+    with pytest.raises(raised, match=f"episode 0 of group 0.*{error}"):
+        through_gateway(Draws(fails), ask)
+
+
+def test_a_turn_that_nobody_waits_for_any_more_is_cancelled():
+    draws = Draws(for_ever)
+
+    async def ask(contact, client):
+        asking = asyncio.create_task(client.opener("group")(0, 0, 0)([1], 0, None))
+        while not draws.asked:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        while not draws.cancelled:
+            await asyncio.sleep(0.01)
+
+    through_gateway(draws, ask)
+    assert draws.cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "body", "status"),
+    [
+        pytest.param("", PATH, b"{}", 401, id="no key"),
+        pytest.param("wrong", PATH, b"{}", 401, id="another key"),
+        pytest.param(None, "/other", b"{}", 404, id="another path"),
+        pytest.param(None, PATH, b"{", 400, id="no JSON"),
+        pytest.param(None, PATH, b"[]", 400, id="no mapping"),
+        pytest.param(None, PATH, b'{"label": "nobody"}', 400, id="nobody draws for it"),
+    ],
+)
+def test_what_is_refused(key, path, body, status):
+    draws = Draws()
+
+    async def ask(contact, client):
+        header = {} if key == "" else {"Authorization": f"Bearer {key or contact.key}"}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            return (await http.post(contact.url + path, content=body, headers=header)).status_code
+
+    assert through_gateway(draws, ask) == status
+    assert not draws.asked
+
+
+def test_one_that_ends_leaves_nobody_waiting():
+    draws = Draws(for_ever)
+
+    async def run():
+        gateway = Gateway()
+        gateway.serve("group", draws.open)
+        async with gateway.serving() as contact:
+            client = GatewayDraws(contact)
+            asking = asyncio.create_task(client.opener("group")(0, 0, 0)([1], 0, None))
+            while not draws.asked:
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await client.close()
+        await settled()
+        return isinstance(contact, Contact)
+
+    assert ran(run())
+    assert draws.cancelled == 1
