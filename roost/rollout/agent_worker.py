@@ -35,11 +35,12 @@ class AgentWorker(Worker):
 
     async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
         """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
-        if self._scenario is None:
-            scenario = await asyncio.to_thread(self._make, self._task, self._model)
-            if environments is not None:
-                scenario.use_environments(environments)  # type: ignore[attr-defined]  # checked before launch
-            self._scenario, self._draws = scenario, GatewayDraws(contact)
+        scenario = self._scenario or await asyncio.to_thread(self._make, self._task, self._model)
+        if environments is not None:
+            scenario.use_environments(environments)  # type: ignore[attr-defined]  # checked before launch
+        if self._draws is not None:
+            await self._draws.close()
+        self._scenario, self._draws = scenario, GatewayDraws(contact)
 
     async def play(self, key: str, label: str, asked: Play) -> Episode | str | None:
         """The episode, or why there is none; None from one that was started again and is not prepared."""

@@ -1,0 +1,27 @@
+"""Real Ray: one instance for all tests of a module."""
+
+import sys
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pickled_by_value(request):
+    """Workers cannot import the tests, so the classes in them travel with their code."""
+    module = sys.modules[request.module.__name__]
+    ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from roost import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("ROOST_FAKE_ACCELERATORS", "")
+        with Cluster(num_nodes=1, address="local") as cluster:
+            yield cluster

@@ -1,0 +1,194 @@
+"""Agents and environments in workers of their own; turns are drawn through the driver."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from roost import NodePlacementStrategy
+from roost.rollout.agent_worker import AgentGroup, AgentWorker
+from roost.rollout.env_worker import EnvWorker, RemoteEnvironments
+from roost.rollout.environments.environment import Observation
+from roost.rollout.gateway import Gateway
+from roost.rollout.playing import Play, PlayFailed
+from roost.rollout.scenario import Score, Task
+from tests.rollout.script import completion
+
+LIMIT_S = 120
+ROOT = Path(__file__).parents[3]
+
+
+class Counter:
+    """Counts up to the number of its task, by as much as it is told."""
+
+    async def reset(self, task, seed=None):
+        self._wanted, self._count = task.data["wanted"], 0
+        return Observation(0)
+
+    async def step(self, action):
+        if action < 0:
+            raise ValueError("it only counts up")
+        self._count += action
+        return Observation(self._count, 1.0, self._count >= self._wanted, {"pid": os.getpid()})
+
+    async def score(self):
+        return float(self._count == self._wanted)
+
+    async def close(self):
+        pass
+
+
+class Counters:
+    def __init__(self, hardware=()):
+        assert not hardware
+
+    async def open(self):
+        return Counter()
+
+
+class Counting:
+    """The policy's tokens are what is counted; the answer tells which processes took part."""
+
+    def use_environments(self, environments):
+        self._environments = environments
+
+    def size(self, split):
+        return 10
+
+    def task(self, split, index):
+        return Task(f"count to {index}", {"wanted": index})
+
+    async def play(self, task, transcript):
+        environment = await self._environments.open()
+        try:
+            seen = await environment.reset(task)
+            rewards = []
+            while not seen.is_over:
+                transcript.give([seen.content])
+                (said,) = await transcript.take()
+                seen = await environment.step(said)
+                rewards.append(seen.reward)
+            if task.data.get("kills"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return Score(await environment.score(), f"{os.getpid()} {seen.info['pid']}", tuple(rewards))
+        finally:
+            await environment.close()
+
+
+def counting(task, model):
+    return Counting()
+
+
+class Stage:
+    """Two agents' and two environments' workers, and a driver that draws 1 in every turn, or what it is told."""
+
+    def __init__(self, cluster):
+        node = NodePlacementStrategy([0, 0])
+        self.agents = AgentWorker.create_group(counting, {}, "", 60.0).launch(cluster, node, "agent", restarts=5)
+        target = {"_target_": "tests.rollout.live.test_agent_workers.Counters"}
+        self.envs = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, node, "env", restarts=5)
+        self.says, self.drawn = 1, 0
+        self.holds = None
+
+    def open_draw(self, number, episode, attempt):
+        async def draw(token_ids, turn, max_tokens):
+            self.drawn += 1
+            if self.holds is not None:
+                await self.holds.wait()
+            return completion((self.says,))
+
+        return draw
+
+    def play(self, scenario):
+        """Run `scenario(agents)` while the gateway serves."""
+
+        async def run():
+            gateway = Gateway()
+            gateway.serve("group", self.open_draw)
+            async with gateway.serving() as contact:
+                assert set(await self.envs.prepare()) == {""}
+                agents = AgentGroup(self.agents, contact, RemoteEnvironments(self.envs.hosts))
+                await agents.prepare()
+                return await asyncio.wait_for(scenario(agents.player("group")), LIMIT_S)
+
+        return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def stage(cluster):
+    return Stage(cluster)
+
+
+def asked(wanted, episode=0, **data):
+    return Play(Task("", {"wanted": wanted, **data}), 0, episode)
+
+
+def test_episodes_are_spread_over_agents_and_environments(stage):
+    async def scenario(player):
+        return await asyncio.gather(*(player.play(asked(3, episode)) for episode in range(8)))
+
+    episodes = stage.play(scenario)
+    assert [episode.score.reward for episode in episodes] == [1.0] * 8
+    assert [episode.score.of_turns for episode in episodes] == [(1.0, 1.0, 1.0)] * 8
+    assert episodes[0].sequences[0].token_ids.tolist() == [0, 1, 1, 1, 2, 1]
+    pids = [episode.score.shown.split() for episode in episodes]
+    agents, envs = {agent for agent, _ in pids}, {env for _, env in pids}
+    assert len(agents) == len(envs) == 2 and len(agents | envs) == 4 and str(os.getpid()) not in agents | envs
+
+
+def test_an_environment_that_raises_fails_its_episode_alone(stage):
+    async def scenario(player):
+        stage.says = -1
+        with pytest.raises(PlayFailed, match=r"EnvironmentFailed: ValueError: it only counts up"):
+            await player.play(asked(3))
+        stage.says = 1
+        return await player.play(asked(2))
+
+    assert stage.play(scenario).score.reward == 1.0
+
+
+def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
+    async def scenario(player):
+        stage.holds, before = asyncio.Event(), stage.drawn
+        playing = asyncio.create_task(player.play(asked(3)))
+        while stage.drawn == before:
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        stage.holds.set()
+        drawn = stage.drawn
+        stage.holds = None
+        after = await player.play(asked(1))
+        return playing.cancelled(), stage.drawn - drawn, after.score.reward
+
+    assert stage.play(scenario) == (True, 1, 1.0)
+
+
+def test_an_agent_that_dies_takes_its_episodes_with_it_and_comes_back(stage):
+    async def scenario(player):
+        with pytest.raises(PlayFailed, match="agent:0 was lost with it"):
+            await player.play(asked(1, kills=True))
+        return await asyncio.gather(*(player.play(asked(2, episode)) for episode in range(4)))
+
+    episodes = stage.play(scenario)
+    assert len({episode.score.shown.split()[0] for episode in episodes}) == 2
+
+
+def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(stage):
+    async def scenario(player):
+        first = await player.play(asked(1))
+        stage.holds, before = asyncio.Event(), stage.drawn
+        playing = [asyncio.create_task(player.play(asked(2, episode))) for episode in range(4)]
+        while stage.drawn < before + 4:
+            await asyncio.sleep(0.01)
+        os.kill(int(first.score.shown.split()[1]), signal.SIGKILL)
+        stage.holds.set()
+        ended = await asyncio.gather(*playing, return_exceptions=True)
+        stage.holds = None
+        failed = [error for error in ended if isinstance(error, PlayFailed)]
+        assert failed and all("EnvironmentFailed" in str(error) for error in failed)
+        return [await player.play(asked(2, episode)) for episode in range(4)]
+
+    assert [episode.score.reward for episode in stage.play(scenario)] == [1.0] * 4
