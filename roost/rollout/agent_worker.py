@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roost.rollout.env_worker import RemoteEnvironments, import_from
+from roost.rollout.env_worker import RemoteEnvironments, import_from, play_in
 from roost.rollout.episode import Episode
 from roost.rollout.gateway import Contact, GatewayDraws
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed
@@ -37,7 +37,7 @@ class AgentWorker(Worker):
         """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
         scenario = self._scenario or await asyncio.to_thread(self._make, self._task, self._model)
         if environments is not None:
-            scenario.use_environments(environments)  # type: ignore[attr-defined]  # checked before launch
+            play_in(scenario, environments)
         if self._draws is not None:
             await self._draws.close()
         self._scenario, self._draws = scenario, GatewayDraws(contact)

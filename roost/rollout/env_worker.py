@@ -10,7 +10,7 @@ from typing import Any
 
 from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.playing import told
-from roost.rollout.scenario import Task
+from roost.rollout.scenario import Scenario, Task
 from roost.runtime.worker import Worker
 
 
@@ -102,6 +102,17 @@ class RemoteEnvironments:
         if method == "close":
             self._open[rank] -= 1
         return await ask(self._hosts[rank].call.remote(number, method, *arguments))
+
+
+def play_in(scenario: Scenario, environments: Environments) -> None:
+    """From now on, the scenario's episodes are played in these environments."""
+    use = getattr(scenario, "use_environments", None)
+    if use is None:
+        raise TypeError(
+            f"{type(scenario).__name__} has no use_environments(environments), so that it cannot be played in those of "
+            "the component env; give it one, or leave env out of the placement"
+        )
+    use(environments)
 
 
 class _RemoteEnvironment:

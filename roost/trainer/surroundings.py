@@ -14,7 +14,7 @@ from roost.engines.fleet import Fleet
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.draw import FleetDraws
-from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
+from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import LocalPlayer, Player
 from roost.rollout.scenario import Scenario
@@ -77,7 +77,7 @@ async def open_stages(
             players |= {label: agents.player(label) for label in draws}
         else:
             if environments is not None:
-                scenario.use_environments(environments)  # type: ignore[attr-defined]  # it has an environment to be set
+                play_in(scenario, environments)
             limit = settings.collect.episode_limit_s
             players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
         yield Stages(*(Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION)))
