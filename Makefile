@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: setup test test-vllm lint demo bench clean
+.PHONY: setup test test-long test-vllm lint demo bench clean
 
 setup: $(VENV)/.installed
 
@@ -14,7 +14,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: setup lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+# What takes half a minute or more each: machines that are killed, runs that are resumed, hosts in network namespaces.
+test-long: setup
+	$(BIN)/python -m pytest -m long
 
 # The same engines' tests with real servers of vLLM, which run on a CPU.
 test-vllm: setup $(VLLM_VENV)/.installed

@@ -35,12 +35,13 @@ class AgentWorker(Worker):
 
     async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
         """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
-        scenario = self._scenario or await asyncio.to_thread(self._make, self._task, self._model)
+        if self._scenario is None:
+            self._scenario = await asyncio.to_thread(self._make, self._task, self._model)
         if environments is not None:
-            play_in(scenario, environments)
+            play_in(self._scenario, environments)
         if self._draws is not None:
             await self._draws.close()
-        self._scenario, self._draws = scenario, GatewayDraws(contact)
+        self._draws = GatewayDraws(contact)
 
     async def play(self, key: str, label: str, asked: Play) -> Episode | str | None:
         """The episode, or why there is none; None from one that was started again and is not prepared."""

@@ -20,6 +20,8 @@ from roost.placement.residency import Decision
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 
+pytestmark = pytest.mark.long
+
 LIMIT_S = 300.0
 
 

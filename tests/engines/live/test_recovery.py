@@ -153,6 +153,7 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
     assert scenarios.run(run()) == (scenarios.policy.greedy(number), scenarios.all_on(number + 1))
 
 
+@pytest.mark.long
 def test_a_hung_engine_is_replaced(scenarios, tmp_path):
     number = scenarios.version + 1
 

@@ -12,6 +12,8 @@ import pytest
 
 from roost import Cluster, PackedPlacementStrategy, WaitedTooLong, Worker
 
+pytestmark = pytest.mark.long
+
 DRIVER = Path(__file__).parent / "drivers" / "endless.py"
 LIMIT = 60  # seconds for what a killed driver leaves to be gone
 

@@ -36,7 +36,10 @@ def can_make_namespaces():
     return made.returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not can_make_namespaces(), reason="needs root and iproute2 to make network namespaces")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not can_make_namespaces(), reason="needs root and iproute2 to make network namespaces"),
+]
 
 
 def ip(*words):

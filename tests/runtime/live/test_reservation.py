@@ -18,6 +18,8 @@ from roost import (
     Worker,
 )
 
+pytestmark = pytest.mark.long
+
 EVERYTHING = FlexiblePlacementStrategy([range(16), range(16, 24), range(24, 28), range(28, 30)])  # one process a node
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = sorted((Path(__file__).parent / "seed_examples").glob("*.txt"))
 LIMIT = 120  # seconds
 

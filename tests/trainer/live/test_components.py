@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
 
 
@@ -30,6 +32,7 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     assert json.loads((run.policy / "adapter_config.json").read_text())["r"] == 4
 
 
+@pytest.mark.long
 def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_from(model, tmp_path):
     def values(placement, steps):
         more = {"estimator": "gae", "kl_coefficient": 0.01, "group_size": 2, "checkpoint_every": 1}
@@ -48,3 +51,11 @@ def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_fro
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7], 3: [8, 9, 10, 11]}
     assert figures(run, "mismatch/logprob_max")[2] < 1e-3
     assert any(not before[name].equal(weight) for name, weight in weights_of(run).items())
+
+
+def test_agents_play_where_the_plan_puts_them(model, tmp_path):
+    placement = {"actor": "0", "rollout": "1", "agent": {"node_group": "node", "placement": "0:0-1"}}
+    run = trained(config(model, placement, steps=2), tmp_path / "run").run
+    assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
+    assert [len(spans_of(run, "play", f"agent:{rank}")) > 8 for rank in (0, 1)] == [True, True]
+    assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}

@@ -43,7 +43,12 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module", params=list(LAYOUTS))
+LONG = ("restarted",)  # a server is started for each step
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in LAYOUTS]
+)
 def layout(request):
     return request.param
 

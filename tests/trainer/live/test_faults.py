@@ -52,6 +52,7 @@ def none_killed(monkeypatch):
 STEPS = 5
 
 
+@pytest.mark.long
 def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
     victims = [[ENGINE, 24], [LEARNER, 56]]  # while steps of 16 episodes each are under way
     task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": victims}
@@ -66,6 +67,7 @@ def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
     assert len([text for text in said if "going on from step" in text]) == 1, "an engine's end is no end of the run"
 
 
+@pytest.mark.long
 def test_an_engine_that_is_killed_while_the_learner_is_on_the_host_comes_back(model, tmp_path):
     """Its weights are the learner's, which are moved to the device and back once more."""
     task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": [[ENGINE, 20]]}

@@ -1,5 +1,7 @@
 """It learns: streaming minibatches, and with a bar that a broken loss does not reach."""
 
+import pytest
+
 import roost.trainer.components
 from roost.learner.sample import Sample
 from roost.trainer.learner_worker import LearnerWorker
@@ -52,6 +54,7 @@ def test_it_learns(model, tmp_path):
     assert sum(rewards[-3:]) / 3 >= 0.55
 
 
+@pytest.mark.long
 def test_a_broken_loss_does_not_learn(model, tmp_path, monkeypatch):
     monkeypatch.setattr(roost.trainer.components, "LearnerWorker", BackwardLearner)
     rewards = rewards_of_learning(model, tmp_path / "run")

@@ -58,6 +58,7 @@ def config_file(model, tmp_path):
     return file
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_as_if_nothing_had_been_bit_for_bit(model, config_file, tmp_path):
     uninterrupted = trained(values(model), tmp_path / "uninterrupted").run
     ended_after(start(tmp_path / "killed", config_file), "step 2/", signal.SIGKILL)
