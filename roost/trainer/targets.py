@@ -17,7 +17,8 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
     from hydra.utils import instantiate
 
     try:
-        made = instantiate(dict(task), _partial_=True, _convert_="all")(tokenizer=tokenizer)
+        # What is nested in it is the scenario's to make: an agent for each episode, environments perhaps elsewhere.
+        made = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)(tokenizer=tokenizer)
     except InstantiationException as error:
         why = " ".join(str(error.__cause__ or error).split())
         fix = "name a class in a file of this folder, or of one in PYTHONPATH, as module.Class"

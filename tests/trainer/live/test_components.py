@@ -57,5 +57,5 @@ def test_agents_play_where_the_plan_puts_them(model, tmp_path):
     placement = {"actor": "0", "rollout": "1", "agent": {"node_group": "node", "placement": "0:0-1"}}
     run = trained(config(model, placement, steps=2), tmp_path / "run").run
     assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
-    assert [len(spans_of(run, "play", f"agent:{rank}")) > 8 for rank in (0, 1)] == [True, True]
+    assert [len(spans_of(run, "play", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}

@@ -1,0 +1,264 @@
+"""Gymnasium's environments: episodes are independent, and their steps are made together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from roost.rollout.environments.environment import Observation
+from roost.rollout.scenario import Task
+
+if TYPE_CHECKING:
+    from roost.rollout.environments.gymnasium_slots import VectorSlots
+
+T = TypeVar("T")
+RESET, STEP = "reset", "step"
+NO_SLOT = -1  # what those who wait for a slot are told when everything ends
+
+
+class GymnasiumEnvironments:
+    """Environments of one id, side by side in a vector environment of gymnasium (1.1 or newer).
+
+    A step of the vector is made when every episode under way has an action waiting. One that does not act for `stall_s`
+    while others wait is no longer waited for until it acts again; its world stands still meanwhile.
+    """
+
+    def __init__(
+        self, id: str, slots: int = 8, vectorization: str = "sync", stall_s: float = 30.0, **make_kwargs: Any
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; episodes need at least 1")
+        if vectorization not in ("sync", "async"):
+            raise ValueError(
+                f"vectorization is {vectorization!r}; write sync (one process) or async (one for each slot)"
+            )
+        self._id, self._slots, self._vectorization, self._stall_s = id, slots, vectorization, stall_s
+        self._make_kwargs = make_kwargs
+        self._vector: VectorSlots | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")  # simulators may be bound to a thread
+        self._free: asyncio.Queue[int] = asyncio.Queue()
+        for slot in range(slots):
+            self._free.put_nowait(slot)
+        self._open: set[GymnasiumEnvironment] = set()
+        self._changed = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def open(self) -> GymnasiumEnvironment:
+        slot = NO_SLOT if self._is_closed else await self._free.get()
+        if slot == NO_SLOT:
+            self._free.put_nowait(NO_SLOT)  # for the next who waits
+            raise RuntimeError("the environments were closed; open episodes before that")
+        if self._work is None:
+            self._work = asyncio.create_task(self._serve())
+        environment = GymnasiumEnvironment(slot, self._fitted, self._changed, self._release)
+        self._open.add(environment)
+        return environment
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._free.put_nowait(NO_SLOT)
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+        for environment in list(self._open):
+            environment.lose(RuntimeError("the environments were closed while the episode was under way"))
+        await self._drop_vector()
+        self._thread.shutdown(wait=False)
+
+    def _release(self, environment: GymnasiumEnvironment) -> None:
+        if environment in self._open:
+            self._open.remove(environment)
+            self._free.put_nowait(environment.slot)
+            self._changed.set()
+
+    async def _serve(self) -> None:
+        while True:
+            self._changed.clear()
+            beginning = [each for each in self._open if each.wants_reset]
+            if beginning:
+                await self._make(beginning, _reset)
+            elif acting := self._due():
+                await self._make(acting, _step)
+            else:
+                await self._change()
+
+    def _due(self) -> list[GymnasiumEnvironment]:
+        """Those who have an action, if nobody is waited for."""
+        acting = [each for each in self._open if each.wants_step]
+        awaited = any(each.is_under_way and not each.wants_step and not each.is_stalled for each in self._open)
+        return [] if awaited else acting
+
+    async def _change(self) -> None:
+        """Wait for something to happen; for no longer than the stall limit while an action waits."""
+        now = asyncio.get_running_loop().time()
+        waiting = [each.asked_at for each in self._open if each.wants_step]
+        left = max(min(waiting) + self._stall_s - now, 0.0) if waiting else None
+        try:
+            await asyncio.wait_for(self._changed.wait(), left)
+        except TimeoutError:
+            for each in self._open:
+                each.is_stalled = each.is_stalled or (each.is_under_way and not each.wants_step)
+
+    async def _make(
+        self,
+        environments: list[GymnasiumEnvironment],
+        make: Callable[[VectorSlots, Mapping[int, Any]], dict[int, Observation]],
+    ) -> None:
+        asked = {each.slot: each.taken() for each in environments}
+        try:
+            vector = await self._in_thread(self._made_vector) if self._vector is None else self._vector
+            self._vector = vector
+            shown = await self._in_thread(lambda: make(vector, {slot: ask.what for slot, ask in asked.items()}))
+        except Exception as error:  # of a simulator: what the vector is in now nobody knows, so it is made anew
+            told = RuntimeError(f"{self._id} failed, and with it all of its episodes: {type(error).__name__}: {error}")
+            told.__cause__ = error
+            for each in self._open:
+                if not each.wants_reset:  # one that begins does so in the next vector
+                    each.lose(told)
+            await self._drop_vector()
+            return
+        for each in environments:
+            each.tell(asked[each.slot], shown[each.slot])
+
+    def _made_vector(self) -> VectorSlots:
+        try:
+            from roost.rollout.environments.gymnasium_slots import VectorSlots
+        except ImportError as error:
+            raise ImportError(f"{error}; install gymnasium 1.1 or newer: pip install 'roost[agents]'") from error
+        return VectorSlots(self._id, self._slots, self._vectorization, self._make_kwargs)
+
+    def _fitted(self, action: Any) -> Any:
+        from roost.rollout.environments.gymnasium_slots import fitted
+
+        return action if self._vector is None else fitted(self._vector.action_space, action)
+
+    async def _drop_vector(self) -> None:
+        vector, self._vector = self._vector, None
+        if vector is None:
+            return
+        with contextlib.suppress(Exception):  # a simulator that failed may fail again as it ends; it is gone either way
+            await self._in_thread(vector.close)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+@dataclass(eq=False)
+class Ask:
+    """What an episode asks of its slot."""
+
+    kind: str
+    what: Any  # the action, or the seed and the options
+    at: float
+    answer: asyncio.Future[Observation]
+
+
+class GymnasiumEnvironment:
+    """One slot, for one episode."""
+
+    def __init__(
+        self,
+        slot: int,
+        fitted: Callable[[Any], Any],
+        changed: asyncio.Event,
+        release: Callable[[GymnasiumEnvironment], None],
+    ) -> None:
+        self.slot = slot
+        self.is_under_way = False  # it was reset and is not over, so that an action of it is waited for
+        self.is_stalled = False
+        self._fitted, self._changed, self._release = fitted, changed, release
+        self._ask: Ask | None = None
+        self._is_taken = False  # the ask is being answered
+        self._lost: Exception | None = None
+        self._return = 0.0
+
+    async def reset(self, task: Task, seed: int | None = None) -> Observation:
+        """Begin; `options` in the task's data are the environment's own."""
+        if seed is not None and seed < 0:
+            raise ValueError(f"the seed is {seed}; gymnasium takes none below 0")
+        self._lost, self._return, self.is_under_way = None, 0.0, False
+        return await self._asked(RESET, (seed, task.data.get("options")))
+
+    async def step(self, action: Any) -> Observation:
+        if self._lost is not None:
+            raise self._lost
+        if not self.is_under_way:
+            raise RuntimeError("the episode is over, or has not begun; reset it before the next step")
+        shown = await self._asked(STEP, self._fitted(action))
+        self._return += shown.reward
+        return shown
+
+    async def score(self) -> float:
+        """The sum of rewards so far."""
+        return self._return
+
+    async def close(self) -> None:
+        self.lose(RuntimeError("the episode was closed while it was waited for"))
+        self._release(self)
+
+    @property
+    def wants_reset(self) -> bool:
+        return self._wants(RESET)
+
+    @property
+    def wants_step(self) -> bool:
+        return self._wants(STEP)
+
+    @property
+    def asked_at(self) -> float:
+        return self._ask.at if self._ask is not None else 0.0
+
+    def taken(self) -> Ask:
+        """What it asks for; from now on it is being answered."""
+        assert self._ask is not None
+        self._is_taken = True
+        return self._ask
+
+    def tell(self, ask: Ask, shown: Observation) -> None:
+        self.is_under_way = not shown.is_over
+        if not ask.answer.done():  # nobody wants it any more if the episode was cancelled
+            ask.answer.set_result(shown)
+
+    def lose(self, error: Exception) -> None:
+        """The episode cannot go on."""
+        self._lost, self.is_under_way = error, False
+        if self._ask is not None and not self._ask.answer.done():
+            self._ask.answer.set_exception(error)
+
+    def _wants(self, kind: str) -> bool:
+        return self._ask is not None and self._ask.kind == kind and not self._is_taken
+
+    async def _asked(self, kind: str, what: Any) -> Observation:
+        if self._ask is not None:
+            raise RuntimeError(f"the environment is still at its last {self._ask.kind}; wait for one before the next")
+        loop = asyncio.get_running_loop()
+        self._ask, self._is_taken, self.is_stalled = Ask(kind, what, loop.time(), loop.create_future()), False, False
+        self._changed.set()
+        try:
+            return await self._ask.answer
+        finally:
+            self._ask = None
+            self._changed.set()
+
+
+def _reset(
+    vector: VectorSlots, asked: Mapping[int, tuple[int | None, Mapping[str, Any] | None]]
+) -> dict[int, Observation]:
+    """Reset slots together; a vector has one set of options, so those with their own are reset one by one."""
+    plain = {slot: seed for slot, (seed, options) in asked.items() if not options}
+    shown = vector.reset(plain) if plain else {}
+    for slot, (seed, options) in asked.items():
+        if options:
+            shown |= vector.reset({slot: seed}, options)
+    return shown
+
+
+def _step(vector: VectorSlots, asked: Mapping[int, Any]) -> dict[int, Observation]:
+    return vector.step(asked)

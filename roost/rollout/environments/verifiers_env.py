@@ -1,0 +1,201 @@
+"""Environments of the verifiers library: it plays its own rollouts against an endpoint, and scores them.
+
+Three parts make a scenario of agents (`AgentScenario`): its tasks, its environments, and the agent, which does nothing
+but let verifiers talk to the endpoint that records the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import Any
+
+from roost.rollout.agents.agent import Policy
+from roost.rollout.agents.chat import ChatPolicy
+from roost.rollout.agents.recording import Recorder
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.scenario import Split, Task
+
+MOST_TASKS = 100_000  # of a taskset without end
+NO_KEY = "ROOST_RECORDING_KEY"  # a variable that nobody sets: the endpoint is known by its address alone
+INSTALL = "install it where episodes are played, in an environment of its own: pip install 'verifiers>=0.4,<0.5'"
+
+
+class VerifiersTasks:
+    """The rows of a taskset of verifiers 0.4 as tasks; the last `evaluation` of them are kept for trying.
+
+    The keys are those of `VerifiersEnvironments`; both read the same taskset, and a task is its place in it.
+    """
+
+    def __init__(self, taskset: str | Mapping[str, Any], evaluation: int = 0, **config: Any) -> None:
+        self._config = _config(taskset, "", config)
+        self._evaluation = evaluation
+        self._rows: list[Any] | None = None
+
+    def size(self, split: Split) -> int:
+        train = len(self._loaded()) - self._evaluation
+        if train < 1:
+            raise ValueError(
+                f"the taskset has {train + self._evaluation} tasks; evaluation: {self._evaluation} leaves none"
+            )
+        return self._evaluation if split is Split.EVALUATION else train
+
+    def task(self, split: Split, index: int) -> Task:
+        place = index + (self.size(Split.TRAIN) if split is Split.EVALUATION else 0)
+        data = self._loaded()[place].data
+        return Task(data.name or f"{self._config['taskset']['id']} {place}", {"index": place})
+
+    def _loaded(self) -> list[Any]:
+        if self._rows is None:
+            self._rows = _rows_of(_loaders().load_taskset(_resolved(self._config).taskset))
+        return self._rows
+
+
+class VerifiersAgent:
+    """Lets verifiers play the episode: the policy is behind an endpoint that records what it makes."""
+
+    def __init__(self, task: Task, recorder: Recorder, sampling: Mapping[str, Any] | None = None) -> None:
+        self._recorder, self._sampling = recorder, dict(sampling or {})
+
+    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+        """Until the rollout is over; one that fails because its turns are used up is worth nothing."""
+        if not isinstance(policy, ChatPolicy):
+            raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
+        async with self._recorder.episode(policy, max_turns) as episode:
+            endpoint = {"base_url": episode.base_url, "model": self._recorder.model, "sampling": self._sampling}
+            try:
+                await environment.step(endpoint)
+            except Exception:
+                if not episode.is_used_up:
+                    raise
+
+
+class VerifiersEnvironments:
+    """An environment of verifiers 0.4: `taskset` is its id, `env` that of an environment it is paired with, if any.
+
+    The other keys are those of verifiers' own config, such as `agent: {harness: {id: "null"}, runtime: {type:
+    subprocess}}`. An episode has one step: the action names an endpoint of OpenAI's kind that stands for the policy, by
+    `base_url` and `model`; the rollout is played against it, and its reward is the score.
+    """
+
+    def __init__(self, taskset: str | Mapping[str, Any], env: str = "", slots: int = 64, **config: Any) -> None:
+        self._config = _config(taskset, env, config)
+        self._places = asyncio.Semaphore(slots)
+        self._starting = asyncio.Lock()
+        self._environment: Any = None
+        self._rows: list[Any] = []
+        self._serving = AsyncExitStack()
+
+    async def open(self) -> VerifiersEnvironment:
+        await self._places.acquire()
+        return VerifiersEnvironment(self, self._places.release)
+
+    async def close(self) -> None:
+        await self._serving.aclose()
+        self._environment = None
+
+    async def prompt(self, index: int) -> str:
+        """What a task asks."""
+        await self._ready()
+        text: str = self._rows[index].data.prompt_text
+        return text
+
+    async def rollout(self, index: int, base_url: str, model: str, sampling: Mapping[str, Any]) -> Any:
+        """Play a task against an endpoint; verifiers' own episode, with its traces."""
+        await self._ready()
+        library = _module("verifiers.v1")
+        client = library.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY)
+        context = library.ModelContext(model=model, client=client, sampling=library.SamplingConfig(**sampling))
+        return await self._environment.run_episode(self._rows[index], context)
+
+    async def _ready(self) -> None:
+        """Tasks are loaded, which may take long, and what rollouts share is up."""
+        async with self._starting:
+            if self._environment is None:
+                environment = await asyncio.to_thread(lambda: _loaders().load_environment(_resolved(self._config)))
+                self._rows = await asyncio.to_thread(_rows_of, environment.taskset)
+                await self._serving.enter_async_context(environment.serving())
+                self._environment = environment
+
+
+class VerifiersEnvironment:
+    """One rollout."""
+
+    def __init__(self, environments: VerifiersEnvironments, release: Callable[[], None]) -> None:
+        self._environments, self._release = environments, release
+        self._index: int | None = None
+        self._reward = 0.0
+
+    async def reset(self, task: Task, seed: int | None = None) -> Observation:
+        """The task at this `index`; verifiers takes no seed."""
+        self._index, self._reward = int(task.data["index"]), 0.0
+        return Observation(await self._environments.prompt(self._index))
+
+    async def step(self, action: Any) -> Observation:
+        """Play the rollout against the endpoint in the action."""
+        if self._index is None:
+            raise RuntimeError("the rollout was played, or has not begun; reset before the next")
+        if not isinstance(action, Mapping) or "base_url" not in action:
+            raise ValueError(f"the action is {action!r}; give base_url, and model, of an endpoint for the policy")
+        index, self._index = self._index, None
+        model, sampling = action.get("model", "policy"), action.get("sampling", {})
+        episode = await self._environments.rollout(index, action["base_url"], model, sampling)
+        self._reward = reward_of(episode)
+        # The reward is of the whole rollout, not of the turn before this step, so that it is left to the score.
+        return Observation(last_reply(episode), is_over=True, info={"metrics": metrics_of(episode)})
+
+    async def score(self) -> float:
+        return self._reward
+
+    async def close(self) -> None:
+        self._release()
+
+
+def reward_of(episode: Any) -> float:
+    """The mean reward of the traces that were scored; a rollout that failed is an error, not a score."""
+    if not episode.ok:
+        errors = [*episode.errors, *(trace.last_error for trace in episode.traces if trace.last_error)]
+        told = f"{errors[-1].type}: {errors[-1].message}" if errors else "it does not say why"
+        raise RuntimeError(f"verifiers' rollout failed: {told}")
+    scored = [float(trace.reward) for trace in episode.traces if trace.rewards]
+    if not scored:
+        raise RuntimeError(f"verifiers scored none of {len(episode.traces)} traces; its task needs a reward")
+    return sum(scored) / len(scored)
+
+
+def metrics_of(episode: Any) -> dict[str, float]:
+    """What else was measured, by name; of several traces, the last."""
+    found = [item for trace in episode.traces for item in trace.metrics.items()]
+    return {name: float(value) for name, value in found if value is not None}
+
+
+def last_reply(episode: Any) -> str:
+    """What the policy said last."""
+    return str(episode.traces[-1].last_reply) if episode.traces else ""
+
+
+def _config(taskset: str | Mapping[str, Any], env: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = dict(taskset) if isinstance(taskset, Mapping) else {"id": taskset}
+    return {**config, "id": env, "taskset": wanted}
+
+
+def _rows_of(taskset: Any) -> list[Any]:
+    return list(itertools.islice(taskset, MOST_TASKS))
+
+
+def _resolved(config: Mapping[str, Any]) -> Any:
+    return _loaders().resolve_env_config(dict(config))
+
+
+def _loaders() -> Any:
+    return _module("verifiers.v1.utils.loaders")
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{error}; {INSTALL}") from error
