@@ -1,0 +1,52 @@
+"""Messages between the two processes: a length of four bytes, then JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any
+
+LENGTH = struct.Struct(">I")
+LARGEST = 1 << 20  # of what a sandbox may say at once; what it is told is as large as needed
+
+
+def packed(message: Any) -> bytes:
+    """A message as it is sent.
+
+    >>> packed({"a": 1})
+    b'\\x00\\x00\\x00\\x08{"a": 1}'
+    """
+    body = json.dumps(message).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+class Channel:
+    """The sandboxed end of the connection; it waits."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def receive(self) -> Any:
+        """The next message; `EOFError` when the other side is gone."""
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        return json.loads(self._exactly(length))
+
+    def send(self, message: Any) -> None:
+        """Say something; `ValueError` where it is too large to be heard."""
+        frame = packed(message)
+        if len(frame) > LARGEST:
+            raise ValueError(f"a message of {len(frame)} bytes is too large; at most {LARGEST} can be sent")
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def _exactly(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = os.read(self._descriptor, min(size, 1 << 20))
+            if not part:
+                raise EOFError("the other side is gone")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)

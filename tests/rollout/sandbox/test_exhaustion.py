@@ -1,0 +1,198 @@
+"""Code that takes more than its share."""
+
+import asyncio
+
+import psutil
+import pytest
+
+from roost.rollout.sandbox.child import FLOOD_BYTES
+from roost.rollout.sandbox.execution import Fault
+from roost.rollout.sandbox.limits import Limits
+from roost.rollout.sandbox.sandbox import Sandbox
+from tests.rollout.sandbox.playground import PATIENT, executed, ran
+
+HASTY = Limits(wall_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("while True: pass", id="Python"),
+        pytest.param("sum(range(10**12))", id="C"),
+        pytest.param("import re; re.match(r'(a+)+$', 'a' * 64 + 'b')", id="a regular expression"),
+        pytest.param("10 ** 10 ** 9", id="a large number"),
+        pytest.param("import time; time.sleep(10**6)", id="sleep"),
+        pytest.param(
+            "while True:\n  try:\n    while True: pass\n  except BaseException: pass", id="catching everything"
+        ),
+        pytest.param(
+            "import signal\nfor n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+            "  except (OSError, ValueError): pass\nwhile True: pass",
+            id="ignoring signals",
+        ),
+        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", id="stopping itself"),
+        pytest.param("import threading; threading.Event().wait()", id="waiting"),
+    ],
+)
+def test_endless_code_is_ended(code):
+    execution, after = executed(f"print('begun')\n{code}", "print('fresh', 'x' in dir())", limits=HASTY)
+    assert execution.error == Fault.TIMED_OUT
+    assert execution.output == (
+        "begun\n\n[Ended: the code ran for more than 1 s. Variables and imports are gone; files are kept.]"
+    )
+    assert (after.output, after.error) == ("fresh False\n", None)
+
+
+def test_calls_do_not_stretch_the_time():
+    async def slow(app, api, arguments):
+        await asyncio.sleep(3600)
+
+    (execution,) = executed("apis.a.b()", limits=HASTY, call=slow)
+    assert execution.error == Fault.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("import threading\nlong = range(10**12)\n"
+                     "for _ in range(2): threading.Thread(target=sum, args=(long,)).start()\n"
+                     "sum(range(10**12))", id="over all threads"),
+        pytest.param("while True: pass", id="in one"),
+    ],
+)  # fmt: skip
+def test_cpu_time_is_bounded(code):
+    (execution,) = executed(code, limits=Limits(wall_s=30, cpu_s=1))
+    assert execution.error == Fault.CPU
+    assert "1 s of CPU time" in execution.output
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        pytest.param("x = 'a' * 10**10", Fault.MEMORY, id="at once"),
+        pytest.param("x = []\nwhile True: x.append(bytearray(10**6))", Fault.MEMORY, id="bit by bit"),
+        pytest.param(
+            "def f():\n  x = []\n  while True: x.append(bytearray(10**5))\nf()", Fault.MEMORY, id="in a frame"
+        ),
+        pytest.param("import mmap; mmap.mmap(-1, 10**10)", Fault.RAISED, id="as a map"),
+    ],
+)
+def test_memory_is_bounded(code, error):
+    execution, after = executed(code, "x = None\nprint('alive')", limits=Limits(wall_s=30, memory_mb=256))
+    assert execution.error == error, execution.output
+    assert after.output == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("line = 'a' * 10**6\nfor _ in range(1000): print(line)", id="print"),
+        pytest.param("import sys\nfor _ in range(1000): sys.stderr.write('a' * 10**6)", id="stderr"),
+        pytest.param("import os\nfor _ in range(1000): os.write(1, b'a' * 10**6)", id="the descriptor"),
+        pytest.param("import threading\ndef f():\n  while True: print('a' * 10**4)\n"
+                     "threading.Thread(target=f).start()\nimport time; time.sleep(20)", id="a thread"),
+    ],
+)  # fmt: skip
+def test_a_gigabyte_of_output_is_ended(code):
+    before = psutil.Process().memory_info().rss
+    (execution,) = executed(code)
+    assert execution.error == Fault.FLOODED
+    assert len(execution.output) < 10_200 and "characters left out" in execution.output
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+
+
+def test_a_file_is_bounded(tmp_path):
+    code = "file = open('large', 'wb')\nwhile True: file.write(bytes(10**6))"
+    (execution,) = executed(code, limits=Limits(wall_s=30, file_mb=8), folder=tmp_path)
+    assert execution.error == Fault.RAISED and "File too large" in execution.output
+    assert (tmp_path / "large").stat().st_size <= 8 << 20
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("for i in range(60): open(f'{i}', 'wb').write(bytes(10**5))", id="files"),
+        pytest.param("import os\nfor i in range(1200): os.mkdir(f'{i}')", id="folders"),
+    ],
+)
+def test_many_files_are_bounded(code):
+    (execution,) = executed(f"{code}\nimport time; time.sleep(20)", limits=Limits(wall_s=30, folder_mb=4))
+    assert execution.error == Fault.DISK
+
+
+BOMBS = {
+    "threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
+    "small threads": "import threading, time\nthreading.stack_size(32768)\n"
+    "while True: threading.Thread(target=time.sleep, args=(60,)).start()",
+    "processes": "import os\nwhile True: os.fork()",
+}
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in BOMBS.items()])
+def test_bombs_do_not_go_off(code):
+    async def run():
+        async with await Sandbox.start(Limits(wall_s=30, processes=8)) as sandbox:
+            if not sandbox.isolation().namespace:
+                pytest.skip("no user namespaces here: threads are bounded by their memory only")
+            execution = await sandbox.execute(code)
+            return execution, psutil.Process(sandbox.pid).num_threads(), psutil.Process(sandbox.pid).children()
+
+    execution, threads, children = ran(run())
+    assert execution.error == Fault.RAISED, execution.output
+    assert threads <= 8 and not children
+
+
+def test_threads_that_go_on_are_stopped_between_executions():
+    async def run():
+        async with await Sandbox.start() as sandbox:
+            await sandbox.execute("import threading\ndef f():\n  while True: pass\nthreading.Thread(target=f).start()")
+            process = psutil.Process(sandbox.pid)
+            while process.status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
+            before = process.cpu_times()
+            await asyncio.sleep(0.2)
+            return before, process.cpu_times(), await sandbox.execute("print('alive')")
+
+    before, later, after = ran(run())
+    assert (before.user, before.system) == (later.user, later.system)
+    assert after.output == "alive\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        pytest.param("import os; os._exit(0)", "exited with status 0", id="leaving"),
+        pytest.param("import ctypes; ctypes.string_at(0)", "died of signal 11", id="a crash"),
+        pytest.param("import os; os.abort()", "died of signal 6", id="an abort"),
+        pytest.param("import sys; sys.setrecursionlimit(10**9)\ndef f(): return [*map(lambda _: f(), [1])]\nf()",
+                     "died of signal 11", id="deep recursion in C"),
+        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "died of signal 9", id="suicide"),
+    ],
+)  # fmt: skip
+def test_a_death_is_told_and_followed_by_a_new_process(code, sentence):
+    execution, after = executed(f"print('before', flush=True)\n{code}", "print('fresh')")
+    assert execution.error == Fault.DIED
+    assert execution.output.startswith("before\n") and sentence in execution.output
+    assert after.output == "fresh\n"
+
+
+def test_the_folder_of_a_death_is_kept_for_the_next():
+    _, after = executed("open('a', 'w').write('kept')\nimport os; os._exit(1)", "print(open('a').read())")
+    assert after.output == "kept\n"
+
+
+def test_others_go_on_while_one_floods():
+    """The owner reads piece by piece, and does other things between them."""
+
+    async def run():
+        async with await Sandbox.start(PATIENT) as sandbox:
+            flood = asyncio.create_task(sandbox.execute("while True: print('a' * 10**6)"))
+            turns = 0
+            while not flood.done():
+                await asyncio.sleep(0)
+                turns += 1
+            return turns, flood.result().error
+
+    turns, error = ran(run())
+    assert error == Fault.FLOODED
+    assert turns > FLOOD_BYTES >> 17
