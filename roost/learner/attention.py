@@ -27,11 +27,20 @@ class Segments:
 
     lengths: tuple[int, ...]
     starts: Tensor  # 32-bit, on the device, with the end of the last
+    alike: tuple[tuple[int, Tensor], ...]  # the lengths that there are, each with the tokens of its sequences
+    back: Tensor  # where each token is when they are put together by length
 
     @classmethod
     def of(cls, borders: Ints, device: torch.device) -> Segments:
+        lengths = np.diff(borders)
+        alike = [
+            (int(length), (borders[:-1][lengths == length][:, None] + np.arange(length)).ravel())
+            for length in np.unique(lengths)
+        ]
+        back = np.argsort(np.concatenate([places for _, places in alike]))
         starts = torch.from_numpy(borders.astype(np.int32)).to(device)
-        return cls(tuple(np.diff(borders).tolist()), starts)
+        tokens = tuple((length, torch.from_numpy(places).to(device)) for length, places in alike)
+        return cls(tuple(lengths.tolist()), starts, tokens, torch.from_numpy(back).to(device))
 
 
 def register() -> None:
@@ -57,22 +66,33 @@ def _attend(
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
     # Under autocast, rotations leave queries and keys in 32 bits.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    attend = _flash if _can_flash(query, value) else _one_by_one
+    attend = _flash if _can_flash(query, value) else _by_length
     return attend(query, key, value, segments, scaling, sliding_window), None
 
 
-def _one_by_one(
+def _by_length(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
-    """Each sequence on its own; tensors are [1, heads, tokens, head size], the result [1, tokens, heads, head size]."""
+    """All sequences of one length at a time; tensors are [1, heads, tokens, head size], the result [1, tokens, ...].
+
+    Thousands of short sequences, as in control, would otherwise be as many calls.
+    """
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
     parts = []
-    for q, k, v in zip(*(each.split(segments.lengths, dim=2) for each in (query, key, value)), strict=True):
-        mask = _window_mask(q.shape[2], window, q.device)
-        parts.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale))
-    return torch.cat(parts, dim=2).transpose(1, 2)
+    for length, tokens in segments.alike:
+        q, k, v = (_rows(each, tokens, length) for each in (query, key, value))
+        mask = _window_mask(length, window, q.device)
+        part = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
+        parts.append(part.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, segments.back).unsqueeze(0)
+
+
+def _rows(packed: Tensor, tokens: Tensor, length: int) -> Tensor:
+    """Some sequences of a length as rows: [sequences, heads, tokens, head size]."""
+    chosen = packed.squeeze(0).index_select(1, tokens)
+    return chosen.view(len(chosen), -1, length, chosen.shape[-1]).transpose(0, 1)
 
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:

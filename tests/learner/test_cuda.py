@@ -1,9 +1,10 @@
 """What is different on a GPU: flash attention, memory that is really free, copies beside the computing."""
 
+import numpy as np
 import pytest
 import torch
 
-from roost.learner.attention import Segments, _can_flash, _flash, _one_by_one
+from roost.learner.attention import Segments, _by_length, _can_flash, _flash
 from roost.learner.learner import Learner
 from tests.learner.drawn import assert_equal, drawn_samples, settings_of, totals_of, trained
 
@@ -19,7 +20,7 @@ def device():
 @pytest.mark.parametrize("window", [None, 16], ids=["all", "window"])
 def test_flash_attention_is_as_each_sequence_alone(device, window):
     lengths = (5, 64, 33)
-    segments = Segments(lengths, torch.tensor([0, 5, 69, 102], dtype=torch.int32, device=device))
+    segments = Segments.of(np.array([0, 5, 69, 102]), device)
     torch.manual_seed(0)
     tensors = [
         torch.randn(1, heads, sum(lengths), 64, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -28,7 +29,7 @@ def test_flash_attention_is_as_each_sequence_alone(device, window):
     if not _can_flash(tensors[0], tensors[2]):
         pytest.skip("this torch has no such flash attention")
     outputs, gradients = [], []
-    for attend in (_flash, _one_by_one):
+    for attend in (_flash, _by_length):
         output = attend(*tensors, segments, 0.1, window)
         outputs.append(output)
         gradients.append(torch.autograd.grad(output.float().square().sum(), tensors))
