@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,13 +14,17 @@ from roost.engines.residency import HandOver
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
-from roost.runtime.group import GroupSpec
+from roost.runtime.group import GroupSpec, LaunchOptions
 from roost.spec.training import Behaviour, Estimator, LearnerSettings, TrainSettings
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.receivers import devices_of
 from roost.trainer.turns import WEIGHT, Turns
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
+
+
+# Threads that spin while they wait for others keep these from the cores: a run on CPUs has more processes than cores.
+PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,23 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
     )
     engines = plan_engines(plan, ROLLOUT, defaults)
     engines = replace(engines, servers=tuple(replace(one, model=where_it_is(one.model)) for one in engines.servers))
+    scorers = scorers_of(plan, settings)
     threads = None
     if not on_gpu:
-        threads, of_engines = threads_of(plan, settings.max_policy_lag, os.cpu_count() or 1)
+        learning = (ACTOR, *(name for name in scorers if name == CRITIC))
+        threads, of_engines = threads_of(plan, learning, settings.max_policy_lag, os.cpu_count() or 1)
         plain = [
             replace(
                 spec,
                 device="cpu",
                 memory_fraction=None,
                 weight_transfer=None,
-                env={"OMP_NUM_THREADS": str(of_engines), **spec.env},
+                env={"OMP_NUM_THREADS": str(of_engines), **PATIENT, **spec.env},
             )
             for spec in engines.servers
         ]
         engines = replace(engines, servers=tuple(plain))
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
-    scorers = scorers_of(plan, settings)
     hand_over = HandOver(engines.decision, in_flight=in_flight_of(settings), displaced=displaced)
     turns = Turns(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
     sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
@@ -93,13 +99,19 @@ def _devices(plan: Plan, name: str) -> set[tuple[int, int]]:
     return {device for rank in range(part.world_size) for device in devices_of(part, rank)}
 
 
-def threads_of(plan: Plan, lag: int, cores: int) -> tuple[int, int]:
+def threads_of(plan: Plan, learning: Sequence[str], lag: int, cores: int) -> tuple[int, int]:
     """Threads of each learner and engine on machines without GPUs: who works at the same time shares the cores."""
-    on_node = [Counter(plan[name].table.nodes.tolist()) for name in (ACTOR, ROLLOUT)]
-    learners, engines = (max(counts.values(), default=1) for counts in on_node)
+    of_learners = Counter(node for name in learning for node in plan[name].table.nodes.tolist())
+    of_engines = Counter(plan[ROLLOUT].table.nodes.tolist())
+    learners, engines = (max(counts.values(), default=1) for counts in (of_learners, of_engines))
     if lag:
         return max(1, cores // (learners + engines)), max(1, cores // (learners + engines))
     return max(1, cores // learners), max(1, cores // engines)
+
+
+def launch_options(layout: Layout, groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
+    """How learners are launched."""
+    return {} if layout.on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
 
 
 def in_flight_of(settings: TrainSettings) -> InFlight:

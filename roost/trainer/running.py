@@ -28,6 +28,7 @@ from roost.trainer.components import (
     INFERENCE,
     REFERENCE,
     ROLLOUT,
+    launch_options,
     layout_of,
     learner_groups,
     where_it_is,
@@ -39,7 +40,7 @@ from roost.trainer.loop import Loop, Models
 from roost.trainer.machines import has_gpus
 from roost.trainer.receivers import plan_sending, receiver_at
 from roost.trainer.run_folder import RunFolder
-from roost.trainer.surroundings import Stages, launch_options, open_stages, surrounding_groups
+from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.watching import Watching
 
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
@@ -80,7 +81,8 @@ class Running:
         around = surrounding_groups(self._plan, self._settings, model, tuple(filter(None, sys.path)))
         self._watching.note(" and ".join(["starting learners", *around, "engines"]))
         specs = {**learners, **around, ROLLOUT: engines.workers()}
-        groups = self._cluster.launch(self._plan, specs, launch_options(around))
+        options = {**launch_options(self._layout, learners), **restarting(around)}
+        groups = self._cluster.launch(self._plan, specs, options)
         owners = engines.owners(groups[ROLLOUT])
         # In the run's folder, which every machine sees: the learner writes there what a server may be started on.
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)

@@ -54,7 +54,8 @@ def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: t
     return groups
 
 
-def launch_options(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
+def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
+    """How they are launched: one that dies is started again on its place."""
     return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
 
 
