@@ -1,0 +1,177 @@
+"""Agents of the AppWorld contract: synchronous classes that are asked for one block of code after another."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from roost.engines.errors import EngineRefused
+from roost.rollout.agents.agent import Policy
+from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, RolloutCancelled, in_thread
+from roost.rollout.agents.chat import RecordedReply
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.scenario import Task
+
+__all__ = [
+    "AppworldAdapter",
+    "AppworldAgent",
+    "AssistantMessage",
+    "IPythonMessage",
+    "MaxSeqLenExceeded",
+    "PolicyMessage",
+    "RolloutCancelled",
+    "SystemMessage",
+    "UserMessage",
+]
+
+NO_CODE = "No code was found."  # the output of a turn for which the agent gives an empty text
+
+
+class MaxSeqLenExceeded(Exception):
+    """The conversation is longer than the engine takes; the episode ends and is scored as it is."""
+
+
+@dataclass(frozen=True)
+class SaidMessage:
+    """A message of a conversation."""
+
+    role: ClassVar[str]
+    content: str
+
+
+@dataclass(frozen=True)
+class SystemMessage(SaidMessage):
+    role: ClassVar[str] = "system"
+    today_date: str | None = None  # kept for agents that have it; chat templates are not given it
+
+
+@dataclass(frozen=True)
+class UserMessage(SaidMessage):
+    role: ClassVar[str] = "user"
+
+
+@dataclass(frozen=True)
+class IPythonMessage(SaidMessage):
+    """What code printed. Templates that have no such role show it as a user's."""
+
+    role: ClassVar[str] = "ipython"
+
+
+@dataclass(frozen=True)
+class AssistantMessage(SaidMessage):
+    role: ClassVar[str] = "assistant"
+
+
+@dataclass(frozen=True)
+class PolicyMessage(AssistantMessage):
+    """What the policy said, with its tokens."""
+
+    prompt_tokens: tuple[int, ...] = field(default=(), repr=False)
+    generated_tokens: tuple[int, ...] = field(default=(), repr=False)
+    generated_token_logprobs: tuple[float, ...] = field(default=(), repr=False)
+    stopped_by_max_tokens_limit: bool = False
+    rollout_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        tokens, logprobs = len(self.generated_tokens), len(self.generated_token_logprobs)
+        if tokens != logprobs:
+            raise ValueError(f"{tokens} tokens came with {logprobs} log-probabilities")
+
+
+class LLM(Protocol):
+    """The policy as these agents see it."""
+
+    def generate(self, messages: Sequence[SaidMessage]) -> PolicyMessage:
+        """The policy's next turn. Raises MaxSeqLenExceeded, and RolloutCancelled when the episode is over."""
+        ...
+
+
+class AppWorldInterface(Protocol):
+    """The world as these agents see it."""
+
+    def execute(self, code: str) -> str:
+        """Run code, and give what it printed."""
+        ...
+
+    def task_completed(self) -> bool:
+        """Whether the episode is over."""
+        ...
+
+
+class AppworldAgent(abc.ABC):
+    """Made anew for each episode, with `task`, `llm` and every key of its YAML as keyword arguments."""
+
+    @abc.abstractmethod
+    def next_code_block(self, output: str | None, world: AppWorldInterface) -> str:
+        """The code to be run next, given what the last one printed (None at first); "" where none was found."""
+
+    @abc.abstractmethod
+    def history_as_messages(self, last_execution_output: str) -> list[SaidMessage]:
+        """The whole conversation, with an output at its end."""
+
+
+class AppworldAdapter:
+    """Plays an episode with such an agent, in a thread of its own."""
+
+    def __init__(self, make: Callable[..., AppworldAgent], keys: Mapping[str, Any], task: Task) -> None:
+        self._make, self._keys, self._task = make, dict(keys), task
+
+    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+        bridge = Bridge()
+        world = _World(BlockingEnvironment(bridge, environment, first))
+        llm = _BlockingPolicy(bridge, policy)
+        try:
+            await in_thread(lambda: self._play(llm, world, max_turns), bridge.close)
+        except RolloutCancelled as error:
+            raise asyncio.CancelledError(str(error)) from error
+
+    def _play(self, llm: LLM, world: AppWorldInterface, max_turns: int) -> None:
+        agent = self._make(task=self._task, llm=llm, **self._keys)
+        output: str | None = None
+        for _ in range(max_turns):
+            if world.task_completed():
+                return
+            try:
+                code = agent.next_code_block(output, world)
+            except MaxSeqLenExceeded:
+                return
+            output = world.execute(code) if code else NO_CODE
+
+
+class _World:
+    def __init__(self, environment: BlockingEnvironment) -> None:
+        self._environment = environment
+
+    def execute(self, code: str) -> str:
+        return str(self._environment.step(code).content)
+
+    def task_completed(self) -> bool:
+        return self._environment.seen.is_over
+
+
+class _BlockingPolicy:
+    def __init__(self, bridge: Bridge, policy: Policy) -> None:
+        self._bridge, self._policy = bridge, policy
+        self._turns = 0
+
+    def generate(self, messages: Sequence[SaidMessage]) -> PolicyMessage:
+        asked = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            reply = self._bridge.wait(lambda: self._policy.chat(asked))
+        except EngineRefused as error:
+            if self._turns == 0:
+                raise  # what the engine does not take from the beginning is no matter of length
+            raise MaxSeqLenExceeded(str(error)) from error
+        if not isinstance(reply, RecordedReply):
+            raise TypeError(f"this agent needs a policy that records its tokens, not {type(self._policy).__name__}")
+        self._turns += 1
+        return PolicyMessage(
+            content=reply.text,
+            prompt_tokens=reply.prompt_ids,
+            generated_tokens=reply.token_ids,
+            generated_token_logprobs=reply.logprobs,
+            stopped_by_max_tokens_limit=reply.is_cut,
+        )

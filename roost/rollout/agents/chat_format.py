@@ -1,0 +1,164 @@
+"""Conversations as tokens: what a model's chat template writes for new messages, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
+Ids = tuple[int, ...]
+
+PLAIN = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
+    "{% if message['role'] == 'assistant' and eos_token %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+NO_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+USUAL_ROLES = ("system", "developer", "user", "assistant", "tool")
+IPYTHON = "ipython"  # what code printed; Llama's templates have a role for it
+
+
+class TemplateRefused(ValueError):
+    """The chat template does not take these messages, or loses some of them."""
+
+
+class ChatFormat:
+    """A tokenizer with its chat template, or with a plain one where it has none.
+
+    `arguments` go to the template, such as `enable_thinking`. Where a template leaves out the reasoning of earlier
+    turns, `keeps_reasoning` shows it to the policy all the same.
+    """
+
+    def __init__(
+        self, tokenizer: Any, keeps_reasoning: bool = False, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self._tokenizer, self._keeps_reasoning, self._arguments = tokenizer, keeps_reasoning, dict(arguments or {})
+        self._template = tokenizer.chat_template or PLAIN
+
+    def ids(self, text: str) -> Ids:
+        """A text as tokens; special ones are there only where the text has them."""
+        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Tokens as people read them."""
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def token(self, token_id: int) -> str:
+        """One token as templates write it."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def opening(self, messages: Messages, tools: Tools = None) -> Ids:
+        """A conversation from its beginning, up to where the policy is to speak."""
+        written = self._written(messages, tools)
+        self._expect_shown(messages, 0, written, tools)
+        return self.ids(written)
+
+    def continuation(
+        self, known: Messages, made: Sequence[int], ending: int | None, new: Messages, tools: Tools = None
+    ) -> Ids | None:
+        """What comes after the last turn that the policy made, which is the last of `known`; `made` says which are.
+
+        `ending` is the token with which the policy ended its turn itself. None where the template, now that there are
+        new messages, shows what is known otherwise than the policy has seen it.
+        """
+        real = self._written([*known, *new], tools)
+        self._expect_shown([*known, *new], len(known), real, tools)
+        if not self._keeps_reasoning and not _in_order([known[index]["content"] for index in made], real):
+            return None
+        stand_ins = _stand_ins(made, real)
+        standing = [_replaced(message, stand_ins.get(index)) for index, message in enumerate([*known, *new])]
+        written, last = self._written(standing, tools), stand_ins[made[-1]]
+        if written.count(last) != 1:
+            raise TemplateRefused(
+                f"the chat template writes an assistant's text {written.count(last)} times; what follows a turn cannot "
+                "be told. Use a template that writes it once, or start each conversation anew"
+            )
+        if not self._begins_with(standing[: made[-1]], written, tools):
+            return None
+        return self._after(last, written.split(last)[1], ending)
+
+    def _begins_with(self, shown: Messages, written: str, tools: Tools) -> bool:
+        """Whether what was shown before the last turn is still written so, apart from what prompts the turn."""
+        written, prompted = self._compared(written), self._compared(self._written(shown, tools))
+        if written.startswith(prompted):
+            return True
+        ended = self._compared(self._written(shown, tools, prompts=False))
+        return prompted.startswith(ended) and written.startswith(ended)
+
+    def _compared(self, written: str) -> str:
+        """Where reasoning is kept, the marks that templates put where there is none make no difference."""
+        return NO_THOUGHT.sub("", written) if self._keeps_reasoning else written
+
+    def _after(self, stand_in: str, written: str, ending: int | None) -> Ids:
+        """The tokens of what follows a turn, without the token that the policy ended it with."""
+        end = "" if ending is None else self.token(ending)
+        if end and written.lstrip().startswith(end):
+            return self._ids_after(end, written.lstrip()[len(end) :])
+        return self._ids_after(stand_in, written)
+
+    def _ids_after(self, before: str, text: str) -> Ids:
+        """A text in its place: some tokenizers begin a text otherwise than they go on with it."""
+        alone, together = self.ids(before), self.ids(before + text)
+        return together[len(alone) :] if together[: len(alone)] == alone else self.ids(text)
+
+    def _written(self, messages: Messages, tools: Tools, prompts: bool = True) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            written = self._tokenizer.apply_chat_template(
+                [self._known_role(message) for message in messages],
+                tools=list(tools) if tools else None,
+                chat_template=self._template,
+                add_generation_prompt=prompts,
+                tokenize=False,
+                **self._arguments,
+            )
+        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise TemplateRefused(f"the chat template does not take these messages: {error}") from error
+        return str(written)
+
+    def _expect_shown(self, messages: Messages, start: int, written: str, tools: Tools) -> None:
+        """Templates leave out messages of roles that they do not know, without a word."""
+        for index in range(start, len(messages)):
+            role = messages[index]["role"]
+            others = [*messages[:index], *messages[index + 1 :]]
+            if role not in USUAL_ROLES and others and self._written(others, tools) == written:
+                raise TemplateRefused(
+                    f"the chat template leaves out a message of the role {role}; write it as user or tool"
+                )
+
+    def _known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        is_unknown = message["role"] == IPYTHON and IPYTHON not in str(self._template) and self._template != PLAIN
+        return {**message, "role": "user"} if is_unknown else dict(message)
+
+
+def _stand_ins(made: Sequence[int], real: str) -> dict[int, str]:
+    """A text for each turn that occurs nowhere else."""
+    name = "policy-turn"
+    while name in real:
+        name += "-"
+    return {index: f"{name}{index}." for index in made}
+
+
+def _replaced(message: Mapping[str, Any], stand_in: str | None) -> Mapping[str, Any]:
+    return message if stand_in is None else {"role": message["role"], "content": stand_in}
+
+
+def _in_order(texts: Iterable[str], written: str) -> bool:
+    """Whether all texts are in there, one after the other, whatever became of blanks.
+
+    >>> _in_order(["a b", "c"], "<a  b> <c>"), _in_order(["c", "a b"], "<a b> <c>")
+    (True, False)
+    """
+    squeezed, place = "".join(written.split()), 0
+    for text in texts:
+        wanted = "".join(text.split())
+        place = squeezed.find(wanted, place)
+        if place < 0:
+            return False
+        place += len(wanted)
+    return True

@@ -1,0 +1,66 @@
+"""Agents written for OpenAI's client: a function of the user's plays the episode, and knows nothing of Roost."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from roost.rollout.agents.agent import Policy
+from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, StartedEnvironment, in_thread
+from roost.rollout.agents.chat import ChatPolicy
+from roost.rollout.agents.located import located
+from roost.rollout.agents.recording import RecordedEpisode, Recorder
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.scenario import Task
+
+
+class OpenAIAgent:
+    """Calls `run(base_url, api_key, model, task, environment)`, which may be asynchronous; `arguments` are added.
+
+    The environment has `first`, what it showed at first, and `step(action)`, which blocks where the function does.
+
+    def run(base_url, api_key, model, task, environment):
+        client = OpenAI(base_url=base_url, api_key=api_key)
+        messages, seen = [], environment.first
+        while not seen.is_over:
+            messages.append({"role": "user", "content": seen.content})
+            said = client.chat.completions.create(model=model, messages=messages).choices[0].message.content
+            messages.append({"role": "assistant", "content": said})
+            seen = environment.step(said)
+    """
+
+    def __init__(self, task: Task, recorder: Recorder, run: str, arguments: Mapping[str, Any] | None = None) -> None:
+        self._task, self._recorder, self._arguments = task, recorder, dict(arguments or {})
+        self._run = located(run)
+
+    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+        """Until the function returns, or raises because its turns are used up."""
+        if not isinstance(policy, ChatPolicy):
+            raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
+        async with self._recorder.episode(policy, max_turns) as episode:
+            try:
+                await self._played(episode, environment, first)
+            except Exception:
+                if not episode.is_used_up:
+                    raise
+
+    async def _played(self, episode: RecordedEpisode, environment: Environment, first: Observation) -> None:
+        keys = {
+            "base_url": episode.base_url,
+            "api_key": episode.api_key,
+            "model": self._recorder.model,
+            "task": self._task,
+            **self._arguments,
+        }
+        if inspect.iscoroutinefunction(self._run):
+            await self._run(environment=StartedEnvironment(environment, first), **keys)
+            return
+        bridge = Bridge()
+        blocking = BlockingEnvironment(bridge, environment, first)
+
+        def let_go() -> None:
+            episode.close()
+            bridge.close()
+
+        await in_thread(lambda: self._run(environment=blocking, **keys), let_go)

@@ -1,0 +1,97 @@
+"""The default agent: it thinks, writes Python, sees what comes of it, and goes on until its task is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roost.engines.errors import EngineRefused
+from roost.rollout.agents.agent import Policy
+from roost.rollout.agents.code_blocks import cut_at_line, python_in
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.scenario import Task
+
+SYSTEM_PROMPT = """\
+You solve tasks by writing Python. Say in a sentence or two what you are about to do and why, then write code:
+
+```python
+print("code goes here")
+```
+
+It is run, and you are shown what it printed. Variables stay from one block to the next, so work in small steps and look
+at what you got before you use it. Print what you want to see. When an error comes, read it and try another way."""
+
+WORKED_EXAMPLE = """\
+An example. Task: how many letters has the longest word of "a plain sentence of words"?
+
+Assistant: I split the sentence and look at the words with their lengths.
+```python
+words = "a plain sentence of words".split()
+print({word: len(word) for word in words})
+```
+Output: {'a': 1, 'plain': 5, 'sentence': 8, 'of': 2, 'words': 5}
+Assistant: The longest is "sentence", so the answer is 8.
+```python
+print(max(map(len, words)))
+```
+Output: 8"""
+
+REMINDER = "Remember the task: {task}"
+
+NO_CODE = "No code was found. Write it in a block that begins with a line ```python and ends with a line ```."
+
+
+class ReactCoder:
+    """A conversation in which each of the policy's turns holds code, and each answer what the code printed."""
+
+    def __init__(
+        self,
+        task: Task,
+        system_prompt: str = SYSTEM_PROMPT,
+        worked_example: str = WORKED_EXAMPLE,
+        reminder: str = REMINDER,
+        shown_characters: int = 8000,
+        max_tokens: int | None = None,
+    ) -> None:
+        if shown_characters < 1:
+            raise ValueError(f"shown_characters is {shown_characters}; at least 1 is needed to show an output")
+        self._task = task
+        self._system_prompt, self._worked_example, self._reminder = system_prompt, worked_example, reminder
+        self._shown_characters, self._max_tokens = shown_characters, max_tokens
+
+    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+        """Until the environment is over, the turns are used up, or the engine's context is."""
+        messages = self._opening(first)
+        is_over = first.is_over
+        for turn in range(max_turns):
+            if is_over:
+                return
+            try:
+                reply = await policy.chat(messages, self._max_tokens)
+            except EngineRefused:
+                if turn == 0:
+                    raise
+                return  # the conversation has become longer than the engine takes: the episode is worth what it is
+            code = python_in(reply.text)
+            seen = await environment.step(code) if code else Observation(NO_CODE)
+            is_over = seen.is_over
+            messages += [_message("assistant", reply.text), _message("user", self._shown(seen, first, bool(code)))]
+
+    def _opening(self, first: Observation) -> list[dict[str, Any]]:
+        system = [_message("system", self._system_prompt)] if self._system_prompt else []
+        parts = [self._worked_example, f"Your task: {self._instruction(first)}"]
+        return [*system, _message("user", "\n\n".join(part for part in parts if part))]
+
+    def _shown(self, seen: Observation, first: Observation, is_output: bool) -> str:
+        output = cut_at_line(str(seen.content), self._shown_characters)
+        shown = f"Output:\n{output}" if is_output else output
+        # The prompts of people hold braces of their own, which str.format would take for places.
+        reminder = self._reminder.replace("{task}", self._instruction(first))
+        return f"{shown}\n\n{reminder}" if reminder else shown
+
+    def _instruction(self, first: Observation) -> str:
+        """What is to be done: what the environment shows at first, or else the task's name."""
+        return str(first.content) if first.content else self._task.name
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}

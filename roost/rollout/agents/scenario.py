@@ -1,0 +1,135 @@
+"""The scenario of agents: tasks from a source, environments to act in, and an agent for each episode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from roost.rollout.agents.account import WatchedEnvironment
+from roost.rollout.agents.chat import ChatPolicy
+from roost.rollout.agents.chat_format import ChatFormat
+from roost.rollout.agents.making import make_agent
+from roost.rollout.agents.recording import Recorder
+from roost.rollout.environments.environment import Environment, Environments
+from roost.rollout.scenario import Score, Split, Task
+from roost.rollout.transcript import Transcript
+
+CLOSE_LIMIT_S = 5.0  # an episode that is cancelled has 10 s in all to put its things in order
+
+logger = logging.getLogger(__name__)
+
+
+class TaskSource(Protocol):
+    """Where tasks come from."""
+
+    def size(self, split: Split) -> int: ...
+
+    def task(self, split: Split, index: int) -> Task: ...
+
+
+class AgentScenario:
+    """Plays tasks with agents in environments.
+
+    `tasks` names a source of tasks by `_target_`, `environment` a class of `Environments`, `agent` a class of agents:
+    a new one plays each episode, for at most `max_turns`. `template` holds arguments for the chat template; see
+    `ChatFormat` for `keeps_reasoning`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tasks: Any,
+        agent: Mapping[str, Any],
+        environment: Any,
+        max_turns: int = 40,
+        keeps_reasoning: bool = False,
+        template: Mapping[str, Any] | None = None,
+    ) -> None:
+        if max_turns < 1:
+            raise ValueError(f"max_turns is {max_turns}; an episode has at least 1")
+        self._tasks: TaskSource = _made(tasks)
+        self._agent, self._environment, self._max_turns = dict(agent), environment, max_turns
+        self._format = ChatFormat(tokenizer, keeps_reasoning, template)
+        self._environments: Environments | None = None
+        self._recorder = Recorder()
+
+    def size(self, split: Split) -> int:
+        return self._tasks.size(split)
+
+    def task(self, split: Split, index: int) -> Task:
+        return self._tasks.task(split, index)
+
+    def use_environments(self, environments: Environments) -> None:
+        """Act in these instead of in those that would be made in this process; to be said before the first episode."""
+        if self._environments is not None:
+            raise RuntimeError("episodes were played already; say which environments to use before the first")
+        self._environments = environments
+
+    async def play(self, task: Task, transcript: Transcript) -> Score:
+        """An episode, from opening its environment to closing it."""
+        if self._environments is None:
+            self._environments = _made(self._environment, is_recursive=False)
+        environment = await self._environments.open()
+        try:
+            return await self._played(task, transcript, WatchedEnvironment(environment, transcript))
+        finally:
+            await _closed(environment)
+
+    async def close(self) -> None:
+        """End what episodes share."""
+        await self._recorder.close()
+        if self._environments is not None:
+            await self._environments.close()
+
+    async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> Score:
+        first = await environment.reset(task, seed_of(task))
+        agent = make_agent(self._agent, task, self._recorder)
+        await agent.play(ChatPolicy(transcript, self._format), environment, first, self._max_turns)
+        if transcript.turns == 0:
+            raise RuntimeError(f"the policy had no turn in {task.name}; there is nothing to learn from")
+        return Score(await environment.score(), environment.told(), environment.rewards_of_turns)
+
+
+def seed_of(task: Task) -> int:
+    """The seed of a task's beginning: all episodes of a group begin alike, because they are compared.
+
+    >>> seed_of(Task("a", {"seed": 7})), seed_of(Task("a")) == seed_of(Task("a")) != seed_of(Task("b"))
+    (7, True)
+    """
+    seed = task.data.get("seed")
+    return seed if isinstance(seed, int) else zlib.crc32(task.name.encode())
+
+
+async def _closed(environment: Environment) -> None:
+    """Close it whatever happens meanwhile, but do not wait for ever; that it fails is not the episode's fault."""
+    loop = asyncio.get_running_loop()
+    closing, until = asyncio.ensure_future(environment.close()), loop.time() + CLOSE_LIMIT_S
+    closing.add_done_callback(_note)
+    cancelled: asyncio.CancelledError | None = None
+    while not closing.done() and loop.time() < until:
+        try:
+            await asyncio.wait([closing], timeout=until - loop.time())
+        except asyncio.CancelledError as error:
+            cancelled = error
+    closing.cancel()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _note(closing: asyncio.Future[None]) -> None:
+    if closing.cancelled():
+        logger.warning("an environment did not close within %g s", CLOSE_LIMIT_S)
+    elif closing.exception() is not None:
+        logger.warning("an environment did not close: %s", closing.exception())
+
+
+def _made(named: Any, is_recursive: bool = True) -> Any:
+    """What a mapping names by `_target_`; anything else as it is."""
+    if not isinstance(named, Mapping):
+        return named
+    from hydra.utils import instantiate
+
+    return instantiate(dict(named), _convert_="all", _recursive_=is_recursive)

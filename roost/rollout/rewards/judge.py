@@ -1,0 +1,141 @@
+"""Answers judged by a language model, behind an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from roost.engines.errors import EngineError, EngineRefused
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.judge_reply import PATTERN, TEMPLATE, Reading, filled
+from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.task_data import datum
+
+REMINDER = (
+    "I cannot read a number from {lowest} to {highest} in your reply. Give it again, in the form that was asked for."
+)
+NO_REFERENCE = "(none)"
+
+
+class Judge:
+    """Asks a model what an answer is worth, and reads a number from its reply."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key_env: str | None = None,
+        template: str = TEMPLATE,
+        question: str | None = None,
+        reference: str | None = None,
+        lowest: float = 0.0,
+        highest: float = 10.0,
+        scale: bool = True,
+        pattern: str = PATTERN,
+        json_key: str | None = None,
+        tries: int = 3,
+        default: float | None = None,
+        concurrency: int = 32,
+        limit_s: float = 120.0,
+        max_tokens: int = 1024,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        from roost.engines.http_calls import HttpCalls
+
+        if "{answer}" not in template:
+            raise ValueError("the template has no {answer}; the judge would not see what it judges")
+        for name, value in (("tries", tries), ("concurrency", concurrency), ("limit_s", limit_s)):
+            if value <= 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
+        self._calls = HttpCalls(base_url, _api_key(api_key_env))
+        self._asked = {"model": model, "max_tokens": max_tokens, "temperature": 0.0, **(sampling or {})}
+        self._template, self._question, self._reference = template, question, reference
+        self._reading = Reading(lowest, highest, pattern, json_key)
+        self._scale, self._tries, self._default = scale, tries, default
+        self._limit_s = limit_s
+        self._places = asyncio.Semaphore(concurrency)
+        self._malformed = self._failed = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many replies had no number, and how many answers were not judged in the end."""
+        return {"malformed": self._malformed, "failed": self._failed}
+
+    async def score(self, answer: Answer) -> float:
+        prompt = filled(self._template, self._texts(answer))
+        async with self._places:
+            try:
+                number = await self._judged(prompt)
+            except RewardFailed:
+                self._failed += 1
+                if self._default is None:
+                    raise
+                return self._default
+        reading = self._reading
+        return (number - reading.lowest) / (reading.highest - reading.lowest) if self._scale else number
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    def _texts(self, answer: Answer) -> dict[str, str]:
+        task = answer.task
+        return {
+            "task": task.name if self._question is None else str(datum(task, self._question)),
+            "answer": answer.text,
+            "reference": NO_REFERENCE if self._reference is None else str(datum(task, self._reference)),
+            "lowest": f"{self._reading.lowest:g}",
+            "highest": f"{self._reading.highest:g}",
+        }
+
+    async def _judged(self, prompt: str) -> float:
+        """The number, after as many tries as it takes; a judge that forgot it is reminded."""
+        messages = [{"role": "user", "content": prompt}]
+        failure = ""
+        for _ in range(self._tries):
+            try:
+                reply, is_cut = await self._reply(messages)
+            except EngineRefused as error:
+                raise RewardFailed(f"the judge refuses: {error}") from error
+            except EngineError as error:
+                failure = str(error)
+                continue
+            number = None if is_cut else self._reading.number(reply)
+            if number is not None:
+                return number
+            self._malformed += 1
+            failure = f"its reply {'is cut off' if is_cut else 'has no number'}: {reply[-200:]!r}"
+            messages = [
+                *messages[:1],
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": self._reminder},
+            ]
+        raise RewardFailed(f"the judge gave no number in {self._tries} tries; {failure}")
+
+    async def _reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
+        """What the judge says, and whether it was cut off: then its last number may be half a number."""
+        body = {**self._asked, "messages": messages}
+        told = await self._calls.post("/chat/completions", body, limit_s=self._limit_s, may_repeat=True, about="judge")
+        match told:
+            case {"choices": [{"message": {"content": str(content)}, **choice}, *_]}:
+                return content, choice.get("finish_reason") == "length"
+            case {"choices": [{"message": {}}, *_]}:
+                return "", True  # a model that thinks may have used up its tokens before it said anything
+        raise EngineError(f"{self._calls.url} does not answer as an OpenAI-compatible endpoint: {str(told)[:200]}")
+
+    @property
+    def _reminder(self) -> str:
+        return filled(REMINDER, {"lowest": f"{self._reading.lowest:g}", "highest": f"{self._reading.highest:g}"})
+
+
+def _api_key(variable: str | None) -> str | None:
+    """Keys are never written into configs, which are kept with the run."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise ValueError(
+            f"the environment variable {variable} has no key for the judge; set it, or leave out api_key_env"
+        )
+    return key

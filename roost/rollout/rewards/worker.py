@@ -1,0 +1,48 @@
+"""Rewards where the plan puts them: on accelerators, or on machines of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roost.rollout.env_worker import import_from
+from roost.rollout.rewards.config import make_reward
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.finite import finite
+from roost.rollout.rewards.reward import Answer
+from roost.runtime.worker import Worker
+
+AT_A_TIME = 256  # answers that a worker scores side by side; a reward may have tighter limits of its own
+
+
+class RewardWorker(Worker):
+    """Scores answers with one reward. What goes wrong with an answer is told, and is no failure of the worker."""
+
+    def __init__(
+        self, name: str, keys: Mapping[str, Any], paths: Sequence[str] = (), at_a_time: int = AT_A_TIME
+    ) -> None:
+        super().__init__()
+        import_from(paths)
+        self._name = name
+        self._reward = make_reward(name, keys)
+        self._places = asyncio.Semaphore(at_a_time)
+
+    async def score(self, answers: Sequence[Answer]) -> list[float | str]:
+        """For each answer what it is worth, or why that is not known."""
+        return list(await asyncio.gather(*map(self._scored, answers)))
+
+    async def counts(self) -> dict[str, int]:
+        return dict(getattr(self._reward, "counts", {}))
+
+    async def close_reward(self) -> None:
+        await self._reward.close()
+
+    async def _scored(self, answer: Answer) -> float | str:
+        async with self._places:
+            try:
+                return finite(await self._reward.score(answer), self._name)
+            except RewardFailed as error:
+                return str(error)
+            except Exception as error:  # whatever a user's reward raises
+                return f"{type(error).__name__}: {error}"

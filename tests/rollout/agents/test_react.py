@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+import roost
+from roost.engines.errors import EngineRefused
+from roost.rollout.agents import react
+from roost.rollout.agents.react import ReactCoder
+from roost.rollout.environments.environment import Observation
+from roost.rollout.scenario import Task
+from tests.rollout.agents.talk import Engine, talk
+from tests.rollout.agents.world import TASK, Noting, python
+from tests.rollout.script import ran
+
+DEFAULT = Path(roost.__file__).parent / "conf" / "appworld" / "agent" / "default.yaml"
+
+
+async def refused():
+    raise EngineRefused("the prompt is too long")
+
+
+def play(*says, first="print a word", max_turns=10, task=TASK, **keys):
+    """What the environment was asked, and what the policy was shown."""
+    engine, environment = Engine(*says), Noting()
+    policy, transcript = talk(engine)
+    ran(ReactCoder(task, **keys).play(policy, environment, Observation(first), max_turns))
+    assert len(transcript.sequences()) == 1
+    return environment.actions, engine.shown
+
+
+def test_it_writes_code_sees_the_output_and_stops_when_the_environment_is_over():
+    actions, shown = play(python("one"), python("done"))
+    assert actions == ["one", "done"]
+    assert "Your task: print a word" in shown[0]
+    assert "Output:\nsaw one\n\nRemember the task: print a word<|im_end|>" in shown[1]
+
+
+@pytest.mark.parametrize(
+    ("says", "turns"),
+    [
+        pytest.param([python("a")] * 3, 3, id="turns are used up"),
+        pytest.param([python("a"), refused], 10, id="the context is used up"),
+    ],
+)
+def test_it_ends_when_it_cannot_go_on(says, turns):
+    actions, _ = play(*says, max_turns=turns)
+    assert actions == ["a"] * sum(isinstance(one, str) for one in says)
+
+
+def test_a_first_prompt_that_is_refused_is_a_failure():
+    with pytest.raises(EngineRefused):
+        play(refused)
+
+
+def test_a_turn_without_code_is_told_so_and_changes_nothing():
+    actions, shown = play("I wonder.", python("done"))
+    assert actions == ["done"]
+    assert "user\nNo code was found." in shown[1]
+    assert "Output" not in shown[1].rpartition("<|im_start|>user")[2]
+
+
+def test_keys_change_what_is_shown():
+    keys = {
+        "system_prompt": "Be {brief}.",
+        "worked_example": "",
+        "reminder": "Do {task}, {now}!",
+        "shown_characters": 5,
+    }
+    _, shown = play(python("one\ntwo"), python("done"), **keys)
+    assert shown[0].startswith("<|im_start|>system\nBe {brief}.<|im_end|>\n<|im_start|>user\nYour task: print a word<")
+    assert "Output:\nsaw o\n[6 of 11 characters are not shown]\n\nDo print a word, {now}!<" in shown[1]
+
+
+def test_a_task_that_the_environment_does_not_tell_is_told_by_its_name():
+    _, shown = play(python("done"), first="", task=Task("count to three"))
+    assert "Your task: count to three" in shown[0]
+
+
+def test_nothing_is_asked_when_it_is_over_from_the_beginning():
+    policy, _ = talk(Engine())
+    ran(ReactCoder(TASK).play(policy, Noting(), Observation("", is_over=True), 5))
+
+
+def test_the_default_config_says_what_the_class_does():
+    keys = yaml.safe_load(DEFAULT.read_text())
+    assert keys.pop("_target_") == "roost.rollout.agents.react.ReactCoder"
+    assert keys == {
+        "system_prompt": react.SYSTEM_PROMPT,
+        "worked_example": react.WORKED_EXAMPLE,
+        "reminder": react.REMINDER,
+        "shown_characters": 8000,
+        "max_tokens": None,
+    }
+    ReactCoder(TASK, **keys)
+
+
+def test_an_output_of_which_nothing_is_shown_is_a_mistake():
+    with pytest.raises(ValueError, match="shown_characters is 0"):
+        ReactCoder(TASK, shown_characters=0)

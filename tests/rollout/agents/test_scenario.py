@@ -1,0 +1,181 @@
+import asyncio
+
+import pytest
+
+from roost.rollout.agents import scenario as module
+from roost.rollout.agents.scenario import AgentScenario
+from roost.rollout.playing import checked_score
+from roost.rollout.scenario import Split, Task
+from roost.rollout.transcript import Transcript
+from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine
+from tests.rollout.agents.world import TASK, Noting, Worlds, python
+from tests.rollout.script import others_running, ran, settled
+
+HERE = "tests.rollout.agents"
+REACT = {"_target_": "roost.rollout.agents.react.ReactCoder", "system_prompt": "", "worked_example": ""}
+GUESSER = {"_target_": f"{HERE}.programs.Guesser", "hint": "guess"}
+CODER = {"_target_": f"{HERE}.programs.Coder", "style": "plain"}
+PROGRAM = {"_target_": "roost.rollout.agents.openai_agent.OpenAIAgent", "run": f"{HERE}.programs.play"}
+
+
+def made(agent=REACT, worlds=None, **keys):
+    tasks = {"_target_": f"{HERE}.world.Tasks", "count": 4}
+    environment = {"_target_": f"{HERE}.world.Worlds"}
+    scenario = AgentScenario(QWEN_TOKENIZER, tasks, agent, environment, **keys)
+    if worlds is not None:
+        scenario.use_environments(worlds)
+    return scenario
+
+
+def play(*says, agent=REACT, worlds=None, task=TASK, **keys):
+    """The score and the transcript."""
+
+    async def playing():
+        transcript = Transcript(Engine(*says).draw)
+        scenario = made(agent, worlds, **keys)
+        try:
+            score = await scenario.play(task, transcript)
+        finally:
+            await scenario.close()
+        await settled()
+        assert not others_running()
+        return checked_score(score, transcript.turns), transcript
+
+    return ran(playing())
+
+
+def test_tasks_come_from_the_source():
+    scenario = made()
+    assert scenario.size(Split.TRAIN) == 4
+    assert scenario.task(Split.EVALUATION, 2) == Task("evaluation 2")
+
+
+@pytest.mark.parametrize(
+    ("agent", "says"),
+    [
+        pytest.param(REACT, [python("look"), python("done")], id="react"),
+        pytest.param(CODER, ["look", "done"], id="the AppWorld contract"),
+        pytest.param(PROGRAM, ["look", "done"], id="a program for OpenAI's client"),
+    ],
+)
+def test_an_episode_with_each_kind_of_agent(agent, says):
+    worlds = Worlds()
+    score, transcript = play(*says, agent=agent, worlds=worlds)
+    assert (score.reward, score.of_turns) == (2.0, ())
+    assert score.shown == "> look\nsaw look\n> done\nsaw done"
+    assert len(transcript.sequences()) == 1
+    assert worlds.opened[0].calls == [("reset", "count to three", 5), "score", "close"]
+    assert worlds.is_closed
+
+
+def test_environments_are_made_here_where_nobody_brings_others():
+    score, _ = play(python("done"))
+    assert score.reward == 1.0
+
+
+def test_environments_are_chosen_before_the_first_episode():
+    async def late():
+        scenario = made()
+        await scenario.play(TASK, Transcript(Engine(python("done")).draw))
+        with pytest.raises(RuntimeError, match="before the first"):
+            scenario.use_environments(Worlds())
+
+    ran(late())
+
+
+def test_rewards_of_steps_belong_to_the_turns_before_them():
+    """The agent makes two steps of each turn."""
+    worlds = Worlds(lambda: Noting(rewards=[1.0, 0.5, 0.0, 4.0]))
+    score, transcript = play("a", "done", agent=GUESSER, worlds=worlds)
+    assert score.of_turns == (1.5, 4.0)
+    assert transcript.turns == 2
+
+
+def test_a_long_episode_is_shown_in_short():
+    says = [python("x" * 1000)] * 30
+    score, _ = play(*says, max_turns=30)
+    assert "[10 steps are not shown]" in score.shown
+    assert len(score.shown) < 20 * 900
+
+
+def test_turns_are_bounded():
+    score, _ = play(*[python("a")] * 5, max_turns=3)
+    assert score.reward == 3.0
+    with pytest.raises(ValueError, match="max_turns is 0"):
+        made(max_turns=0)
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        pytest.param({"_target_": f"{HERE}.programs.Silent"}, "the policy had no turn", id="says nothing"),
+        pytest.param({**PROGRAM, "run": f"{HERE}.programs.fail"}, "mine", id="raises"),
+        pytest.param({"_target_": f"{HERE}.programs.Nobody"}, "has no Nobody", id="is not there"),
+    ],
+)
+def test_an_episode_that_fails_closes_its_environment(agent, told):
+    worlds = Worlds()
+    with pytest.raises(Exception, match=told):
+        play(agent=agent, worlds=worlds)
+    assert worlds.opened[0].calls[-1] == "close"
+
+
+class Slow(Noting):
+    """Takes its time to close."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self._gate = gate
+
+    async def close(self):
+        await self._gate.wait()
+        await super().close()
+
+
+@pytest.mark.parametrize("cancels", [1, 2], ids=["once", "also while it closes"])
+def test_a_cancelled_episode_closes_its_environment(cancels):
+    async def cancelled():
+        gate = asyncio.Event()
+        worlds = Worlds(lambda: Slow(gate))
+        playing = asyncio.create_task(
+            made({"_target_": f"{HERE}.programs.Stuck"}, worlds).play(TASK, Transcript(Engine().draw))
+        )
+        await settled()
+        for _ in range(cancels):
+            playing.cancel()
+            await settled()
+        assert not playing.done()
+        gate.set()
+        await asyncio.wait([playing])
+        return playing.cancelled(), worlds.opened[0].calls[-1], others_running()
+
+    assert ran(cancelled()) == (True, "close", set())
+
+
+def test_an_environment_that_does_not_close_is_not_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr(module, "CLOSE_LIMIT_S", 0.01)
+    score, _ = play(python("done"), worlds=Worlds(lambda: Slow(asyncio.Event())))
+    assert score.reward == 1.0
+    assert "did not close within 0.01 s" in caplog.text
+
+
+def test_an_environment_that_fails_to_close_does_not_fail_the_episode(caplog):
+    class Failing(Noting):
+        async def close(self):
+            raise OSError("gone already")
+
+    score, _ = play(python("done"), worlds=Worlds(Failing))
+    assert score.reward == 1.0
+    assert "gone already" in caplog.text
+
+
+def test_episodes_side_by_side_share_a_recorder():
+    async def playing():
+        scenario = made(PROGRAM, Worlds())
+        plays = [scenario.play(TASK, Transcript(Engine("look", "done").draw)) for _ in range(20)]
+        try:
+            return [score.reward for score in await asyncio.gather(*plays)]
+        finally:
+            await scenario.close()
+
+    assert ran(playing()) == [2.0] * 20

@@ -1,0 +1,132 @@
+"""Rewards in processes of their own, on a real Ray: batches, spreading, and workers that die."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+from roost import Cluster, NodePlacementStrategy
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.routing import Route, Routing
+from roost.rollout.rewards.scoring import Rewards
+from roost.rollout.rewards.worker import RewardWorker
+from roost.rollout.scenario import Task
+from roost.runtime.failure import WorkerFailed
+from roost.runtime.ray_connection import connect
+
+OWN = """
+import os, signal
+
+class Fragile:
+    async def score(self, answer):
+        if answer.text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if answer.text == "raise":
+            raise ValueError("no such text")
+        return os.getpid()
+
+    async def close(self):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory):
+    """Where a user's reward lies; the workers are told of it, and only they import from it."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "fragile_reward.py").write_text(OWN)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        connect("local")
+        with Cluster(num_nodes=1) as cluster:
+            yield cluster
+        ray.shutdown()
+
+
+def launched(cluster, name, target, ranks, paths=(), restarts=0):
+    group = RewardWorker.create_group(name, {"_target_": target, "tags": "all", "weight": 2}, paths)
+    strategy = NodePlacementStrategy([0] * ranks)
+    return group.launch(cluster, name=name, placement_strategy=strategy, restarts=restarts).wait_ready(timeout=120)
+
+
+def answers(*texts, right="4"):
+    return [Answer(Task("t", {"answer": right}), text) for text in texts]
+
+
+async def outcomes(rewards, asked):
+    return await asyncio.gather(*(rewards.score(answer) for answer in asked), return_exceptions=True)
+
+
+def test_scores_come_back_in_order_and_from_all_ranks(cluster, own_folder):
+    exact = launched(cluster, "exact", "roost.rollout.rewards.exact.ExactAnswer", 1)
+    pids = launched(cluster, "pids", "fragile_reward.Fragile", 2, [own_folder])
+    try:
+        routing = Routing((Route("exact", weight=0.5),))
+
+        async def run():
+            rewards = Rewards(routing, {}, {"exact": exact})
+            spread = Rewards(Routing((Route("pids"),)), {}, {"pids": pids})
+            found = await outcomes(rewards, answers("4", "5", "4.0")), await outcomes(spread, answers(*"abcd", "raise"))
+            await rewards.close()
+            await spread.close()
+            return found
+
+        scores, where = asyncio.run(run())
+        assert scores == [0.5, 0.0, 0.5]
+        assert len(set(where[:4])) == 2
+        assert isinstance(where[4], RewardFailed)
+        assert "ValueError: no such text" in str(where[4])
+    finally:
+        exact.close()
+        pids.close()
+
+
+def test_what_a_worker_had_when_it_died_is_scored_by_another(cluster, own_folder):
+    group = launched(cluster, "dying", "fragile_reward.Fragile", 2, [own_folder])
+    try:
+
+        async def run():
+            rewards = Rewards(Routing((Route("dying"),)), {}, {"dying": group})
+            first, second = (int(pid) for pid in await outcomes(rewards, answers("a", "b")))
+            os.kill(first, signal.SIGKILL)
+            after = await outcomes(rewards, answers("a", "b", "c"))
+            return second, after, await outcomes(rewards, answers("d"))
+
+        second, after, later = asyncio.run(run())
+        assert after == [second] * 3
+        assert later == [second]
+    finally:
+        group.close()
+
+
+def test_an_answer_that_kills_is_a_failure_and_a_worker_that_comes_back_goes_on(cluster, own_folder):
+    group = launched(cluster, "coming", "fragile_reward.Fragile", 1, [own_folder], restarts=2)
+    try:
+
+        async def run():
+            rewards = Rewards(Routing((Route("coming"),)), {}, {"coming": group})
+            killed = await outcomes(rewards, answers("die"))
+            return killed, await outcomes(rewards, answers("a"))
+
+        (killed,), (after,) = asyncio.run(run())
+        assert isinstance(killed, RewardFailed)
+        assert "was lost with it" in str(killed)
+        assert after > 0
+    finally:
+        group.close()
+
+
+def test_a_reward_that_cannot_be_made(cluster):
+    with pytest.raises(WorkerFailed, match=r"no_such\.Reward cannot be found"):
+        launched(cluster, "missing", "no_such.Reward", 1)

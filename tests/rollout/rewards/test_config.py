@@ -1,0 +1,131 @@
+import asyncio
+
+import pytest
+
+from roost.rollout.rewards.config import make_reward, make_rewards
+from roost.rollout.rewards.exact import ExactAnswer
+from roost.rollout.rewards.function import Function
+from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.routing import Route
+from roost.rollout.scenario import Task
+from roost.spec.errors import ConfigError, Findings, Where
+
+OWN = "tests.rollout.rewards.own_rewards"
+EXACT = "roost.rollout.rewards.exact.ExactAnswer"
+HERE = Where("job.yaml", 7, 3, ("train", "rewards"))
+
+
+def made(config, elsewhere=()):
+    findings = Findings()
+    return make_rewards(config, HERE, findings, elsewhere), [str(finding) for finding in findings.found]
+
+
+def test_rewards_of_all_kinds():
+    rewards, found = made(
+        {
+            "exact": {"_target_": EXACT, "tags": "math", "weight": 2, "find": "boxed"},
+            "length": {"_target_": f"{OWN}.Length", "tags": ["math", "chat"], "least": 3},
+            "short": {"_target_": f"{OWN}.short", "most": 5},
+            "short_async": {"_target_": f"{OWN}.short_async"},
+            "anything": {"_target_": f"{OWN}.Anything", "tags": "none", "whatever": {"a": "${b}"}},
+            "scenario": {"weight": 0.5, "tags": ["math"]},
+        }
+    )
+    assert found == []
+    assert rewards.routing.routes == (
+        Route("exact", frozenset({"math"}), 2.0),
+        Route("length", frozenset({"math", "chat"})),
+        Route("short"),
+        Route("short_async"),
+        Route("anything", frozenset({"none"})),
+    )
+    assert rewards.routing.own == Route("scenario", frozenset({"math"}), 0.5)
+    assert isinstance(rewards.local["exact"], ExactAnswer)
+    assert isinstance(rewards.local["short"], Function)
+    assert rewards.local["anything"].keys == {"whatever": {"a": "${b}"}}
+    answers = {
+        name: asyncio.run(rewards.local[name].score(Answer(Task("t"), "sixsix"))) for name in ("length", "short")
+    }
+    assert answers == {"length": 1.0, "short": 0.0}
+
+
+def test_a_reward_may_be_called_scenario():
+    rewards, found = made({"scenario": {"_target_": f"{OWN}.Length"}})
+    assert found == []
+    assert rewards.routing.own is None
+    assert list(rewards.local) == ["scenario"]
+
+
+def test_rewards_elsewhere_are_not_made_here():
+    keys = {"_target_": f"{OWN}.Refuses", "most": 2}
+    rewards, found = made({"far": keys}, elsewhere=["far"])
+    assert found == []
+    assert rewards.local == {}
+    assert rewards.elsewhere == {"far": keys}
+    assert made({"far": {**keys, "mots": 2}}, elsewhere=["far"])[1] != []
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param([], "train.rewards: is not a mapping of rewards\n  why: it is []", id="a list"),
+        pytest.param({"a": EXACT}, "train.rewards.a: is no reward\n  why: it is 'roost", id="a word"),
+        pytest.param({"a": {}}, "train.rewards.a._target_: names no class or function", id="no target"),
+        pytest.param({"a": {"_target_": 5}}, "a._target_: names no class or function\n  why: it is 5", id="a number"),
+        pytest.param({"a": {"_target_": "no_such.Thing"}}, "a._target_: no_such.Thing cannot be found", id="no module"),
+        pytest.param({"a": {"_target_": f"{OWN}.Nope"}}, f"{OWN}.Nope cannot be found", id="no class"),
+        pytest.param({"a": {"_target_": f"{OWN}.NOTHING"}}, "NOTHING is no reward\n  why: it is 7", id="no callable"),
+        pytest.param({"a": {"_target_": "..."}}, "a._target_: ... cannot be found", id="dots"),
+        pytest.param(
+            {"a": {"_target_": f"{OWN}.NotAsync"}},
+            "NotAsync is no reward\n  why: it has no asynchronous score",
+            id="not asynchronous",
+        ),
+        pytest.param({"a": {"_target_": "collections.Counter"}}, "Counter is no reward", id="another class"),
+        pytest.param(
+            {"a": {"_target_": EXACT, "finds": "text"}},
+            f"a.finds: is not a key of {EXACT}\n  why: it has answer, find, marker",
+            id="unknown key",
+        ),
+        pytest.param({"a": {"_target_": EXACT, "finds": "text"}}, "fix: did you mean find?", id="did you mean"),
+        pytest.param({"a": {"_target_": EXACT, "wieght": 2}}, "fix: did you mean weight?", id="did you mean weight"),
+        pytest.param(
+            {"a": {"_target_": f"{OWN}.short", "mots": 2}},
+            "why: it has most\n  fix: did you mean most?",
+            id="of a function",
+        ),
+        pytest.param({"a": {"_target_": f"{OWN}.needs_more"}}, "why: it needs rubric", id="a function that needs more"),
+        pytest.param(
+            {"a": {"_target_": "roost.rollout.rewards.judge.Judge", "model": "m"}},
+            "Judge cannot be called with these keys\n  why: missing a required argument: 'base_url'",
+            id="a class that needs more",
+        ),
+        pytest.param(
+            {"a": {"_target_": f"{OWN}.Refuses"}},
+            "from these keys\n  why: OSError: no file 1",
+            id="a constructor raises",
+        ),
+        pytest.param({"a": {"_target_": EXACT, "find": "box"}}, "why: ValueError: find is 'box'", id="a wrong value"),
+        pytest.param({"a": {"_target_": EXACT, "tags": 5}}, "a.tags: are no tags\n  why: they are 5", id="tags"),
+        pytest.param({"a": {"_target_": EXACT, "tags": ["x", None]}}, "a.tags: are no tags", id="null among tags"),
+        pytest.param({"a": {"_target_": EXACT, "tags": ""}}, "a.tags: are no tags", id="an empty tag"),
+        pytest.param({"a": {"_target_": EXACT, "tags": []}}, "a.tags: is an empty list", id="no tags"),
+        pytest.param(
+            {"a": {"_target_": EXACT, "weight": "1"}}, "a.weight: is no weight\n  why: it is '1'", id="weight"
+        ),
+        pytest.param({"a": {"_target_": EXACT, "weight": True}}, "a.weight: is no weight", id="true as weight"),
+        pytest.param({"a": {"_target_": EXACT, "weight": float("nan")}}, "a.weight: is no weight", id="nan as weight"),
+        pytest.param({"scenario": {"wieght": 1}}, "scenario.wieght: is not a key here", id="the scenario's"),
+    ],
+)
+def test_findings(config, message):
+    _, found = made(config)
+    assert len(found) == 1
+    assert message in found[0]
+    assert found[0].startswith("error: job.yaml:7:3 train.rewards")
+
+
+def test_one_reward():
+    assert isinstance(make_reward("a", {"_target_": EXACT, "tags": ["x"], "weight": 2}), ExactAnswer)
+    with pytest.raises(ConfigError, match=r"rewards\.a\.finds"):
+        make_reward("a", {"_target_": EXACT, "finds": 2})

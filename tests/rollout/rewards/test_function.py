@@ -1,0 +1,115 @@
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.function import Function
+from roost.rollout.rewards.reward import Answer
+from roost.rollout.scenario import Task
+
+ANSWER = Answer(Task("say five", {"most": 5}, "chat"), "five!", reward=0.25)
+
+
+async def twice(reward):
+    await asyncio.sleep(0)
+    return reward * 2
+
+
+class Callable:
+    def __call__(self, text, *, factor=1):
+        return len(text) * factor
+
+
+class AsyncCallable:
+    async def __call__(self, text):
+        return len(text)
+
+
+async def outcome(reward):
+    try:
+        return await reward.score(ANSWER)
+    finally:
+        await reward.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "expected"),
+    [
+        pytest.param(lambda text: len(text), {}, 5.0, id="text"),
+        pytest.param(lambda data, text: data["most"] >= len(text), {}, 1.0, id="data and a bool"),
+        pytest.param(lambda task: task.tag == "code", {}, 0.0, id="task"),
+        pytest.param(lambda answer: answer.reward, {}, 0.25, id="answer"),
+        pytest.param(lambda **all: len(all), {}, 5.0, id="all that is offered"),
+        pytest.param(lambda: 7, {}, 7.0, id="nothing"),
+        pytest.param(lambda text, most: len(text) - most, {"most": 3}, 2.0, id="a key of the config"),
+        pytest.param(lambda text: len(text), {"text": "mine"}, 4.0, id="a key instead of what is offered"),
+        pytest.param(twice, {}, 0.5, id="asynchronous"),
+        pytest.param(Callable(), {"factor": 2}, 10.0, id="an object"),
+        pytest.param(AsyncCallable(), {}, 5.0, id="an asynchronous object"),
+        pytest.param(lambda: np.float32(0.5), {}, 0.5, id="a number of numpy"),
+        pytest.param(lambda: np.array([[0.5]]), {}, 0.5, id="an array of one"),
+        pytest.param(lambda: np.bool_(True), {}, 1.0, id="a bool of numpy"),
+        pytest.param("tests.rollout.rewards.own_rewards.short", {}, 1.0, id="by its path"),
+    ],
+)
+def test_scores(function, keys, expected):
+    score = asyncio.run(outcome(Function(function, keys)))
+    assert score == expected
+    assert type(score) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "1", float("nan"), float("inf"), 1j, [1.0], np.array([1.0, 2.0]), np.nan, 10**400],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_no_finite_number(value):
+    with pytest.raises(RewardFailed, match="a score is a finite number"):
+        asyncio.run(outcome(Function(lambda: value)))
+
+
+def test_what_a_function_raises_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(outcome(Function(lambda text: 1 / 0)))
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "message"),
+    [
+        pytest.param(lambda rubric: 0, {}, "it needs rubric", id="needs what is not offered"),
+        pytest.param(lambda text, /: 0, {}, "it needs text", id="by position only"),
+        pytest.param(lambda text: 0, {"most": 1}, "does not take most", id="given what it does not take"),
+    ],
+)
+def test_functions_that_cannot_be_called(function, keys, message):
+    with pytest.raises(TypeError, match=message):
+        Function(function, keys)
+
+
+def test_a_slow_function_does_not_hold_up_the_loop():
+    """Two calls wait for each other in threads, which the loop must let happen."""
+    both = threading.Barrier(2, timeout=30)
+
+    def meet():
+        both.wait()
+        return 1.0
+
+    async def run():
+        reward = Function(meet, threads=2)
+        return await asyncio.gather(reward.score(ANSWER), reward.score(ANSWER))
+
+    assert asyncio.run(run()) == [1.0, 1.0]
+
+
+def test_what_takes_too_long_is_a_failure():
+    with pytest.raises(RewardFailed, match=r"was not over after 0\.1 s"):
+        asyncio.run(outcome(Function(lambda: time.sleep(1), limit_s=0.1)))
+
+
+@pytest.mark.parametrize("keys", [{"threads": 0}, {"limit_s": 0}], ids=str)
+def test_wrong_keys(keys):
+    with pytest.raises(ValueError, match=next(iter(keys))):
+        Function(twice, **keys)

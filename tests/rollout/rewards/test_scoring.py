@@ -1,0 +1,86 @@
+import asyncio
+
+import pytest
+
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.routing import SCENARIO, Route, Routing
+from roost.rollout.rewards.scoring import Rewards
+from roost.rollout.scenario import Task
+
+
+class Says:
+    """A reward that gives what it is told to give, or raises it."""
+
+    def __init__(self, value):
+        self.value, self.asked, self.is_closed = value, 0, False
+
+    async def score(self, answer):
+        self.asked += 1
+        await asyncio.sleep(600 if self.value == "hang" else 0)
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+    async def close(self):
+        self.is_closed = True
+
+
+def answer_of(tag, reward=9.0):
+    return Answer(Task("t", tag=tag), "text", reward)
+
+
+def scored(rewards, answer, **more):
+    routes = tuple(Route(name, frozenset(tags), weight) for name, (_, tags, weight) in rewards.items())
+    local = {name: reward for name, (reward, *_) in rewards.items()}
+    return asyncio.run(Rewards(Routing(routes, **more), local, limit_s=0.2).score(answer))
+
+
+def test_those_that_take_it_are_added_up_and_others_not_asked():
+    code = Says(5.0)
+    rewards = {"math": (Says(1.0), {"math"}, 2.0), "code": (code, {"code"}, 1.0), "all": (Says(True), (), 0.5)}
+    assert scored(rewards, answer_of("math")) == 2.5
+    assert code.asked == 0
+    assert scored(rewards, answer_of("math"), own=Route(SCENARIO, weight=0.1)) == pytest.approx(3.4)
+
+
+def test_an_answer_that_nobody_takes_keeps_the_scenarios():
+    assert scored({"math": (Says(1.0), {"math"}, 2.0)}, answer_of("chat")) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "message"),
+    [
+        pytest.param(RewardFailed("no tests"), 1.0, "reward bad: no tests", id="failed"),
+        pytest.param(KeyError("x"), 1.0, "reward bad: KeyError: 'x'", id="raised"),
+        pytest.param(float("nan"), 1.0, "a score is a finite number", id="nan"),
+        pytest.param("much", 1.0, "a score is a finite number", id="text"),
+        pytest.param("hang", 1.0, r"reward bad: TimeoutError: it was not over after 0\.2 s", id="hangs"),
+        pytest.param(1e300, 1e300, "the sum of all rewards gives inf", id="a sum without end"),
+    ],
+)
+def test_what_cannot_be_scored(value, weight, message):
+    other = Says(1.0)
+    with pytest.raises(RewardFailed, match=message):
+        scored({"bad": (Says(value), (), weight), "good": (other, (), 1.0)}, answer_of("math"))
+    assert other.asked == 1
+
+
+def test_a_route_without_a_reward():
+    with pytest.raises(ValueError, match="there is no reward math; there is code"):
+        Rewards(Routing((Route("math"),)), {"code": Says(1.0)})
+
+
+def test_counts_and_closing():
+    counting, silent = Says(1.0), Says(1.0)
+    counting.counts = {"timeouts": 3}
+    rewards = Rewards(Routing(), {"a": counting, "b": silent})
+
+    async def run():
+        counts = await rewards.counts()
+        await rewards.close()
+        return counts
+
+    assert asyncio.run(run()) == {"a": {"timeouts": 3}}
+    assert counting.is_closed
+    assert silent.is_closed
