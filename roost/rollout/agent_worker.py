@@ -87,7 +87,9 @@ class AgentGroup:
         self._in_play[rank] += 1
         try:
             answer = await self._play_on(rank, label, asked)
-        except (WorkerFailed, WaitedTooLong) as error:
+        except WorkerFailed as error:
+            if any(failure.address.group != self._group.name for failure in error.failures):
+                raise
             raise PlayFailed(f"{self._group.name}:{rank} was lost with it: {error}") from error
         finally:
             self._in_play[rank] -= 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from roost.rollout.episode import Episode, Group
 from roost.rollout.playing import Play, Player
 from roost.rollout.scenario import Task
+from roost.runtime.failure import WorkerFailed
 from roost.spec.training import CollectSettings
 
 
@@ -30,6 +31,7 @@ class GroupPlay:
         self._failed = 0
         self._is_cut_off = False
         self._last_error = ""
+        self.fatal: WorkerFailed | None = None  # what ends the run
         count = settings.group_size + settings.redundancy
         self._tasks = [asyncio.create_task(self._play(index)) for index in range(count)]
         for playing in self._tasks:
@@ -83,6 +85,9 @@ class GroupPlay:
             try:
                 async with self._places:
                     episode = await self._player.play(Play(self.task, self.number, index, attempt))
+            except WorkerFailed as error:  # of somebody else than who plays: more is lost than this episode
+                self.fatal = error
+                return
             except Exception as error:  # whatever goes wrong is a failure of this episode alone
                 self._last_error = str(error)
             else:
@@ -91,3 +96,10 @@ class GroupPlay:
                     self.cut_off()  # what is played beyond what is needed keeps engines from others
                 return
         self._failed += 1
+
+
+def raise_fatal(plays: Iterable[GroupPlay]) -> None:
+    """What ends the run, if any of the groups has seen it."""
+    for play in plays:
+        if play.fatal is not None:
+            raise play.fatal

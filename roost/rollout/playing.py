@@ -81,3 +81,10 @@ def told(error: Exception) -> str:
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(ROOM)]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+async def close_scenario(scenario: Scenario) -> None:
+    """End what a scenario holds, if it holds anything."""
+    close = getattr(scenario, "close", None)
+    if close is not None:
+        await close()

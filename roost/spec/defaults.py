@@ -13,6 +13,7 @@ from roost.spec.errors import Findings, shown
 from roost.spec.source import Source, read_yaml
 
 MAX_INCLUDES = 200
+OWN_CONFIGS = Path(__file__).parents[1] / "conf"  # groups that come with Roost, such as agents
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:([^},]+)(?:,([^}]*))?\}")
 
 
@@ -180,7 +181,7 @@ def _entry(key: str, option: Any, written: Any) -> DefaultEntry | None:
 def search_directories(
     folder: Path, values: Mapping[Any, Any], overrides: Sequence[str]
 ) -> tuple[list[Path], list[str]]:
-    """The folder of the config and those of its `hydra.searchpath`; and the overrides less that of the search path."""
+    """The folder of the config, those of its `hydra.searchpath`, and Roost's own; the overrides without that path."""
     hydra = values.get("hydra")
     written = hydra.get("searchpath") if isinstance(hydra, Mapping) else None
     kept = []
@@ -196,4 +197,4 @@ def search_directories(
         directory = Path(text.removeprefix("file://"))
         if text.startswith("file://") and _is_there(directory):
             directories.append(directory.resolve())
-    return directories, kept
+    return [*directories, OWN_CONFIGS], kept

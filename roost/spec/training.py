@@ -195,3 +195,4 @@ class TrainSettings:
     checkpoint: CheckpointSettings = CheckpointSettings()
     engine: str = "torch"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, Any] = field(default_factory=dict)  # by name: what scores answers beside the scenario

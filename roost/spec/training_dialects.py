@@ -85,6 +85,7 @@ MADE_OF: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
         "engine": ("actor_infer.strategy_args.strategy_name",),
     },
     Notation.LOOP: {
+        "task": ("rl.scenario_runner",),
         "max_policy_lag": ("rl.async_rollouts",),
         "minibatch_size": ("rl.strictly_on_policy",),
         "estimator": ("rl.baseline", "rl.adv_normalization"),
@@ -112,7 +113,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 def defaults(root: Section, notation: Notation, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a notation does where nothing else is said, and Roost would do otherwise."""
     if notation is Notation.LOOP:
-        return _loop_clip(LOOP_EPSILON)
+        return _loop_clip(LOOP_EPSILON) | _loop_task(root)
     backend = (
         root.below("rollout").values.get("rollout_backend")
         if notation is Notation.RLINF
@@ -123,6 +124,13 @@ def defaults(root: Section, notation: Notation, values: Mapping[str, Any]) -> di
     if notation is Notation.ROLL and values.get("estimator") is Estimator.GAE:
         found |= {"gae_lambda": ROLL_GAE_LAMBDA, "value_clip": ROLL_VALUE_CLIP}
     return found
+
+
+def _loop_task(root: Section) -> dict[str, Any]:
+    """The scenario runner is what plays, where the section `train` names nobody else."""
+    runner = root.below("rl").values.get("scenario_runner")
+    is_named = isinstance(runner, Mapping) and isinstance(runner.get("_target_"), str)
+    return {"task": runner} if is_named else {}
 
 
 def _rlinf(root: Section, job: Job) -> dict[str, Any]:

@@ -49,6 +49,7 @@ RUN = (
         loop="experiment_name",
     ),
     Key("task", MAPPING, "What makes tasks and plays episodes: `_target_`, a class, and the keys it is made with."),
+    Key("rewards", MAPPING, "What scores answers beside the task: by name, `_target_`, `tags`, `weight` and its keys."),
     Key(
         "steps",
         WHOLE,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.rollout.episode import Group
-from roost.rollout.group_play import GroupPlay
+from roost.rollout.group_play import GroupPlay, raise_fatal
 from roost.rollout.order import TaskOrder
 from roost.rollout.playing import Player
 from roost.rollout.scenario import Scenario, Split
@@ -70,6 +70,7 @@ async def evaluate(
     try:
         while not all(play.is_over for play in plays):
             changed.clear()
+            raise_fatal(plays)
             await changed.wait()
     finally:
         groups = await asyncio.gather(*(play.result() for play in plays))

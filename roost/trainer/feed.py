@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roost.rollout.cut_off import may_end
 from roost.rollout.episode import Group
-from roost.rollout.group_play import GroupPlay
+from roost.rollout.group_play import GroupPlay, raise_fatal
 from roost.rollout.order import TaskOrder
 from roost.rollout.playing import Player
 from roost.rollout.scenario import Scenario, Split
@@ -113,6 +113,7 @@ class Feed:
         left = (version - self._first_version + 1) * groups - self._taken - count
         while True:
             self._changed.clear()
+            raise_fatal(self._plays.values())
             self._replace_useless(version)
             self._show_progress(count)
             chosen = choose(self._in_play(), count, version, self._max_lag, groups, left)

@@ -20,6 +20,7 @@ from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.spec.errors import Findings
 from roost.spec.job import Job
 from roost.spec.training import Estimator, TrainSettings
+from roost.spec.training_read import setting_place
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.engine_options import check_engine_options
 from roost.trainer.live_view import LiveView
@@ -27,6 +28,7 @@ from roost.trainer.machines import open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
+from roost.trainer.surroundings import made_rewards
 from roost.trainer.targets import make_scenario
 from roost.trainer.watching import Watching
 
@@ -139,10 +141,11 @@ def _scenario(job: Job, settings: TrainSettings) -> Scenario:
         tokenizer = AutoTokenizer.from_pretrained(settings.learner.model)
     except (OSError, ValueError) as error:
         raise ValueError(f"{settings.learner.model} has no tokenizer that can be loaded: {error}") from error
-    scenario = make_scenario(settings.task, tokenizer, job.source.where(("train", "task")), findings)
+    scenario = make_scenario(settings.task, tokenizer, setting_place("task", job), findings)
     findings.raise_errors()
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
+    made_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
     return scenario
 
 

@@ -5,8 +5,9 @@ Each is launched if the plan places it. Otherwise episodes are played and scored
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +17,19 @@ from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.draw import FleetDraws
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
 from roost.rollout.gateway import Gateway
-from roost.rollout.playing import LocalPlayer, Player
+from roost.rollout.playing import LocalPlayer, Player, close_scenario
+from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
+from roost.rollout.rewards.scored_player import ScoredPlayer
+from roost.rollout.rewards.scoring import Rewards
+from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Scenario
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
 from roost.runtime.node_address import node_address
+from roost.spec.errors import Findings, Where
 from roost.spec.training import TrainSettings
 from roost.trainer.targets import load_scenario
 
-AGENT, ENV = "agent", "env"
+AGENT, ENV, REWARD = "agent", "env", "reward"
 TRAINING, EVALUATION = "group", "evaluation"
 RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
 
@@ -43,9 +49,11 @@ class Stages:
 
 
 def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: tuple[str, ...]) -> dict[str, GroupSpec]:
-    """The workers of agents and environments that the plan places."""
+    """The workers of agents, environments and rewards that the plan places."""
     placed = {part.name for part in plan.components}
     groups: dict[str, GroupSpec] = {}
+    for name, component in placed_rewards(settings.rewards, placed).items():
+        groups[component] = RewardWorker.create_group(name, settings.rewards[name], paths)
     if AGENT in placed:
         limit = settings.collect.episode_limit_s
         groups[AGENT] = AgentWorker.create_group(load_scenario, dict(settings.task), model, limit, paths)
@@ -57,6 +65,29 @@ def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: t
 def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
     """How they are launched: one that dies is started again on its place."""
     return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
+
+
+def placed_rewards(rewards: Mapping[str, Any], placed: Collection[str]) -> dict[str, str]:
+    """The component of each reward that has one: `reward.NAME`, or `reward` where there is one reward alone.
+
+    >>> placed_rewards({"math": {}, "code": {}}, ["actor", "reward", "reward.code"])
+    {'code': 'reward.code'}
+    >>> placed_rewards({"math": {}}, ["actor", "reward"])
+    {'math': 'reward'}
+    """
+    own = {name: f"{REWARD}.{name}" for name in rewards}
+    found = {name: component for name, component in own.items() if component in placed}
+    if not found and len(rewards) == 1 and REWARD in placed:
+        found = dict.fromkeys(rewards, REWARD)
+    return found
+
+
+def made_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:
+    """The rewards that are scored with in the driver, and the names of the others."""
+    findings = Findings()
+    made = make_rewards(settings.rewards, where, findings, placed_rewards(settings.rewards, placed))
+    findings.raise_errors()
+    return made
 
 
 @contextlib.asynccontextmanager
@@ -81,6 +112,11 @@ async def open_stages(
                 play_in(scenario, environments)
             limit = settings.collect.episode_limit_s
             players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
+            stack.push_async_callback(close_scenario, scenario)
+        if settings.rewards:
+            rewards = await _opened_rewards(settings, groups)
+            stack.push_async_callback(rewards.close)
+            players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
         yield Stages(*(Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION)))
 
 
@@ -89,6 +125,15 @@ def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
     tried = replace(settings.draw, temperature=settings.evaluation.temperature)
     by_label = {TRAINING: settings.draw, EVALUATION: tried}
     return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
+
+
+async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGroup]) -> Rewards:
+    components = placed_rewards(settings.rewards, groups)
+    made = made_rewards(settings, groups, Where(path=("train", "rewards")))
+    elsewhere = {name: groups[component] for name, component in components.items()}
+    for group in elsewhere.values():
+        await asyncio.to_thread(group.wait_ready)
+    return Rewards(made.routing, made.local, elsewhere)
 
 
 async def _environments(group: WorkerGroup | None) -> RemoteEnvironments | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from roost.rollout.scenario import Scenario, Split
@@ -39,6 +40,7 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
             "see roost.rollout.scenario.Scenario",
         )
         return None
+    _check_agent(made, task, where, findings)
     wrong = _wrong_size(made)
     if wrong:
         fix = "give a whole number, 1 or more"
@@ -46,6 +48,18 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         return None
     scenario: Scenario = made
     return scenario
+
+
+def _check_agent(made: Any, task: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    """Agents are made for each episode: what is wrong with their keys is better known before."""
+    path = getattr(made, "agent_path", ())
+    agent: Any = task
+    for key in path:
+        agent = agent.get(key) if isinstance(agent, Mapping) else None
+    if path and isinstance(agent, Mapping):
+        from roost.rollout.agents.check import check_agent
+
+        check_agent(agent, replace(where, path=(*where.path, *path)), findings)
 
 
 def load_scenario(task: Mapping[str, Any], model: str) -> Scenario:

@@ -38,6 +38,8 @@ class AgentScenario:
     `ChatFormat` for `keeps_reasoning`.
     """
 
+    agent_path = ("agent",)  # of the agent's config in that of the scenario
+
     def __init__(
         self,
         tokenizer: Any,

@@ -53,9 +53,13 @@ def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_fro
     assert any(not before[name].equal(weight) for name, weight in weights_of(run).items())
 
 
-def test_agents_play_where_the_plan_puts_them(model, tmp_path):
-    placement = {"actor": "0", "rollout": "1", "agent": {"node_group": "node", "placement": "0:0-1"}}
-    run = trained(config(model, placement, steps=2), tmp_path / "run").run
+def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path):
+    of_node = {"node_group": "node", "placement": "0:0-1"}
+    placement = {"actor": "0", "rollout": "1", "agent": of_node, "reward": of_node}
+    exact = {"_target_": "roost.rollout.rewards.exact.ExactAnswer", "right": 3.0, "wrong": -1.0}
+    run = trained(config(model, placement, steps=2, rewards={"exact": exact}), tmp_path / "run").run
     assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
     assert [len(spans_of(run, "play", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
+    assert any(spans_of(run, "score", f"reward {rank}") for rank in (0, 1))
+    assert {figures(run, "reward/max")[0], figures(run, "reward/min")[0]} <= {3.0, -1.0}
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}

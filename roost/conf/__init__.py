@@ -1,0 +1,1 @@
+"""Config groups that come with Roost, found by every config after its own folder."""

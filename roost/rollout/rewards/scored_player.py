@@ -1,0 +1,26 @@
+"""Episodes that others than their scenario score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roost.rollout.episode import Episode
+from roost.rollout.playing import Play, Player, PlayFailed
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.scoring import Rewards
+
+
+class ScoredPlayer:
+    """Plays as another does, and lets rewards score what came of it."""
+
+    def __init__(self, player: Player, rewards: Rewards) -> None:
+        self._player, self._rewards = player, rewards
+
+    async def play(self, asked: Play) -> Episode:
+        episode = await self._player.play(asked)
+        try:
+            reward = await self._rewards.score(Answer(asked.task, episode.score.shown, episode.score.reward))
+        except RewardFailed as error:
+            raise PlayFailed(f"it could not be scored: {error}") from error
+        return replace(episode, score=replace(episode.score, reward=reward))
