@@ -19,6 +19,7 @@ from roost.spec.defaults import (
     check_includes,
     find_config,
     missing_files,
+    nearest_choice,
     read_defaults,
     search_directories,
 )
@@ -128,7 +129,7 @@ def _composed(
             _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
             config, used = _load_with_hydra(Path(folder), name, list(overrides))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-            what, why, fix = _in_words(error)
+            what, why, fix = _in_words(error, directories)
             findings.error(_place(source, overrides), f"cannot be composed: {what}", why, fix)
             return None
     values = OmegaConf.to_container(config, resolve=False)
@@ -196,10 +197,11 @@ def _place(source: Source, overrides: Sequence[str]) -> Where:
     return Where(COMMAND_LINE, path=(" ".join(overrides),)) if overrides else source.where(("defaults",))
 
 
-def _in_words(error: Exception) -> tuple[str, str, str]:
+def _in_words(error: Exception, directories: Sequence[Path]) -> tuple[str, str, str]:
     """What a library's error says, why, and the mend; addresses and pointers into a text are left out."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and "://" not in line and set(line) != {"^"}] or [type(error).__name__]
-    fix = next((line for line in lines[1:] if line.startswith("To ")), "")
+    near = nearest_choice(lines[0], directories)
+    fix = near or next((line for line in lines[1:] if line.startswith("To ")), "")
     why = " ".join(line for line in lines[1:4] if line != fix)
     return lines[0], why, fix or "check the override; quote a value with commas or brackets: 'key=\"0-3,6-7\"'"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roost.spec.errors import Findings, shown
+from roost.spec.errors import Findings, did_you_mean, shown
 from roost.spec.source import Source, read_yaml
 
 MAX_INCLUDES = 200
@@ -50,6 +50,25 @@ class DefaultEntry:
 def find_config(path: str, directories: Sequence[Path]) -> Path | None:
     """The file of a config in the first folder that has it."""
     return next((file for directory in directories if _is_there(file := directory / f"{path}.yaml")), None)
+
+
+def nearest_choice(text: str, directories: Sequence[Path]) -> str:
+    """What was meant by a group of configs, or an option of one, that Hydra says is not there; empty if nothing is.
+
+    >>> nearest_choice("Could not find 'appworld/agent/defalt'", [OWN_CONFIGS])
+    'did you mean default?'
+    """
+    option = re.search(r"Could not find '(?:([^']*)/)?([^'/]+)'", text)
+    if option is not None:
+        folders = [directory / (option[1] or "") for directory in directories]
+        return did_you_mean(option[2], {file.stem for folder in folders for file in folder.glob("*.yaml")})
+    group = re.search(r"config group '([^']+)' does not exist", text)
+    if group is None:
+        return ""
+    depth = group[1].count("/") + 1
+    folders = [folder for directory in directories for folder in directory.glob("/".join(["*"] * depth))]
+    known = {"/".join(folder.parts[-depth:]) for folder in folders if folder.is_dir() and any(folder.glob("*.yaml"))}
+    return did_you_mean(group[1], known)
 
 
 def _is_there(path: Path) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import roost
+from roost.spec.compose import load
 from roost.spec.errors import Findings
 from roost.spec.interpolation import resolve
 from roost.spec.section import Unresolved
@@ -283,3 +284,40 @@ class TestIncludes:
             plans = list(pool.map(lambda size: roost.plan(file, overrides=[f"cluster.num_nodes={size}"]), range(1, 9)))
             assert compose("job") == outer
         assert [plan["actor"].world_size for plan in plans] == [8 * size for size in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        pytest.param(
+            "appworld/agent@rl.scenario_runner.appworld_config.agent=defalt", "did you mean default?", id="option"
+        ),
+        pytest.param(
+            "appworld/agnt@rl.scenario_runner.appworld_config.agent=default", "did you mean appworld/agent?", id="group"
+        ),
+        pytest.param(
+            "appworld/agent@rl.scenario_runner.appworld_config.agent=mine", "check the override", id="neither"
+        ),
+    ],
+)
+def test_what_was_meant_by_an_option_that_is_not_there(tmp_path, override, meant):
+    file = tmp_path / "job.yaml"
+    file.write_text("defaults: [/global@_global_: appworld, _self_]\nllm: {model_path: m}\n")
+    findings = Findings()
+    assert load(file, [override], findings) is None
+    (finding,) = findings.errors
+    assert meant in finding.fix
+
+
+def test_an_agent_of_the_users_own_folder_is_chosen_by_one_override(tmp_path):
+    (tmp_path / "appworld" / "agent").mkdir(parents=True)
+    (tmp_path / "appworld" / "agent" / "mine.yaml").write_text("_target_: my_agents.Mine\nstyle: short\n")
+    file = tmp_path / "job.yaml"
+    file.write_text("defaults: [/global@_global_: appworld, _self_]\nllm: {model_path: m}\n")
+    found = load(file, ["appworld/agent@rl.scenario_runner.appworld_config.agent=mine"], Findings())
+    runner = found.values["rl"]["scenario_runner"]
+    assert runner["_target_"] == "roost.rollout.app_world.serving.runner.AppWorldScenarioRunner"
+    assert runner["appworld_config"] == {
+        "agent": {"_target_": "my_agents.Mine", "style": "short"},
+        "max_interactions": 40,
+    }

@@ -1,0 +1,13 @@
+"""Write the model that the app world's example begins with; it knows what code looks like, and little else."""
+
+import typer
+
+from roost.rollout.app_world.tiny_model import write_app_world_model
+
+
+def main(folder: str = "runs/app-world-model", seed: int = 0) -> None:
+    print(write_app_world_model(folder, seed))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,97 @@
+"""The process of a server: it ends with this one, however this one ends, and takes along what it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roost.engines import server_keeper
+from roost.engines.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
+from roost.runtime.logs import last_lines
+
+START_LIMIT_S = 60.0  # for the process to be there, not for the server to be ready
+GRACE_S = 3.0
+MARGIN_S = 5.0  # that a keeper may take longer than its own limits
+LOOK_EVERY_S = 0.05
+LINES_TOLD = 15
+
+
+class KeptProcess:
+    """A program with a keeper, which ends it when this object's process ends or lets go of the object."""
+
+    def __init__(self, name: str, link: Link, pid: int, log: Path) -> None:
+        self._name, self._link, self.pid, self._log = name, link, pid, log
+        self._exit_code: int | None = None
+        self._is_over = False
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
+        """Start a program; what it prints goes to the log."""
+        return await asyncio.to_thread(cls._start, name, list(command), dict(env), log)
+
+    @classmethod
+    def _start(cls, name: str, command: list[str], env: dict[str, str], log: Path) -> KeptProcess:
+        link = _keeper(name, log)
+        link.tell(argv=command, env=env, log=str(log), owner=os.getpid())
+        deadline = time.monotonic() + START_LIMIT_S
+        heard: list[dict[str, Any]] = []
+        while not heard and not link.is_closed and time.monotonic() < deadline:
+            heard = link.heard(wait=deadline - time.monotonic())
+        if not heard or "started" not in heard[0]:
+            link.close()
+            why = heard[0]["failed"] if heard else last_lines(log, LINES_TOLD)
+            raise OSError(f"{name} could not be started with {command[0]}: {why}")
+        return cls(name, link, heard[0]["started"], log)
+
+    @property
+    def is_alive(self) -> bool:
+        self._look()
+        return self._exit_code is None and not self._is_over and not self._link.is_closed
+
+    def told_end(self) -> str:
+        """How it ended, with the last that it printed."""
+        self._look()
+        how = "ended" if self._exit_code is None else f"ended with exit code {self._exit_code}"
+        printed = last_lines(self._log, LINES_TOLD).strip()
+        return f"{self._name} {how}" + (f"; the last it said:\n{printed}" if printed else "")
+
+    async def stop(self) -> None:
+        """End it with all that it started; may be called again."""
+        self._link.tell(stop=GRACE_S)
+        deadline = time.monotonic() + GRACE_S + TERMINATE_LIMIT + KILL_LIMIT + MARGIN_S
+        while not self._is_over and not self._link.is_closed and time.monotonic() < deadline:
+            self._look()
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._link.close()
+
+    def _look(self) -> None:
+        """Take in what the keeper has told."""
+        for message in self._link.heard(wait=0.0):
+            self._exit_code = message["ended"]
+            self._is_over = self._is_over or "ending" in message
+
+
+def _keeper(name: str, log: Path) -> Link:
+    ours, theirs = socket.socketpair()
+    with theirs, log.open("ab") as printed:
+        launcher = subprocess.Popen(
+            [sys.executable, "-P", server_keeper.__file__, name],  # the name is for those who list processes
+            stdin=theirs.fileno(),
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,  # an interrupt from the terminal is for the owner
+        )
+    try:
+        launcher.wait(START_LIMIT_S)  # it goes as soon as the keeper is there
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        ours.close()
+        raise OSError(f"{name}: no process could be started within {START_LIMIT_S:g} s") from None
+    return Link(ours)

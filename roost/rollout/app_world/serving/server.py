@@ -1,0 +1,70 @@
+"""The server of app worlds: in this event loop, or as a program of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from roost.engines.torch_engine.listening import bound_socket, url_of
+from roost.rollout.app_world.serving.limits import ServingLimits
+from roost.rollout.app_world.serving.routes import app_world_app
+from roost.rollout.app_world.serving.worlds import Worlds
+
+BACKLOG = 1024
+GRACE_S = 1  # for answers on their way out
+KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is used again
+
+
+def ready_line(url: str, limits: ServingLimits) -> str:
+    """What the program says when it is ready.
+
+    >>> ready_line("http://127.0.0.1:8000", ServingLimits(worlds=8))
+    'app world ready for 8 worlds at http://127.0.0.1:8000'
+    """
+    return f"app world ready for {limits.worlds} worlds at {url}"
+
+
+@contextlib.asynccontextmanager
+async def serving(limits: ServingLimits | None = None, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serve in the running event loop; gives the address."""
+    bound = bound_socket(host, port)
+    bound.listen(BACKLOG)  # so that nobody is refused before the server runs
+    server = _Server(app_world_app(Worlds(limits or ServingLimits())))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # they are the trainer's
+    running = asyncio.create_task(server.serve([bound]))
+    try:
+        yield url_of(bound)
+    finally:
+        server.should_exit = True
+        await asyncio.wait([running])
+
+
+def run(limits: ServingLimits, host: str, port: int) -> None:
+    """Serve until the process is told to end; the first line printed tells the address."""
+    bound = bound_socket(host, port)
+    _Server(app_world_app(Worlds(limits)), ready_line(url_of(bound), limits)).run([bound])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: FastAPI, ready: str = "") -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._ready:
+            print(self._ready, flush=True)
