@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from roost.engines.errors import EngineRefused
 from roost.rollout.agents.agent import Policy
+from roost.rollout.agents.appworld_task import AppworldTask, appworld_task
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, RolloutCancelled, in_thread
 from roost.rollout.agents.chat import RecordedReply
 from roost.rollout.environments.environment import Environment, Observation
@@ -124,12 +125,13 @@ class AppworldAdapter:
         world = _World(BlockingEnvironment(bridge, environment, first))
         llm = _BlockingPolicy(bridge, policy)
         try:
-            await in_thread(lambda: self._play(llm, world, max_turns), bridge.close)
+            task = appworld_task(self._task, first)
+            await in_thread(lambda: self._play(task, llm, world, max_turns), bridge.close)
         except RolloutCancelled as error:
             raise asyncio.CancelledError(str(error)) from error
 
-    def _play(self, llm: LLM, world: AppWorldInterface, max_turns: int) -> None:
-        agent = self._make(task=self._task, llm=llm, **self._keys)
+    def _play(self, task: AppworldTask, llm: LLM, world: AppWorldInterface, max_turns: int) -> None:
+        agent = self._make(task=task, llm=llm, **self._keys)
         output: str | None = None
         for _ in range(max_turns):
             if world.task_completed():

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from roost.rollout.agents.account import WatchedEnvironment
 from roost.rollout.agents.chat import ChatPolicy
@@ -38,7 +38,7 @@ class AgentScenario:
     `ChatFormat` for `keeps_reasoning`.
     """
 
-    agent_path = ("agent",)  # of the agent's config in that of the scenario
+    agent_path: ClassVar[tuple[str, ...]] = ("agent",)  # of the agent's config in that of the scenario
 
     def __init__(
         self,

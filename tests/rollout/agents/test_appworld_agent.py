@@ -32,7 +32,7 @@ class Coder(AppworldAgent):
     def __init__(self, *, task, llm, hint="none"):
         self.made.append(self)
         self.task, self.hint, self.outputs, self.error = task, hint, [], None
-        self._llm, self._messages = llm, [SystemMessage(f"hint: {hint}", "today"), UserMessage(task.name)]
+        self._llm, self._messages = llm, [SystemMessage(f"hint: {hint}", "today"), UserMessage(task.instruction)]
 
     def next_code_block(self, output, world):
         self.outputs.append((output, world.task_completed()))
@@ -60,7 +60,7 @@ def play(*says, agent=Coder, max_turns=10, environment=None, **keys):
 
 def test_the_contract():
     agent, actions, engine, transcript = play("look", "nothing", "done", hint="short")
-    assert (agent.task, agent.hint) == (TASK, "short")
+    assert (agent.task.instruction, agent.hint) == (TASK.name, "short")
     assert actions == ["look", "done"]
     assert agent.outputs == [(None, False), ("saw look", False), (NO_CODE, False)]
     assert len(transcript.sequences()) == 1

@@ -93,7 +93,7 @@ class AppWorldEnvironment:
         if self._server.takes_episodes:
             self._world["episode"] = uuid.uuid4().hex
         begun = await self._begun({**self._environments.options, "experiment_name": self._server.name})
-        return Observation(first_shown(begun, self._environments.shows_supervisor))
+        return Observation(first_shown(begun, self._environments.shows_supervisor), info=dict(begun))
 
     async def step(self, action: Any) -> Observation:
         """Run code."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -83,6 +85,7 @@ class ServerChild:
         self._process: KeptProcess | None = None
         self._ports = PortLeases()
         self._folder: Path | None = None
+        self._at_exit: weakref.finalize[..., ServerChild] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -108,9 +111,12 @@ class ServerChild:
         folder, self._folder = self._folder, None
         if folder is not None:
             await asyncio.to_thread(remove, folder)
+        if self._at_exit is not None:
+            self._at_exit.detach()
 
     async def _started(self) -> str:
         self._folder = Path(tempfile.mkdtemp(prefix="roost-app-world-"))
+        self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # where nobody closes
         port = self._ports.lease()
         env = child_env(os.environ, {**self._env, "TMPDIR": str(self._folder)})
         process = await KeptProcess.start(self._name, self._command(port), env, self._folder / "log")

@@ -34,7 +34,12 @@ class KeptProcess:
     @classmethod
     async def start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
         """Start a program; what it prints goes to the log."""
-        return await asyncio.to_thread(cls._start, name, list(command), dict(env), log)
+        starting = asyncio.ensure_future(asyncio.to_thread(cls._start, name, list(command), dict(env), log))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # threads cannot be: end what it has started
+            await (await starting).stop()
+            raise
 
     @classmethod
     def _start(cls, name: str, command: list[str], env: dict[str, str], log: Path) -> KeptProcess:

@@ -22,11 +22,14 @@ class PooledServer:
         self._answer_limit_s, self._most_worlds = answer_limit_s, most_worlds
         self._connection: Connection | None = None
         self._is_doubted = False
+        self._is_closed = False
         self._turn = asyncio.Lock()
 
     async def ready(self) -> Connection:
         """A connection to it; it is started where it does not run."""
         async with self._turn:
+            if self._is_closed:
+                raise ServerLost("the environments were closed; nothing more is played in them")
             if self._connection is None or not await self._is_well(self._connection):
                 await self._start()
             assert self._connection is not None
@@ -37,7 +40,9 @@ class PooledServer:
         self._is_doubted = True
 
     async def close(self) -> None:
+        """For good: it is not started again."""
         async with self._turn:
+            self._is_closed = True
             await self._leave()
             await self.host.stop()
 
@@ -100,7 +105,10 @@ class ServerPool:
     async def _places(self) -> asyncio.Semaphore:
         async with self._turn:
             if self._free is None:
-                await asyncio.gather(*(server.ready() for server in self._servers))
+                begun = await asyncio.gather(*(server.ready() for server in self._servers), return_exceptions=True)
+                for error in begun:
+                    if isinstance(error, BaseException):
+                        raise error
                 self._free = asyncio.Semaphore(sum(server.places for server in self._servers))
             return self._free
 

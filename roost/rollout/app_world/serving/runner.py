@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from roost.rollout.agents.scenario import AgentScenario
 
@@ -16,7 +16,7 @@ MAX_INTERACTIONS = 40
 class AppWorldScenarioRunner(AgentScenario):
     """Agents in app worlds: `appworld_config` has the agent, `max_interactions`, and other keys of `AgentScenario`."""
 
-    agent_path = ("appworld_config", "agent")
+    agent_path: ClassVar[tuple[str, ...]] = ("appworld_config", "agent")
 
     def __init__(
         self,

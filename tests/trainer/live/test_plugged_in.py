@@ -1,0 +1,104 @@
+"""What users bring along: an agent of their own by a class, a file and one override; and the app world it acts in."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roost.rollout.app_world.tiny_model import write_app_world_model
+from roost.trainer.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[3]
+ROOST = [sys.executable, "-c", "from roost.cli.main import run; run()"]
+CHOOSES = "appworld/agent@rl.scenario_runner.appworld_config.agent=my_agent"
+
+AGENT = '''
+from roost.rollout.agents.appworld_agent import AppworldAgent, IPythonMessage, UserMessage
+
+
+class MyAgent(AppworldAgent):
+    """As the documents of ml-loop have it: what is said next is code, and what was printed comes back."""
+
+    def __init__(self, task, llm, opening):
+        self.llm, self.messages = llm, [UserMessage(opening + task.instruction)]
+
+    def next_code_block(self, output, world):
+        if output is not None:
+            self.messages.append(IPythonMessage(output))
+        said = self.llm.generate(self.messages)
+        self.messages.append(said)
+        open("agents.txt", "a").write(f"{len(said.generated_tokens)} {len(said.generated_token_logprobs)}\\n")
+        return said.content.removeprefix("```python\\n").removesuffix("\\n```")
+
+    def history_as_messages(self, last_execution_output):
+        return [*self.messages, IPythonMessage(last_execution_output)]
+'''
+JOB = """
+defaults: [/global@_global_: appworld, _self_]
+rl:
+  gpu_allocation: {learning_gpus: [0], inference_gpus: [1]}
+  total_iterations: 2
+  scenarios_per_iteration: 4
+  rollouts_per_scenario: 4
+  optimizer: {lr: 0.001}
+  scenario_runner:
+    appworld_config: {max_interactions: 1}
+    tasks:
+      _target_: roost.rollout.app_world.serving.tasks.AppWorldTasks
+      kinds: [jot_note, jot_task, delete_file]
+    environment:
+      _target_: roost.rollout.app_world.serving.client.AppWorldEnvironments
+      shows_supervisor: false
+llm: {model_path: model, max_new_tokens: 8}
+train: {evaluation_tasks: 2, engine_options: {max_context: 128}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's own, with nothing of Roost's in it."""
+    (tmp_path / "appworld" / "agent").mkdir(parents=True)
+    (tmp_path / "appworld" / "agent" / "my_agent.yaml").write_text('_target_: my_agents.MyAgent\nopening: ""\n')
+    (tmp_path / "my_agents.py").write_text(AGENT)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def train(folder, *overrides):
+    return subprocess.run(
+        [*ROOST, "train", "job.yaml", *overrides, "--name", "run"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_an_agent_is_a_class_a_file_and_one_override(folder):
+    write_app_world_model(folder / "model", right=1.0)
+    done = train(folder, CHOOSES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = RunFolder.open(folder / "runs" / "run").steps()
+    assert [step["samples/finished"] for step in steps] == [16.0, 16.0]
+    assert steps[0]["reward/mean"] > 0.5, "it was shown how the tasks are done"
+    said = [line.split() for line in (folder / "agents.txt").read_text().splitlines()]
+    assert len(said) == 34 and all(tokens == logprobs for tokens, logprobs in said)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        pytest.param("_target_: my_agents.MyAgnt", "did you mean MyAgent?", id="class"),
+        pytest.param("_target_: my_agents.MyAgent", "opening is missing", id="missing key"),
+        pytest.param('_target_: my_agents.MyAgent\nopening: ""\nopenin: 1', "did you mean opening?", id="unknown key"),
+    ],
+)
+def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, written, told):
+    write_app_world_model(folder / "model", shown=0)
+    (folder / "appworld" / "agent" / "my_agent.yaml").write_text(written)
+    done = train(folder, CHOOSES)
+    assert done.returncode == 1
+    assert told in done.stdout + done.stderr and not (folder / "runs" / "run").exists()
