@@ -1,8 +1,11 @@
 """Episodes over real HTTP and in real sandboxes, on servers in this process and in processes of their own."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -218,9 +221,15 @@ def test_a_lost_server_does_not_draw_all_episodes():
     assert ran(run()) == [1.0] * 3
 
 
-def test_a_killed_server_fails_its_episodes_and_is_started_again():
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Where temporary files go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_killed_server_fails_its_episodes_and_is_started_again(own_folder):
     async def run():
-        folders = set(Path(tempfile.gettempdir()).glob("roost-app-world-*"))
         async with opened(servers=1, worlds=4) as environments:
             (server,) = environments._pool._servers
             one, other = [await environments.open() for _ in range(2)]
@@ -236,7 +245,7 @@ def test_a_killed_server_fails_its_episodes_and_is_started_again():
             assert server.host.pid != first
             second = server.host.pid
         assert not any(map(psutil.pid_exists, (first, second, sandbox)))
-        assert set(Path(tempfile.gettempdir()).glob("roost-app-world-*")) == folders
+        assert not list(own_folder.iterdir())
 
     ran(run())
 
@@ -252,6 +261,45 @@ def test_a_server_that_dies_between_episodes_is_started_again():
             return await played(environments, TASK)
 
     assert ran(run()) == 1.0
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02, 0.2])
+def test_environments_that_are_closed_while_they_begin_leave_nothing(pause, own_folder):
+    async def run():
+        async with opened(servers=2) as environments:
+            opening = [asyncio.create_task(environments.open()) for _ in range(3)]
+            await asyncio.sleep(pause)
+            opening[0].cancel()
+        outcomes = await asyncio.gather(*opening, return_exceptions=True)
+        assert all(isinstance(each, ServerLost | asyncio.CancelledError) for each in outcomes)
+        assert not list(own_folder.iterdir())
+
+    ran(run())
+
+
+FORGETFUL = """
+import asyncio, tempfile
+from pathlib import Path
+from tests.rollout.app_world_serving.play import TASK, AppWorldEnvironments
+
+async def main():
+    environments = AppWorldEnvironments()
+    await (await environments.open()).reset(TASK)
+    (server,) = environments._pool._servers
+    print(server.host.pid, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_servers_end_with_a_process_that_closes_nothing(tmp_path):
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run([sys.executable, "-c", FORGETFUL], env=env, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.wait_procs([psutil.Process(int(ended.stdout))], timeout=20)
+    assert not psutil.pid_exists(int(ended.stdout))
+    assert not list(tmp_path.iterdir())
 
 
 def test_limits_reach_the_server_and_a_sandbox_that_does_not_start_says_why():
