@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "roost"
 MAY_IMPORT = {
+    "conf": set(),
     "spec": set(),
     "cluster": {"spec"},
     "placement": {"spec", "cluster"},

@@ -1,13 +1,30 @@
-"""Write the model that the control examples begin with: a small transformer that knows nothing."""
+"""Write the model that a control example begins with: a small transformer that knows nothing."""
+
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from roost.rollout.environments.control import write_control_model
 
 
-def main(folder: str = "runs/control-model", seed: int = 0) -> None:
-    """Four numbers of 16 bins each are observed, and two actions can be said."""
-    print(write_control_model(folder, numbers=4, bins=16, actions=2, seed=seed, hidden_size=64, intermediate_size=128))
+class Example(StrEnum):
+    CARTPOLE = "cartpole"
+    ARM = "arm"
+
+
+# As in the configs: so many numbers are shown, each in so many bins, and so many actions can be said.
+NUMBERS = {
+    Example.CARTPOLE: {"numbers": 4, "bins": 16, "actions": 2},
+    Example.ARM: {"numbers": 6, "bins": 16, "actions": 3},
+}
+FOLDERS = {Example.CARTPOLE: "runs/control-model", Example.ARM: "runs/arm-model"}
+
+
+def main(example: Annotated[Example, typer.Argument()] = Example.CARTPOLE, folder: str = "", seed: int = 0) -> None:
+    """Write it to FOLDER, or to where the example's config looks for it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    print(write_control_model(folder or FOLDERS[example], **NUMBERS[example], seed=seed, **sizes))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ from roost.rollout.playing import told
 from roost.rollout.scenario import Scenario, Task
 from roost.runtime.worker import Worker
 
+IDLE_S = 3600.0  # after which an environment that nobody calls belongs to nobody
+SWEEP_EVERY_S = 30.0
+
 
 class EnvironmentFailed(RuntimeError):
     """What an environment that is hosted elsewhere raised, or that its host is gone."""
@@ -21,13 +27,15 @@ class EnvironmentFailed(RuntimeError):
 class EnvWorker(Worker):
     """Hosts the environments of many episodes. What one raises is an answer, not a failure of the worker."""
 
-    def __init__(self, config: Mapping[str, Any], paths: Sequence[str] = ()) -> None:
+    def __init__(self, config: Mapping[str, Any], paths: Sequence[str] = (), idle_s: float = IDLE_S) -> None:
         super().__init__()
         import_from(paths)
-        self._config = dict(config)
+        self._config, self._idle_s = dict(config), idle_s
         self._environments: Environments | None = None
-        self._open: dict[int, Environment] = {}
-        self._opened = 0
+        self._opening: dict[str, asyncio.Task[Environment]] = {}
+        self._open: dict[str, Environment] = {}
+        self._used: dict[str, float] = {}  # when each was last called
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def prepare(self) -> str:
         """Make what environments come from, so that what is wrong with it is known early; what that is, or nothing."""
@@ -42,25 +50,58 @@ class EnvWorker(Worker):
             self._environments = make_environments(self._config, self.hardware_infos)
         return self._environments
 
-    async def open_one(self) -> tuple[str, Any]:
-        """The number of an environment for an episode."""
+    async def open_one(self, key: str) -> tuple[str, Any]:
+        """Open an environment for an episode, which calls it by its key."""
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep())
         try:
-            environment = await self._made().open()
+            self._opening[key] = asyncio.create_task(self._made().open())
+            self._open[key] = await self._opening[key]
+        except asyncio.CancelledError:
+            return "it was given up", None
         except Exception as error:  # whatever a user's class raises
             return told(error), None
-        self._opened += 1
-        self._open[self._opened] = environment
-        return "", self._opened
+        finally:
+            self._opening.pop(key, None)
+        self._used[key] = time.monotonic()
+        return "", None
 
-    async def call(self, number: int, method: str, *arguments: Any) -> tuple[str, Any]:
+    async def give_up(self, key: str) -> None:
+        """Nobody will use this one: an episode that was cancelled while it waited must not keep a robot for ever."""
+        if key in self._opening:
+            self._opening[key].cancel()
+        elif key in self._open:
+            await self.call(key, "close")
+
+    async def call(self, key: str, method: str, *arguments: Any) -> tuple[str, Any]:
         """What a method of an environment gives, or why it gives nothing."""
-        environment = self._open.pop(number, None) if method == "close" else self._open.get(number)
+        environment = self._open.pop(key, None) if method == "close" else self._open.get(key)
         if environment is None:
-            return f"environment {number} is not open here", None
+            return "the environment is not open here", None
         try:
             return "", await getattr(environment, method)(*arguments)
         except Exception as error:  # whatever a user's class raises
             return told(error), None
+        finally:
+            self._used[key] = time.monotonic()
+            if method == "close":
+                del self._used[key]
+
+    async def finish(self) -> None:
+        """The run is over: close everything, as robots must stand still then."""
+        for key in list(self._open):
+            await self.call(key, "close")
+        if self._environments is not None:
+            await self._environments.close()
+            self._environments = None
+
+    async def _sweep(self) -> None:
+        """Close what is left of players that died: no episode is silent for so long."""
+        while True:
+            await asyncio.sleep(min(self._idle_s / 4, SWEEP_EVERY_S))
+            now = time.monotonic()
+            for key in [key for key, used in self._used.items() if now - used > self._idle_s]:
+                await self.call(key, "close")
 
 
 def import_from(paths: Sequence[str]) -> None:
@@ -86,22 +127,23 @@ class RemoteEnvironments:
 
     async def open(self) -> Environment:
         """On the host with the fewest open ones, as far as this process knows."""
-        rank = min(range(len(self._hosts)), key=lambda rank: (self._open[rank], random.random()))
+        rank, key = min(range(len(self._hosts)), key=lambda rank: (self._open[rank], random.random())), uuid.uuid4().hex
         self._open[rank] += 1
         try:
-            number = await ask(self._hosts[rank].open_one.remote())
+            await ask(self._hosts[rank].open_one.remote(key))
         except BaseException:
             self._open[rank] -= 1
+            self._hosts[rank].give_up.remote(key)  # nobody waits for the answer
             raise
-        return _RemoteEnvironment(self, rank, number)
+        return _RemoteEnvironment(self, rank, key)
 
     async def close(self) -> None:
         """The hosts end with the run."""
 
-    async def call(self, rank: int, number: int, method: str, *arguments: Any) -> Any:
+    async def call(self, rank: int, key: str, method: str, *arguments: Any) -> Any:
         if method == "close":
             self._open[rank] -= 1
-        return await ask(self._hosts[rank].call.remote(number, method, *arguments))
+        return await ask(self._hosts[rank].call.remote(key, method, *arguments))
 
 
 def play_in(scenario: Scenario, environments: Environments) -> None:
@@ -118,8 +160,8 @@ def play_in(scenario: Scenario, environments: Environments) -> None:
 class _RemoteEnvironment:
     """One environment on a host."""
 
-    def __init__(self, hosts: RemoteEnvironments, rank: int, number: int) -> None:
-        self._hosts, self._rank, self._number = hosts, rank, number
+    def __init__(self, hosts: RemoteEnvironments, rank: int, key: str) -> None:
+        self._hosts, self._rank, self._key = hosts, rank, key
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         seen: Observation = await self._call("reset", task, seed)
@@ -136,7 +178,7 @@ class _RemoteEnvironment:
         await self._call("close")
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        return await self._hosts.call(self._rank, self._number, method, *arguments)
+        return await self._hosts.call(self._rank, self._key, method, *arguments)
 
 
 async def ask(ref: Any) -> Any:

@@ -23,6 +23,7 @@ from roost.rollout.rewards.scored_player import ScoredPlayer
 from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Scenario
+from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
 from roost.runtime.node_address import node_address
 from roost.spec.errors import Findings, Where
@@ -31,6 +32,7 @@ from roost.trainer.targets import load_scenario
 
 AGENT, ENV, REWARD = "agent", "env", "reward"
 TRAINING, EVALUATION = "group", "evaluation"
+FINISH_LIMIT_S = 60.0
 RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
 
 
@@ -58,7 +60,8 @@ def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: t
         limit = settings.collect.episode_limit_s
         groups[AGENT] = AgentWorker.create_group(load_scenario, dict(settings.task), model, limit, paths)
     if ENV in placed and isinstance(settings.task.get("environment"), Mapping):
-        groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths)
+        limit = settings.collect.episode_limit_s
+        groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths, limit)
     return groups
 
 
@@ -98,6 +101,8 @@ async def open_stages(
     environments = await _environments(groups.get(ENV))
     draws = draws_of(fleet, settings)
     async with contextlib.AsyncExitStack() as stack:
+        if ENV in groups:
+            stack.push_async_callback(_finish, groups[ENV])
         players: dict[str, Player] = {}
         if AGENT in groups:
             gateway = Gateway()
@@ -118,6 +123,13 @@ async def open_stages(
             stack.push_async_callback(rewards.close)
             players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
         yield Stages(*(Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION)))
+
+
+async def _finish(environments: WorkerGroup) -> None:
+    """Robots stand still when a run is over, however it ended; a host that is gone has nothing to close."""
+    with contextlib.suppress(WorkerFailed, WaitedTooLong, TimeoutError):
+        async with asyncio.timeout(FINISH_LIMIT_S):
+            await environments.finish()
 
 
 def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:

@@ -51,8 +51,9 @@ class SimulatedArm:
 
     def read(self) -> Reading:
         images = {serial: self._image(serial) for serial in self._serials}
-        seen = {"target": self._target.copy()}
-        return Reading(self._joints.copy(), self._speeds.copy(), self._gripper, tip_of(self._joints), images, seen)
+        tip = tip_of(self._joints)
+        seen = {"target": self._target.copy(), "way": self._target - tip}
+        return Reading(self._joints.copy(), self._speeds.copy(), self._gripper, tip, images, seen)
 
     def command(self, command: Command) -> None:
         passed = command.seconds / SUBSTEPS

@@ -13,6 +13,7 @@ from roost.rollout.scenario import Score, Split, Task
 from roost.rollout.transcript import Transcript
 
 EVALUATION_SEEDS = 1_000_000  # where the seeds of evaluation begin, far from those of training
+PREFERENCE = 40.0  # for tokens that are actions, as a weight: so much that the first updates do not undo it
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -37,8 +38,9 @@ class ControlScenario:
     """Episodes of control: at each step the policy is shown numbers as tokens, and says an action in one token or more.
 
     `environment` is a mapping with `_target_`, made at the first episode of this process, unless `use_environments`
-    gave others before. Bounds of what is observed are `low` and `high`, or `mean` and `deviation`; actions are a number
-    of choices, or with `action_low` and `action_high`, so many values between those.
+    gave others before. `shown` says which of the observed numbers the policy sees; the bounds of those are `low` and
+    `high`, or `mean` and `deviation`. Actions are a number of choices, or with `action_low` and `action_high`, so many
+    values between those.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ControlScenario:
         high: Sequence[float] = (),
         mean: Sequence[float] = (),
         deviation: Sequence[float] = (),
+        shown: Sequence[int] = (),
         bins: int = 16,
         actions: int = 2,
         action_low: Sequence[float] = (),
@@ -67,6 +70,7 @@ class ControlScenario:
             tokenizer,
             bounds or ObservationBins(tuple(low), tuple(high), bins),
             Actions(actions, tuple(action_low), tuple(action_high)),
+            shown,
         )
         self._environment, self._context, self._max_steps = environment, Context(context), max_steps
         self._environments: Environments | None = None
@@ -134,9 +138,10 @@ def _made(environment: Mapping[str, Any] | Environments | None) -> Environments:
 def write_control_model(
     folder: Path | str, numbers: int, bins: int = 16, actions: int = 2, positions: int = 64, seed: int = 0, **sizes: Any
 ) -> Path:
-    """Write a model that knows nothing, and its tokenizer, for so many observed numbers; returns the folder.
+    """Write a model that knows no more than that it says actions, and its tokenizer; returns the folder.
 
-    `positions` is the longest sequence: all tokens of an episode where the context is the episode.
+    `numbers` is how many observed numbers it is shown. `positions` is the longest sequence: all tokens of an episode
+    where the context is the episode.
     """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -148,8 +153,25 @@ def write_control_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, **own, **sizes}), dtype=torch.float32)
+    _prefer(model, range(names.index("a0"), names.index("a0") + actions))
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     return folder
+
+
+def _prefer(model: Any, tokens: range) -> None:
+    """Make these tokens nearly all that the model says, whatever it is shown.
+
+    Otherwise each action would be said in as many ways as there are tokens, and what is learnt of one is learnt of no
+    other. The first place of the hidden state, which no layer writes to, is made a bias.
+    """
+    import torch
+
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] = 4 * model.config.initializer_range
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        model.get_output_embeddings().weight[tokens.start : tokens.stop, 0] = PREFERENCE

@@ -98,9 +98,14 @@ def vocabulary(numbers: int, bins: int, choices: int) -> list[str]:
 
 
 class ControlTokens:
-    """Observations to token ids, and token ids to actions, with the ids that the tokenizer has for them."""
+    """Observations to token ids, and token ids to actions, with the ids that the tokenizer has for them.
 
-    def __init__(self, tokenizer: Any, bins: ObservationBins, actions: Actions) -> None:
+    `places` are those of the observed numbers that are shown; all of them if there are none.
+    """
+
+    def __init__(self, tokenizer: Any, bins: ObservationBins, actions: Actions, places: Sequence[int] = ()) -> None:
+        if places and len(places) != len(bins.low):
+            raise ValueError(f"{len(places)} numbers are to be shown, but bounds are given for {len(bins.low)}")
         names = vocabulary(len(bins.low), bins.bins, actions.choices)
         ids = dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
         if len(set(ids.values())) != len(names) or None in ids.values():
@@ -108,13 +113,16 @@ class ControlTokens:
                 f"the tokenizer does not have a token for each of {len(bins.low)} x {bins.bins} bins and "
                 f"{actions.choices} actions; write the model with the same numbers (write_control_model)"
             )
-        self._bins, self.actions = bins, actions
+        self._bins, self.actions, self._places = bins, actions, list(places)
         self._shown = [[ids[f"o{number}.{bin}"] for bin in range(bins.bins)] for number in range(len(bins.low))]
         self._choice = {ids[f"a{choice}"]: choice for choice in range(actions.choices)}
 
     def observation(self, content: Any) -> list[int]:
         """The tokens of what an environment shows."""
-        binned = self._bins.of(numbers_of(content))
+        numbers = numbers_of(content)
+        if any(not 0 <= place < len(numbers) for place in self._places):
+            raise ValueError(f"{len(numbers)} numbers are observed; those to be shown are {self._places}, from 0")
+        binned = self._bins.of(numbers[self._places] if self._places else numbers)
         return [ids[bin] for ids, bin in zip(self._shown, binned, strict=True)]
 
     def action(self, said: Sequence[int]) -> tuple[Any, int]:

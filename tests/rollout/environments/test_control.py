@@ -53,10 +53,10 @@ class Counting:
         self.closed += 1
 
 
-def tokens(numbers=2, bins=4, actions=None):
+def tokens(numbers=2, bins=4, actions=None, places=()):
     actions = actions or Actions(3)
     names = Names(vocabulary(numbers, bins, actions.choices))
-    return ControlTokens(names, ObservationBins((0.0,) * numbers, (1.0,) * numbers, bins), actions)
+    return ControlTokens(names, ObservationBins((0.0,) * numbers, (1.0,) * numbers, bins), actions, places)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,10 @@ def tokens(numbers=2, bins=4, actions=None):
 )
 def test_each_number_has_tokens_of_its_own(numbers, ids):
     assert tokens().observation(numbers) == ids
+
+
+def test_only_the_numbers_at_some_places_are_shown():
+    assert tokens(places=[2, 0]).observation([0.3, 0.9, 0.6]) == [2, 4 + 1]
 
 
 @pytest.mark.parametrize(
@@ -88,15 +92,16 @@ def test_what_is_said_is_an_action(actions, said, action, wrong):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "places", "told"),
     [
-        pytest.param([0.0], "1 numbers are observed, but bounds are given for 2", id="too few"),
-        pytest.param([0.0, float("nan")], "not all", id="not a number"),
+        pytest.param([0.0], [], "1 numbers are observed, but bounds are given for 2", id="too few"),
+        pytest.param([0.0, float("nan")], [], "not all", id="not a number"),
+        pytest.param([0.0, 0.0], [1, 2], r"2 numbers are observed; those to be shown are \[1, 2\]", id="too far"),
     ],
 )
-def test_what_cannot_be_binned_is_told(numbers, told):
+def test_what_cannot_be_binned_is_told(numbers, places, told):
     with pytest.raises(ValueError, match=told):
-        tokens().observation(numbers)
+        tokens(places=places).observation(numbers)
 
 
 def scripted(ids):
@@ -154,6 +159,7 @@ def test_seeds_of_evaluation_are_not_those_of_training():
         pytest.param({}, "either low and high", id="no bounds"),
         pytest.param({"low": [0], "high": [1], "mean": [0], "deviation": [1]}, "either", id="both bounds"),
         pytest.param({"low": [0], "high": [0]}, "low below its high", id="nothing between them"),
+        pytest.param({"low": [0], "high": [1], "shown": [0, 1]}, "2 numbers are to be shown", id="too few bounds"),
         pytest.param({"low": [0], "high": [1], "bins": 5}, "write the model with the same numbers", id="another model"),
         pytest.param({"low": [0], "high": [1], "context": "day"}, "day", id="an unknown context"),
     ],
@@ -175,9 +181,22 @@ def test_a_scenario_without_environments_says_so():
         pytest.param(CART_POLE, BOUNDS, 8, id="a pole that is always pushed left"),
         pytest.param(
             ARM,
-            {"mean": [0] * 13, "deviation": [1] * 13, "bins": 8, "action_low": [-1] * 4, "action_high": [1] * 4},
+            {"mean": [0] * 16, "deviation": [1] * 16, "bins": 8, "action_low": [-1] * 4, "action_high": [1] * 4},
             5,
             id="an arm",
+        ),
+        pytest.param(
+            ARM,
+            {
+                "shown": [0, 13],
+                "low": [-2, -1],
+                "high": [2, 1],
+                "bins": 8,
+                "action_low": [-1] * 4,
+                "action_high": [1] * 4,
+            },
+            5,
+            id="a part of an arm",
         ),
     ],
 )
@@ -208,3 +227,13 @@ def test_a_model_is_written_whose_tokens_the_scenario_knows(tmp_path):
     assert model.config.vocab_size == len(tokenizer) == 4 * 8 + 2 + 1
     assert tokenizer.eos_token_id == model.config.eos_token_id == 34
     assert tokenizer("o3.7 a1").input_ids == [31, 33]
+
+
+def test_a_model_that_knows_nothing_says_actions_and_prefers_none(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(write_control_model(tmp_path, numbers=6, bins=16, actions=3))
+    shown = torch.arange(16)[:, None] + torch.arange(6) * 16
+    said = model(shown).logits[:, -1].softmax(-1)[:, 6 * 16 : 6 * 16 + 3]
+    assert said.sum(-1).min() > 0.99 and said.min() > 0.02

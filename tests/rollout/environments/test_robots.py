@@ -101,7 +101,7 @@ def test_declared_robots_show_their_cameras(hardware):
     assert first.info["robot"]["robot_ip"] == "10.0.0.1"
     assert first.content["images"]["322142001230"].shape == (16, 16, 3)
     assert not np.array_equal(first.content["images"]["322142001230"], moved.content["images"]["322142001230"])
-    assert first.content["state"].shape == (3 + 3 + 1 + 3 + 3,)
+    assert first.content["state"].shape == (3 + 3 + 1 + 3 + 3 + 3,)
 
 
 @pytest.mark.parametrize(

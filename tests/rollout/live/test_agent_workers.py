@@ -48,6 +48,27 @@ class Counters:
         return Counter()
 
 
+class Robot(Counters):
+    """One for all."""
+
+    def __init__(self):
+        self._is_free = asyncio.Semaphore(1)
+        self.closed = 0
+
+    async def open(self):
+        await self._is_free.acquire()
+        counter, give_back = Counter(), self._is_free.release
+
+        async def close():
+            give_back()
+
+        counter.close = close
+        return counter
+
+    async def close(self):
+        self.closed += 1
+
+
 class Counting:
     """The policy's tokens are what is counted; the answer tells which processes took part."""
 
@@ -89,14 +110,18 @@ class Stage:
         self.agents = AgentWorker.create_group(counting, {}, "", 60.0).launch(cluster, node, "agent", restarts=5)
         target = {"_target_": "tests.rollout.live.test_agent_workers.Counters"}
         self.envs = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, node, "env", restarts=5)
-        self.says, self.drawn = 1, 0
+        self.says, self.drawn, self.cancelled = 1, 0, 0
         self.holds = None
 
     def open_draw(self, number, episode, attempt):
         async def draw(token_ids, turn, max_tokens):
             self.drawn += 1
             if self.holds is not None:
-                await self.holds.wait()
+                try:
+                    await self.holds.wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+                    raise
             return completion((self.says,))
 
         return draw
@@ -157,13 +182,13 @@ def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
             await asyncio.sleep(0.01)
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
-        stage.holds.set()
-        drawn = stage.drawn
+        while not stage.cancelled:  # the turn ends with the episode, wherever that is played
+            await asyncio.sleep(0.01)
         stage.holds = None
         after = await player.play(asked(1))
-        return playing.cancelled(), stage.drawn - drawn, after.score.reward
+        return playing.cancelled(), stage.drawn - before, after.score.reward
 
-    assert stage.play(scenario) == (True, 1, 1.0)
+    assert stage.play(scenario) == (True, 2, 1.0)
 
 
 def test_an_agent_that_dies_takes_its_episodes_with_it_and_comes_back(stage):
@@ -192,3 +217,37 @@ def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(st
         return [await player.play(asked(2, episode)) for episode in range(4)]
 
     assert [episode.score.reward for episode in stage.play(scenario)] == [1.0] * 4
+
+
+@pytest.fixture(scope="module")
+def robots(cluster):
+    target = {"_target_": "tests.rollout.live.test_agent_workers.Robot"}
+    node = NodePlacementStrategy([0])
+    return EnvWorker.create_group(target, [str(ROOT)], idle_s=2.0).launch(cluster, node, "robots", restarts=1)
+
+
+def test_an_episode_that_gives_up_waiting_keeps_no_robot_from_others(robots):
+    async def run():
+        environments = RemoteEnvironments(robots.hosts)
+        first = await environments.open()
+        waiting = asyncio.create_task(environments.open())
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await first.close()
+        second = await asyncio.wait_for(environments.open(), LIMIT_S)
+        seen = await second.reset(Task("", {"wanted": 1}))
+        await second.close()
+        return seen.content
+
+    assert asyncio.run(run()) == 0
+
+
+def test_what_a_player_that_died_left_open_is_closed(robots):
+    async def run():
+        await RemoteEnvironments(robots.hosts).open()  # and is never heard of again
+        again = await asyncio.wait_for(RemoteEnvironments(robots.hosts).open(), LIMIT_S)
+        await again.close()
+        await robots.finish()
+
+    asyncio.run(run())

@@ -1,0 +1,54 @@
+"""arm.yaml on one machine: a Ray with a node for each of the job's four machines, and simulated accelerators.
+
+python examples/control/make_model.py arm
+python examples/control/try_on_one_machine.py
+python examples/control/try_on_one_machine.py runner.max_steps=20 --name longer    # overrides, as for roost train
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import ray
+import typer
+from ray.cluster_utils import Cluster
+
+from roost.cli.train import train_command
+from roost.cluster.inventory_file import inventory_from_file
+
+HERE = Path(__file__).parent
+SMALL = ("runner.max_steps=3", "data.rollout_batch_size=8", "train.evaluation_tasks=2")
+
+
+@contextmanager
+def simulated_machines(accelerators: Sequence[int]) -> Iterator[str]:
+    """A Ray of its own with a node for each number, which is how many accelerators it has; gives its address."""
+    cluster = Cluster()
+    try:
+        for rank, count in enumerate(accelerators):
+            # A node is started as a child of this process, and inherits what it is from the environment.
+            os.environ.update(ROOST_NODE_RANK=str(rank), ROOST_FAKE_ACCELERATORS=str(count))
+            cluster.add_node(num_cpus=2, num_gpus=count, include_dashboard=False)
+        for variable in ("ROOST_NODE_RANK", "ROOST_FAKE_ACCELERATORS"):
+            os.environ.pop(variable, None)
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides of arm.yaml: key=value.")] = None,
+    name: str = "arm-on-one-machine",
+    runs: Path = Path("runs"),
+) -> None:
+    """Train a few small steps, each process on the node where the plan puts it."""
+    machines = inventory_from_file(HERE / "machines.yaml")
+    with simulated_machines([int(count) for count in machines.accelerator_counts]) as address:
+        train_command(HERE / "arm.yaml", [*SMALL, *(overrides or ())], name, runs, address=address)
+
+
+if __name__ == "__main__":
+    typer.run(main)
