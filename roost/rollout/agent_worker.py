@@ -31,17 +31,21 @@ class AgentWorker(Worker):
         self._make, self._task, self._model, self._limit_s = make, task, model, limit_s
         self._scenario: Scenario | None = None
         self._draws: GatewayDraws | None = None
+        self._contact: Contact | None = None
+        self._preparing = asyncio.Lock()
         self._under_way: dict[str, asyncio.Task[Episode]] = {}
 
     async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
         """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
-        if self._scenario is None:
-            self._scenario = await asyncio.to_thread(self._make, self._task, self._model)
-        if environments is not None:
-            play_in(self._scenario, environments)
-        if self._draws is not None:
-            await self._draws.close()
-        self._draws = GatewayDraws(contact)
+        async with self._preparing:  # many episodes may find at once that it was started again
+            if self._scenario is None:
+                self._scenario = await asyncio.to_thread(self._make, self._task, self._model)
+                if environments is not None:
+                    play_in(self._scenario, environments)
+            if self._contact != contact:
+                before, self._draws, self._contact = self._draws, GatewayDraws(contact), contact
+                if before is not None:
+                    await before.close()
 
     async def play(self, key: str, label: str, asked: Play) -> Episode | str | None:
         """The episode, or why there is none; None from one that was started again and is not prepared."""
