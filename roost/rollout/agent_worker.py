@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
 from roost.runtime.worker import Worker
 
+RESTART_S = 10.0  # that a worker that was lost is left alone, while there are others
 MakeScenario = Callable[[Mapping[str, Any], str], Scenario]  # from the config's task and the model that it names
 
 
@@ -76,6 +78,7 @@ class AgentGroup:
         self._group = group
         self._known = (contact, environments)
         self._in_play = [0] * group.world_size
+        self._lost_at = [-math.inf] * group.world_size
         self._telling: set[asyncio.Future[None]] = set()
 
     async def prepare(self) -> None:
@@ -87,19 +90,25 @@ class AgentGroup:
 
     async def play(self, label: str, asked: Play) -> Episode:
         """On the worker that plays the fewest. One that is lost loses its episodes, and is started again."""
-        rank = self._in_play.index(min(self._in_play))
+        rank = self._choose(asyncio.get_running_loop().time())
         self._in_play[rank] += 1
         try:
             answer = await self._play_on(rank, label, asked)
         except WorkerFailed as error:
             if any(failure.address.group != self._group.name for failure in error.failures):
                 raise
+            self._lost_at[rank] = asyncio.get_running_loop().time()
             raise PlayFailed(f"{self._group.name}:{rank} was lost with it: {error}") from error
         finally:
             self._in_play[rank] -= 1
         if isinstance(answer, str):
             raise PlayFailed(answer)
         return answer
+
+    def _choose(self, now: float) -> int:
+        """The worker that plays the fewest; one that was lost just now is still being started again."""
+        ranks = range(self._group.world_size)
+        return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_play[rank]))
 
     async def _play_on(self, rank: int, label: str, asked: Play) -> Episode | str:
         worker, key = self._group.execute_on(rank), uuid.uuid4().hex
