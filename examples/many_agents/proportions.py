@@ -1,0 +1,22 @@
+"""How many processes there is memory for, and a placement with that many in the proportions of the whole one."""
+
+
+def fitting(free: int, spared: int, each: int, most: int) -> int:
+    """How many processes of `each` bytes fit into what is free, less what is spared for everybody else.
+
+    >>> fitting(free=20_000, spared=4_000, each=70, most=512)
+    228
+    """
+    return min(most, max(0, free - spared) // each)
+
+
+def scaled(placement: str, processes: int) -> str:
+    """A placement `nodes:first-last,...` with so many processes in all.
+
+    >>> scaled("0-1:0-200,2-3:201-511", 16)
+    '0-1:0-5,2-3:6-15'
+    """
+    parts = [part.split(":") for part in placement.split(",")]
+    ends = [int(ranks.split("-")[-1]) + 1 for _, ranks in parts]
+    cuts = [0, *(round(processes * end / ends[-1]) for end in ends)]
+    return ",".join(f"{nodes}:{cuts[part]}-{cuts[part + 1] - 1}" for part, (nodes, _) in enumerate(parts))
