@@ -1,0 +1,186 @@
+"""How well concurrent episodes use an engine: asyncio beside a thread for each episode, and in agent workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rollout_results import ALONE, HERE, SAME_ROUTE, THREADS, WORKERS, Played, Row, ratios, rows, told, verdicts
+from rollout_watch import Cores, looks_between, means, watching
+from rollout_ways import Completions, Episodes, TokenRoute, engine, forget, in_workers, play_alone, play_in_threads
+from rollout_workload import Workload, check, write_model
+from runtime import wait_for_quiet
+from verdicts import JsonFile, print_verdicts, write_results
+
+from roost.engines import Fleet
+
+PARTS = ("scale", "threads", "workers")
+CONCURRENCY = (1, 4, 16, 64, 256)
+COMPARED = (64, 256)  # where the other ways are compared with asyncio, as far as they are measured
+WORKERS_AT = 64
+EQUAL = {"RAY_worker_niceness": "0"}  # Ray lets others go first, and these are compared with those who do not
+
+Way = Callable[[int, int], Awaitable[list[int]]]  # plays so many episodes, so many at a time
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each way takes its turn in each.")] = 3,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Episodes at a time; several may be given.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of a round, for each at a time.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of an episode.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 16,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds of an environment's step.")] = 0.05,
+    hidden: Annotated[int, typer.Option(min=64, help="The model's width, a multiple of 64.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="The model's layers.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of the engine.")] = 1,
+    patience: Annotated[int, typer.Option(min=0, help="Seconds to wait for an idle machine before each.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="scale, threads or workers; all if left out.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure on the CPU, and print what was found beside the targets."""
+    unknown = set(only or ()) - set(PARTS)
+    if unknown:
+        raise SystemExit(f"there is no part {unknown.pop()}; there are {', '.join(PARTS)}")
+    console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
+    workload = Workload(turns=turns, tokens=tokens, wait=wait)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        model = write_model(folder / "model", hidden, layers)
+        bench = Bench(workload, model, folder, episodes, patience, progress)
+        played = asyncio.run(bench.run(rounds, concurrency or CONCURRENCY, only or PARTS, threads))
+    judged = verdicts(played)
+    found = rows(played, workload)
+    report(found, played, console)
+    print_verdicts(judged, console)
+    if json_file is not None:
+        results = {"rows": [asdict(row) for row in found], "played": [asdict(each) for each in played]}
+        write_results(json_file, {"workload": asdict(workload), **results}, judged)
+
+
+class Bench:
+    """Plays in all ways in turn, on one engine that is watched from outside."""
+
+    def __init__(
+        self, workload: Workload, model: Path, folder: Path, per_slot: int, patience: float, progress: Console
+    ) -> None:
+        self._workload, self._model, self._folder = workload, model, folder
+        self._per_slot, self._patience, self._progress = per_slot, patience, progress
+
+    async def run(self, rounds: int, sizes: Sequence[int], parts: Sequence[str], threads: int) -> list[Played]:
+        async with engine(self._model, self._folder, threads, max(sizes)) as fleet:
+            (member,) = fleet.crew.members.values()
+            url, cores = member.engine.url, Cores(member.owner.pid)
+            with watching(url, self._looks):
+                async with self._ways(fleet, url, parts) as ways:
+                    await self._warm_up(ways, max(sizes))
+                    return [
+                        await self._measured(turn, way, ways[way], size, url, cores)
+                        for turn in range(rounds)
+                        for size in sizes
+                        for way in in_turn(ways, turn)
+                        if is_measured(way, size, sizes)
+                    ]
+
+    @property
+    def _looks(self) -> Path:
+        return self._folder / "looks"
+
+    @contextlib.asynccontextmanager
+    async def _ways(self, fleet: Fleet, url: str, parts: Sequence[str]) -> AsyncIterator[dict[str, Way]]:
+        async with contextlib.AsyncExitStack() as stack:
+            workload, episodes = self._workload, Episodes(fleet, self._workload)
+            ways: dict[str, Way] = {HERE: partial(episodes.play, episodes.here)}
+            if "scale" in parts:
+                ways[ALONE] = in_thread(partial(play_alone, url, workload))
+            if "threads" in parts:
+                ways[THREADS] = in_thread(partial(play_in_threads, url, Completions(), workload))
+                ways[SAME_ROUTE] = in_thread(partial(play_in_threads, url, TokenRoute(), workload))
+            if "workers" in parts:
+                player = await stack.enter_async_context(in_workers(episodes, workload, self._model))
+                ways[WORKERS] = partial(episodes.play, player)
+            yield ways
+
+    async def _warm_up(self, ways: Mapping[str, Way], size: int) -> None:
+        self._progress.print("warming up")
+        for way, play in ways.items():
+            at_a_time = min(size, WORKERS_AT) if way == WORKERS else size
+            await play(at_a_time, at_a_time)
+
+    async def _measured(self, turn: int, way: str, play: Way, size: int, url: str, cores: Cores) -> Played:
+        await asyncio.to_thread(forget, url)
+        if self._patience:
+            await asyncio.to_thread(wait_for_quiet, self._patience)
+        count = self._per_slot * max(size, 2)
+        before, begin = cores.used(), time.monotonic()
+        made = await play(count, size)
+        end, after = time.monotonic(), cores.used()
+        check(self._workload, made)
+        batch, queued, busy = means(looks_between(self._looks, begin, end))
+        seconds = end - begin
+        share = [(used - used_before) / seconds for used, used_before in zip(after, before, strict=True)]
+        played = Played(turn, way, size, count, seconds, batch, queued, busy, *share)
+        self._progress.print(f"round {turn + 1}, {size} at a time, {way}: {played.speed:.2f} episodes/s")
+        return played
+
+
+def in_thread(play: Callable[[int, int], list[int]]) -> Way:
+    """One that knows nothing of event loops."""
+
+    async def way(count: int, concurrency: int) -> list[int]:
+        return await asyncio.to_thread(play, count, concurrency)
+
+    return way
+
+
+def in_turn(ways: Mapping[str, Way], turn: int) -> list[str]:
+    """Who goes first changes each round."""
+    return list(ways) if turn % 2 == 0 else list(ways)[::-1]
+
+
+def is_measured(way: str, size: int, sizes: Sequence[int]) -> bool:
+    """Asyncio and threads everywhere; the rest where it says something."""
+    if way == ALONE:
+        return size == max(sizes)
+    if way == WORKERS:
+        return size == WORKERS_AT
+    return way != SAME_ROUTE or size in COMPARED
+
+
+def report(found: Sequence[Row], played: Sequence[Played], console: Console) -> None:
+    table = Table("at a time", "", "episodes/s", "turns/s", "tokens/s", "rounds", title="Speed", title_justify="left")
+    costs = Table("at a time", "", "batch", "busy", "engine", "player", "others", title="Engine and cores")
+    costs.title_justify = "left"
+    costs.caption = "batch: requests in it; engine, others: cores; player: its own ms of a core for a turn"
+    for row in found:
+        who = str(row.concurrency), row.way
+        speeds = f"{row.episodes_per_second:.2f}", f"{row.turns_per_second:.1f}", f"{row.tokens_per_second:,.0f}"
+        table.add_row(*who, *speeds, str(row.rounds))
+        batch, cores = (f"{row.batch:.1f}", f"{row.busy:.0%}"), f"{row.engine_cores:.2f}"
+        costs.add_row(*who, *batch, cores, f"{row.player_ms_per_turn:.2f}", f"{row.other_cores:.2f}")
+    console.print(table)
+    console.print(costs)
+    beside = Table("", "times as fast, in each round", title="Asyncio against others", title_justify="left")
+    for way, sizes in ((THREADS, CONCURRENCY), (SAME_ROUTE, COMPARED), (WORKERS, (WORKERS_AT,))):
+        for size in sizes:
+            if compared := ratios(played, (HERE, size), (way, size)):
+                beside.add_row(f"{size}, {way}", told(compared))
+    for size in COMPARED:
+        if compared := ratios(played, (HERE, size), (ALONE, max(each.concurrency for each in played))):
+            beside.add_row(f"{size}, {ALONE} with a full batch", told(compared))
+    console.print(beside)
+
+
+if __name__ == "__main__":
+    os.environ.update(EQUAL)
+    typer.run(main)

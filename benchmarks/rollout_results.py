@@ -1,0 +1,110 @@
+"""What was measured, and what it means. Values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rollout_workload import Workload
+from verdicts import Verdict
+
+HERE, WORKERS, ALONE = "asyncio", "agent workers", "engine alone"
+THREADS, SAME_ROUTE = "threads, OpenAI's route", "threads, Roost's route"
+GROWTH_TARGET, GROWTH_FROM, GROWTH_TO = 8.0, 1, 64
+THREADS_TARGET, THREADS_AT = 1.0, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Episodes that were played in one way, so many at a time."""
+
+    turn: int  # the round
+    way: str
+    concurrency: int
+    episodes: int
+    seconds: float
+    batch: float  # requests in the engine's batch, on average
+    queued: float  # requests that the engine has, but not in its batch
+    busy: float  # share of the time in which the engine had a batch
+    engine_cores: float
+    player_cores: float  # of the process of the driver, and of workers
+    other_cores: float  # that other programs used
+
+    @property
+    def speed(self) -> float:
+        """Episodes a second."""
+        return self.episodes / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way at one concurrency: the median of its rounds."""
+
+    way: str
+    concurrency: int
+    episodes_per_second: float
+    turns_per_second: float
+    tokens_per_second: float
+    batch: float
+    busy: float
+    engine_cores: float
+    player_ms_per_turn: float
+    other_cores: float
+    rounds: int
+
+
+def rows(played: Sequence[Played], workload: Workload) -> list[Row]:
+    kinds = sorted({(each.concurrency, each.way) for each in played})
+    return [_row([each for each in played if (each.concurrency, each.way) == kind], workload) for kind in kinds]
+
+
+def _row(runs: Sequence[Played], workload: Workload) -> Row:
+    speed = median(run.speed for run in runs)
+    turns = workload.turns
+    return Row(
+        way=runs[0].way,
+        concurrency=runs[0].concurrency,
+        episodes_per_second=speed,
+        turns_per_second=speed * turns,
+        tokens_per_second=speed * workload.made,
+        batch=median(run.batch for run in runs),
+        busy=median(run.busy for run in runs),
+        engine_cores=median(run.engine_cores for run in runs),
+        player_ms_per_turn=median(1000 * run.player_cores / (run.speed * turns) for run in runs),
+        other_cores=median(run.other_cores for run in runs),
+        rounds=len(runs),
+    )
+
+
+def ratios(played: Sequence[Played], this: tuple[str, int], other: tuple[str, int]) -> list[float]:
+    """How many times as fast one was as the other, for each round that has both."""
+    speeds = {(each.turn, each.way, each.concurrency): each.speed for each in played}
+    turns = sorted({each.turn for each in played})
+    return [
+        speeds[turn, *this] / speeds[turn, *other]
+        for turn in turns
+        if (turn, *this) in speeds and (turn, *other) in speeds
+    ]
+
+
+def verdicts(played: Sequence[Played]) -> list[Verdict]:
+    """What could be judged by what was played."""
+    growth = ratios(played, (HERE, GROWTH_TO), (HERE, GROWTH_FROM))
+    judged = []
+    if growth:
+        target = f"episodes a second at {GROWTH_TO}: at least {GROWTH_TARGET:g} times those at {GROWTH_FROM}"
+        judged.append(Verdict(target, told(growth), median(growth) >= GROWTH_TARGET))
+    for way in (THREADS, SAME_ROUTE):
+        if beside := ratios(played, (HERE, THREADS_AT), (way, THREADS_AT)):
+            target = f"at {THREADS_AT}: at least as fast as a thread for each episode ({way})"
+            judged.append(Verdict(target, told(beside), median(beside) >= THREADS_TARGET))
+    return judged
+
+
+def told(found: Sequence[float]) -> str:
+    """
+    >>> told([1.5, 1.0, 1.25])
+    '1.25 (1.50, 1.00, 1.25)'
+    """
+    return f"{median(found):.2f} ({', '.join(f'{ratio:.2f}' for ratio in found)})"

@@ -1,0 +1,184 @@
+"""The ways to play that are compared. Each plays so many episodes, so many at a time, and tells their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+from rollout_workload import Talk, Workload, shown
+
+from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
+from roost.rollout.draw import FleetDraws
+from roost.rollout.playing import LocalPlayer, Play, Player
+from roost.rollout.scenario import Split
+from roost.spec.training import DrawSettings
+
+HERE = Path(__file__).parent
+LIMIT_S = 600.0
+WORKERS = 2
+LABEL, MODEL = "group", "model"
+# Threads that spin while they wait for each other take several times as long where anything else uses a core.
+PATIENT = {"OMP_WAIT_POLICY": "passive"}
+
+
+@contextlib.asynccontextmanager
+async def engine(model: Path, folder: Path, threads: int, batch: int) -> AsyncIterator[Fleet]:
+    """A fleet of one built-in engine that works on so many requests at a time."""
+    spec = ServerSpec(
+        EngineKind.TORCH,
+        str(model),
+        device="cpu",
+        served_name=MODEL,
+        env={"OMP_NUM_THREADS": str(threads), **PATIENT},
+        args=("--max-num-seqs", str(batch)),
+    )
+    async with Fleet([LocalOwner(spec, folder / "logs")]) as fleet:
+        yield fleet
+
+
+# Roost's --------------------------------------------------------------------------------------------------------------
+
+
+class Episodes:
+    """Coroutines of one event loop, in this process or, with a gateway, in agent workers."""
+
+    def __init__(self, fleet: Fleet, workload: Workload) -> None:
+        self.draws = FleetDraws(fleet, DrawSettings(max_tokens=workload.tokens), seed=0, label=LABEL)
+        self._scenario = Talk(**asdict(workload))
+        self.here = LocalPlayer(self._scenario, self.draws.open, LIMIT_S)
+
+    async def play(self, player: Player, count: int, concurrency: int) -> list[int]:
+        left, made = iter(range(count)), list[int]()
+
+        async def one_after_another() -> None:
+            for number in left:
+                episode = await player.play(Play(self._scenario.task(Split.TRAIN, number), number, 0))
+                self.draws.close(number)
+                made.append(episode.made)
+
+        await asyncio.gather(*(one_after_another() for _ in range(concurrency)))
+        return made
+
+
+@contextlib.asynccontextmanager
+async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> AsyncIterator[Player]:
+    """A player whose episodes are played in agent workers, which draw their turns through the driver's gateway."""
+    from roost import Cluster, NodePlacementStrategy
+    from roost.rollout.agent_worker import AgentGroup, AgentWorker
+    from roost.rollout.gateway import Gateway
+    from roost.trainer.targets import load_scenario
+
+    task = {"_target_": "rollout_workload.Talk", **asdict(workload)}
+    spec = AgentWorker.create_group(load_scenario, task, str(model), LIMIT_S, [str(HERE)])
+    gateway = Gateway()
+    gateway.serve(LABEL, episodes.draws.open)
+    with Cluster(num_nodes=1, address="local") as cluster:
+        group = spec.launch(cluster, NodePlacementStrategy([0] * WORKERS), "agent")
+        async with gateway.serving() as contact:
+            agents = AgentGroup(group, contact)
+            await agents.prepare()
+            yield agents.player(LABEL)
+
+
+# A thread for each episode --------------------------------------------------------------------------------------------
+
+
+class Route(Protocol):
+    """How a turn is asked for and read: by an OpenAI client's route, or by the one that Roost uses."""
+
+    path: str
+
+    def asked(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]: ...
+
+    def told(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Tokens and their log-probabilities, which is what a trainer needs of a turn."""
+        ...
+
+
+class Completions:
+    path = "/v1/completions"
+
+    def asked(self, workload: Workload, prompt: Sequence[Any], seed: int) -> dict[str, Any]:
+        how = {"max_tokens": workload.tokens, "temperature": 1.0, "seed": seed, "logprobs": 1}
+        return {"model": MODEL, "prompt": prompt, **how, "return_token_ids": True, "return_tokens_as_token_ids": True}
+
+    def told(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+class TokenRoute:
+    path = "/inference/v1/generate"
+
+    def asked(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]:
+        how = {"max_tokens": workload.tokens, "temperature": 1.0, "seed": seed, "logprobs": 0, "detokenize": False}
+        return {"model": MODEL, "token_ids": prompt, "sampling_params": how}
+
+    def told(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+        return choice["token_ids"], [each["logprob"] for each in choice["logprobs"]["content"]]
+
+
+def play_in_threads(url: str, route: Route, workload: Workload, count: int, concurrency: int) -> list[int]:
+    """Each thread has a client of its own, which it keeps."""
+    left, lock = iter(range(count)), threading.Lock()
+
+    def one_after_another() -> list[int]:
+        made = []
+        # Without certificates, which take longer to read than an episode to play.
+        with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False, verify=False) as client:
+            while (number := _next(left, lock)) is not None:
+                made.append(play_synchronously(client, route, workload, number))
+        return made
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        playing = [pool.submit(one_after_another) for _ in range(concurrency)]
+        return [each for played in playing for each in played.result()]
+
+
+def _next(numbers: Iterator[int], lock: threading.Lock) -> int | None:
+    with lock:
+        return next(numbers, None)
+
+
+def play_synchronously(client: httpx.Client, route: Route, workload: Workload, number: int) -> int:
+    token_ids, logprobs = shown(workload, number, 0), list[float]()
+    for turn in range(workload.turns):
+        answer = client.post(route.path, json=route.asked(workload, token_ids, number * workload.turns + turn))
+        made, scores = route.told(answer.raise_for_status().json()["choices"][0])
+        token_ids += made
+        logprobs += scores
+        time.sleep(workload.wait)
+        token_ids += shown(workload, number, turn + 1)
+    return len(logprobs)
+
+
+# The engine alone -----------------------------------------------------------------------------------------------------
+
+
+def play_alone(url: str, workload: Workload, count: int, concurrency: int) -> list[int]:
+    """As fast as the engine can: a turn of all episodes in one request, with no environment and nothing in between."""
+    made, route = list[int](), Completions()
+    with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False) as client:
+        for first in range(0, count, concurrency):
+            numbers = range(first, min(first + concurrency, count))
+            prompts = [shown(workload, number, 0) for number in numbers]
+            made += [0] * len(prompts)
+            for turn in range(workload.turns):
+                request = route.asked(workload, prompts, first + turn)
+                choices = client.post(route.path, json=request).raise_for_status().json()["choices"]
+                for place, choice in enumerate(choices):
+                    made[first + place] += len(choice["token_ids"])
+                    prompts[place] += choice["token_ids"] + shown(workload, numbers[place], turn + 1)
+    return made
+
+
+def forget(url: str) -> None:
+    """Let the engine find nothing of what was played before."""
+    httpx.post(f"{url}/reset_prefix_cache", timeout=LIMIT_S, trust_env=False).raise_for_status()

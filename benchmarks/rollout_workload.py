@@ -1,0 +1,127 @@
+"""What is played: episodes of a few turns, each followed by a step of an environment that takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.scenario import Score, Split, Task
+from roost.rollout.transcript import Transcript
+
+VOCABULARY = 256  # of what is shown: the bytes of the tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One episode: the same turns and tokens whoever plays it."""
+
+    turns: int = 4
+    tokens: int = 16  # that the policy makes in a turn
+    prompt: int = 32
+    observation: int = 8  # tokens that a step shows
+    wait: float = 0.05  # seconds that a step takes
+
+    @property
+    def made(self) -> int:
+        """Tokens that the policy makes in an episode."""
+        return self.turns * self.tokens
+
+
+def shown(workload: Workload, episode: int, step: int) -> list[int]:
+    """What an episode's policy is shown at first (step 0) and after each of its turns; no two episodes begin alike."""
+    chance = Random(f"{episode} {step}")
+    return [chance.randrange(VOCABULARY) for _ in range(workload.observation if step else workload.prompt)]
+
+
+class Waiting:
+    """An environment whose steps do nothing but take time, as those do that wait for a browser or a test run."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._episode, self._steps = 0, 0
+
+    async def reset(self, task: Task, seed: int | None = None) -> Observation:
+        self._episode, self._steps = task.data["episode"], 0
+        return Observation(shown(self._workload, self._episode, 0))
+
+    async def step(self, action: Any) -> Observation:
+        await asyncio.sleep(self._workload.wait)
+        self._steps += 1
+        seen = shown(self._workload, self._episode, self._steps)
+        return Observation(seen, 1.0, is_over=self._steps == self._workload.turns)
+
+    async def score(self) -> float:
+        return float(self._steps)
+
+    async def close(self) -> None:
+        pass
+
+
+class WaitingEnvironments:
+    """As many as are asked for."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    async def open(self) -> Environment:
+        return Waiting(self._workload)
+
+    async def close(self) -> None:
+        pass
+
+
+class Talk:
+    """The workload as Roost's scenario; named by `_target_` where workers make it."""
+
+    def __init__(self, tokenizer: Any = None, **workload: Any) -> None:
+        self._environments: Environments = WaitingEnvironments(Workload(**workload))
+
+    def size(self, split: Split) -> int:
+        return 1_000_000
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(f"episode {index}", {"episode": index})
+
+    async def play(self, task: Task, transcript: Transcript) -> Score:
+        environment = await self._environments.open()
+        try:
+            seen = await environment.reset(task)
+            rewards: list[float] = []
+            while not seen.is_over:
+                transcript.give(seen.content)
+                seen = await environment.step(await transcript.take())
+                rewards.append(seen.reward)
+            return Score(await environment.score(), of_turns=tuple(rewards))
+        finally:
+            await environment.close()
+
+
+def write_model(folder: Path, hidden: int, layers: int) -> Path:
+    """A model that never ends a turn early, so that every turn has the tokens that it may have."""
+    from transformers.utils import logging
+
+    from roost.engines.tiny_model import write_tiny_model
+
+    logging.disable_progress_bar()
+    return write_tiny_model(
+        folder,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=max(hidden // 128, 1),
+        head_dim=64,
+        eos_token_id=None,
+    )
+
+
+def check(workload: Workload, made: Sequence[int]) -> None:
+    """All sides must have done the same work, or comparing them means nothing."""
+    short = [each for each in made if each != workload.made]
+    if short:
+        raise RuntimeError(f"{len(short)} of {len(made)} episodes made {short[0]} tokens, not {workload.made}")
