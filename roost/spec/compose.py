@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from roost.spec.defaults import (
+    OWN_CONFIGS,
     DefaultEntry,
     check_includes,
     find_config,
@@ -105,7 +106,7 @@ def _existing(
         findings.warn(
             source.where(("defaults",)),
             f"names files that are not there; the plan is made without them: {', '.join(dict.fromkeys(missing))}",
-            f"looked in {', '.join(str(directory) for directory in directories)}",
+            f"looked in {', '.join(str(directory) for directory in directories if directory != OWN_CONFIGS)}",
             "plan from the folder that holds them if they say anything about placement",
         )
     return kept if any(entry.options or entry.is_chosen_by(overrides) for entry in kept if not entry.is_self) else []
