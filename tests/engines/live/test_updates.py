@@ -194,12 +194,14 @@ def test_weights_by_broadcast(loop, fleet, policy, number, built_in):
 
 @pytest.mark.parametrize("in_flight", list(InFlight))
 def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight):
+    release = policy.release(number)  # made before, as requests do not wait for it
+
     async def update_meanwhile():
         requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(4)]
         async with httpx.AsyncClient() as http:
             while (await http.get(f"{only(fleet).engine.url}/load")).json()["running"] < 4:
                 await asyncio.sleep(0.01)
-        await fleet.update(policy.release(number), in_flight)
+        await fleet.update(release, in_flight)
         return await asyncio.gather(*requests)
 
     for index, made in enumerate(loop.run(update_meanwhile())):
