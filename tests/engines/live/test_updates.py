@@ -29,7 +29,7 @@ from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
 
 LIMIT_S = 400.0
-LONG = Sampling(max_tokens=160, temperature=0.0, ignore_eos=True)
+LONG = Sampling(max_tokens=400, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
