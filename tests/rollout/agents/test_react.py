@@ -5,7 +5,6 @@ import yaml
 
 import roost
 from roost.engines.errors import EngineRefused
-from roost.rollout.agents import react
 from roost.rollout.agents.react import ReactCoder
 from roost.rollout.environments.environment import Observation
 from roost.rollout.scenario import Task
