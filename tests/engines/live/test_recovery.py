@@ -21,6 +21,8 @@ from roost.engines.weights.source import ModuleSource
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 
+pytestmark = pytest.mark.long
+
 LONG = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
 EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=20))
 LIMIT_S = 180.0
@@ -153,7 +155,6 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
     assert scenarios.run(run()) == (scenarios.policy.greedy(number), scenarios.all_on(number + 1))
 
 
-@pytest.mark.long
 def test_a_hung_engine_is_replaced(scenarios, tmp_path):
     number = scenarios.version + 1
 

@@ -100,6 +100,7 @@ def test_a_checkpoint_on_disk_does_too(loop, fleet, policy, number, tmp_path):
     assert fleet.recorder.pop_time("update") > 0
 
 
+@pytest.mark.long
 def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, number, built_in):
     """The learner's answer and its weights must belong together, or nothing is taken for verified."""
     other = policy.version(number + 1)

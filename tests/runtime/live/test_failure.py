@@ -166,6 +166,7 @@ def test_a_restartable_worker_comes_back_on_its_place(cluster):
     assert not error.first.will_restart
 
 
+@pytest.mark.long
 def test_a_lost_node_is_reported_with_what_it_carried(doomed_nodes):
     nodes, lost = doomed_nodes
     with Cluster(num_nodes=2, address=nodes.address) as cluster:

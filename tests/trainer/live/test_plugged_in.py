@@ -77,6 +77,7 @@ def train(folder, *overrides):
     )
 
 
+@pytest.mark.long
 def test_an_agent_is_a_class_a_file_and_one_override(folder):
     write_app_world_model(folder / "model", right=1.0)
     done = train(folder, CHOOSES)

@@ -72,6 +72,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been_bit_for_bit(model, config_f
     assert len(list(run.checkpoints.iterdir())) == 3, "checkpoints are kept to a limit"
 
 
+@pytest.mark.long
 def test_a_run_that_is_told_to_stop_saves_and_stops(config_file, tmp_path):
     process = start(tmp_path / "run", config_file)
     told = ended_after(process, "step 1/", signal.SIGTERM)
