@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from roost.rollout.agents.located import NotLocated, located
 from roost.rollout.agents.making import RECORDER, agent_keys, is_agent, is_appworld_agent, parameters_of
+from roost.rollout.located import NotLocated, located
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 TARGET = "_target_"

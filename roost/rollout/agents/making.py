@@ -8,8 +8,8 @@ from typing import Any
 
 from roost.rollout.agents.agent import Agent
 from roost.rollout.agents.appworld_agent import AppworldAdapter
-from roost.rollout.agents.located import located
 from roost.rollout.agents.recording import Recorder
+from roost.rollout.located import located
 from roost.rollout.scenario import Task
 
 RECORDER = "recorder"

@@ -9,9 +9,9 @@ from typing import Any
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, StartedEnvironment, in_thread
 from roost.rollout.agents.chat import ChatPolicy
-from roost.rollout.agents.located import located
 from roost.rollout.agents.recording import RecordedEpisode, Recorder
 from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.located import located
 from roost.rollout.scenario import Task
 
 

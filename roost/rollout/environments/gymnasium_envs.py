@@ -217,7 +217,8 @@ class GymnasiumEnvironment:
 
     def taken(self) -> Ask:
         """What it asks for; from now on it is being answered."""
-        assert self._ask is not None
+        if self._ask is None:
+            raise RuntimeError(f"slot {self.slot} asks for nothing; please report it")
         self._is_taken = True
         return self._ask
 

@@ -50,7 +50,8 @@ class VectorSlots:
         self._slots = slots
         self._vector.reset()  # a vector puts the observations of all together, so all must have one
         space = self._vector.single_action_space
-        assert isinstance(space, gymnasium.spaces.Tuple)
+        if not isinstance(space, gymnasium.spaces.Tuple):
+            raise TypeError(f"{id} with wrappers of its own has actions of {space}, not those that Roost wrapped")
         self.action_space: gymnasium.Space[Any] = space.spaces[1]
         self._idle = (WAIT, self.action_space.sample())
 

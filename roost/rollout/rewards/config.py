@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roost.rollout.rewards.function import OFFERED, Function, located, named_arguments
+from roost.rollout.located import NotLocated, located
+from roost.rollout.rewards.function import OFFERED, Function, named_arguments
 from roost.rollout.rewards.reward import Reward
 from roost.rollout.rewards.routing import SCENARIO, Route, Routing
 from roost.spec.errors import Findings, Where, did_you_mean, shown
@@ -120,10 +121,10 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
     own = {str(key): value for key, value in keys.items() if key not in ("_target_", *ROUTE_KEYS)}
     try:
         target = located(written)
-    except Exception as error:  # whatever importing a user's module raises
-        why = " ".join(str(error).split())
-        fix = "name a class or function in a file of this folder, or of one in PYTHONPATH, as module.Name"
-        findings.error(_under(where, "_target_"), f"{written} cannot be found", why, fix)
+    except NotLocated as error:
+        fix = did_you_mean(error.part, error.known)
+        fix = fix or "name a class or function in a file of this folder, or of one in PYTHONPATH, as module.Name"
+        findings.error(_under(where, "_target_"), f"{written} cannot be found", error.why, fix)
         return None
     if not callable(target):
         fix = "name a class, or a function"

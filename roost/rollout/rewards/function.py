@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from roost.rollout.bounded import within
+from roost.rollout.located import located
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.reward import Answer
@@ -83,10 +84,3 @@ def named_arguments(function: Callable[..., Any], keys: dict[str, Any]) -> tuple
     if unknown:
         raise TypeError(f"it does not take {', '.join(unknown)}; it takes {', '.join(by_name) or 'nothing'}")
     return tuple(name for name in OFFERED if (name in by_name or takes_any) and name not in keys)
-
-
-def located(path: str) -> Any:
-    """What a dotted path names."""
-    from hydra.utils import get_object
-
-    return get_object(path)

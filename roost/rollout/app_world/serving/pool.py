@@ -30,10 +30,10 @@ class PooledServer:
         async with self._turn:
             if self._is_closed:
                 raise ServerLost("the environments were closed; nothing more is played in them")
-            if self._connection is None or not await self._is_well(self._connection):
-                await self._start()
-            assert self._connection is not None
-            return self._connection
+            connection = self._connection
+            if connection is None or not await self._is_well(connection):
+                connection = await self._start()
+            return connection
 
     def doubt(self) -> None:
         """It did not answer: look at it before it is used again."""
@@ -57,7 +57,7 @@ class PooledServer:
             self._is_doubted = False
         return True
 
-    async def _start(self) -> None:
+    async def _start(self) -> Connection:
         await self._leave()
         connection = Connection(await self.host.start(), self._answer_limit_s)
         try:
@@ -69,6 +69,7 @@ class PooledServer:
         if self.takes_episodes:
             self.places = self._most_worlds or int(about.get("worlds", 1))
         self._connection, self._is_doubted = connection, False
+        return connection
 
     async def _leave(self) -> None:
         connection, self._connection = self._connection, None

@@ -26,7 +26,7 @@ def located(target: str) -> Any:
     >>> located("collections.Cuonter")
     Traceback (most recent call last):
         ...
-    roost.rollout.agents.located.NotLocated: collections.Cuonter is not found: collections has no Cuonter
+    roost.rollout.located.NotLocated: collections.Cuonter is not found: collections has no Cuonter
     """
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):
