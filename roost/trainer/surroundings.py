@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from roost.trainer.targets import load_scenario
 AGENT, ENV, REWARD = "agent", "env", "reward"
 TRAINING, EVALUATION = "group", "evaluation"
 FINISH_LIMIT_S = 60.0
+PREPARE_LIMIT_S = 900.0  # for what users bring along to be made: tokenizers, simulators, connections to robots
 RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
 
 
@@ -110,7 +111,7 @@ async def open_stages(
             for label, each in draws.items():
                 gateway.serve(label, each.open)
             agents = AgentGroup(groups[AGENT], contact, environments)
-            await agents.prepare()
+            await _prepared("the agents", agents.prepare())
             players |= {label: agents.player(label) for label in draws}
         else:
             if environments is not None:
@@ -148,10 +149,20 @@ async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGr
     return Rewards(made.routing, made.local, elsewhere)
 
 
+async def _prepared(who: str, preparing: Awaitable[Any]) -> Any:
+    try:
+        async with asyncio.timeout(PREPARE_LIMIT_S):
+            return await preparing
+    except TimeoutError:
+        raise TimeoutError(
+            f"{who} were not made within {PREPARE_LIMIT_S:g} s; see their logs for what their constructors wait for"
+        ) from None
+
+
 async def _environments(group: WorkerGroup | None) -> RemoteEnvironments | None:
     if group is None:
         return None
-    wrong: list[Any] = [error for error in await group.prepare() if error]
+    wrong = [error for error in await _prepared("the environments", group.prepare()) if error]
     if wrong:
         raise EnvironmentFailed(f"the environments cannot be made: {wrong[0]}")
     return RemoteEnvironments(group.hosts)
