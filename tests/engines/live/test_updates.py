@@ -83,6 +83,15 @@ async def answer(fleet, sampling=GREEDY, prompt=PROMPT):
     return await fleet.generate(prompt, sampling)
 
 
+async def are_under_way(requests, count):
+    """Wait until `count()` says that all requests are with the engine; one that is over by then says why."""
+    while await count() < len(requests):
+        for request in requests:
+            if request.done():
+                pytest.fail(f"a request was over before all were under way: {request.result()}")
+        await asyncio.sleep(0.01)
+
+
 def test_new_weights_answer(loop, fleet, policy, number, engine_kind):
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number - 1)
     loop.run(fleet.update(policy.release(number)))
@@ -200,8 +209,11 @@ def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight):
     async def update_meanwhile():
         requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(4)]
         async with httpx.AsyncClient() as http:
-            while (await http.get(f"{only(fleet).engine.url}/load")).json()["running"] < 4:
-                await asyncio.sleep(0.01)
+
+            async def running():
+                return (await http.get(f"{only(fleet).engine.url}/load")).json()["running"]
+
+            await are_under_way(requests, running)
         await fleet.update(release, in_flight)
         return await asyncio.gather(*requests)
 
@@ -233,8 +245,11 @@ def test_kill_and_recovery(loop, fleet, policy, number):
 
     async def run():
         requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(2)]
-        while only(fleet).in_flight < 2:
-            await asyncio.sleep(0.01)
+
+        async def in_flight():
+            return only(fleet).in_flight
+
+        await are_under_way(requests, in_flight)
         os.kill(only(fleet).owner.pid, signal.SIGKILL)
         return await asyncio.gather(*requests)
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -35,6 +36,7 @@ class MyAgent(AppworldAgent):
     def history_as_messages(self, last_execution_output):
         return [*self.messages, IPythonMessage(last_execution_output)]
 '''
+LEARNS_FAST = ("rl.total_iterations=8", "train.evaluation_tasks=12")
 JOB = """
 defaults: [/global@_global_: appworld, _self_]
 rl:
@@ -66,14 +68,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def train(folder, *overrides):
+def train(folder, *overrides, job="job.yaml"):
     return subprocess.run(
-        [*ROOST, "train", "job.yaml", *overrides, "--name", "run"],
+        [*ROOST, "train", str(job), *overrides, "--name", "run"],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
 
 
@@ -103,3 +105,14 @@ def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, written, tol
     done = train(folder, CHOOSES)
     assert done.returncode == 1
     assert told in done.stdout + done.stderr and not (folder / "runs" / "run").exists()
+
+
+@pytest.mark.long
+def test_an_agent_improves_in_the_app_world(tmp_path):
+    """The example, cut short: what the tiny model does at random at first becomes what it is asked for."""
+    write_app_world_model(tmp_path / "model")
+    example = ROOT / "examples" / "app_world" / "job.yaml"
+    done = train(tmp_path, *LEARNS_FAST, f"llm.model_path={tmp_path / 'model'}", job=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rewards = [step["reward/mean"] for step in RunFolder.open(tmp_path / "runs" / "run").steps()]
+    assert mean(rewards[-3:]) > mean(rewards[:2]) + 0.2, rewards

@@ -1,0 +1,79 @@
+"""How hard the app world is: what an agent solves that knows the solutions, and one that calls at random.
+
+Both act through a server and its sandboxes, as a policy does. No model is needed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from roost.rollout.app_world.serving.client import AppWorldEnvironments
+from roost.rollout.app_world.serving.oracle import OracleAgent, RandomAgent
+from roost.rollout.app_world.serving.tasks import AppWorldTasks
+from roost.rollout.scenario import Split, Task
+
+AGENTS: dict[str, Callable[..., Any]] = {"oracle": OracleAgent, "random": RandomAgent}
+
+
+def main(tasks: int = 60, seed: int = 0, at_a_time: int = 8, max_turns: int = 40) -> None:
+    """Play so many tasks of each difficulty with both agents."""
+    asyncio.run(compare(tasks, seed, at_a_time, max_turns))
+
+
+async def compare(count: int, seed: int, at_a_time: int, max_turns: int) -> None:
+    console = Console()
+    table = Table("difficulty", "agent", "tasks solved", "scenarios solved")
+    environments = AppWorldEnvironments(worlds=at_a_time)
+    try:
+        with Progress(console=console, transient=True) as progress:
+            for difficulty in (1, 2, 3):
+                source = AppWorldTasks(difficulty, count=count, seed=seed)
+                tasks = [source.task(Split.TRAIN, index) for index in range(count)]
+                for name, agent in AGENTS.items():
+                    bar = progress.add_task(f"difficulty {difficulty}, {name}", total=count)
+                    solved = await played(environments, tasks, agent, max_turns, lambda bar=bar: progress.advance(bar))
+                    scenarios = by_scenario(tasks, solved)
+                    table.add_row(str(difficulty), name, f"{sum(solved)}/{count}", f"{sum(scenarios)}/{len(scenarios)}")
+    finally:
+        await environments.close()
+    console.print(table)
+
+
+async def played(
+    environments: AppWorldEnvironments,
+    tasks: Sequence[Task],
+    agent: Callable[..., Any],
+    max_turns: int,
+    tell: Callable[[], None],
+) -> list[bool]:
+    """Whether each of the tasks was solved; an environment is opened when one of its worlds is free."""
+
+    async def solves(task: Task) -> bool:
+        environment = await environments.open()
+        try:
+            first = await environment.reset(task)
+            await agent(task=task).play(None, environment, first, max_turns)
+            return await environment.score() == 1.0
+        finally:
+            await environment.close()
+            tell()
+
+    return await asyncio.gather(*map(solves, tasks))
+
+
+def by_scenario(tasks: Sequence[Task], solved: Sequence[bool]) -> list[bool]:
+    """Whether all variants of each scenario were solved."""
+    together: dict[str, bool] = {}
+    for task, is_solved in zip(tasks, solved, strict=True):
+        scenario = str(task.data["scenario_id"])
+        together[scenario] = together.get(scenario, True) and is_solved
+    return list(together.values())
+
+
+if __name__ == "__main__":
+    typer.run(main)
