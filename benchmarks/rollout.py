@@ -44,6 +44,7 @@ def main(
     hidden: Annotated[int, typer.Option(min=64, help="The model's width, a multiple of 64.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Of the engine.")] = 1,
+    batch: Annotated[int | None, typer.Option(min=1, help="Requests in the engine's batch at most; else all.")] = None,
     patience: Annotated[int, typer.Option(min=0, help="Seconds to wait for an idle machine before each.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="scale, threads or workers; all if left out.")] = None,
     json_file: JsonFile = None,
@@ -58,8 +59,8 @@ def main(
         folder = Path(made)
         model = write_model(folder / "model", hidden, layers)
         bench = Bench(workload, model, folder, episodes, patience, progress)
-        played = asyncio.run(bench.run(rounds, concurrency or CONCURRENCY, only or PARTS, threads))
-    judged = verdicts(played)
+        played = asyncio.run(bench.run(rounds, concurrency or CONCURRENCY, only or PARTS, threads, batch))
+    judged = verdicts(played, batch)
     found = rows(played, workload)
     report(found, played, console)
     print_verdicts(judged, console)
@@ -77,8 +78,10 @@ class Bench:
         self._workload, self._model, self._folder = workload, model, folder
         self._per_slot, self._patience, self._progress = per_slot, patience, progress
 
-    async def run(self, rounds: int, sizes: Sequence[int], parts: Sequence[str], threads: int) -> list[Played]:
-        async with engine(self._model, self._folder, threads, max(sizes)) as fleet:
+    async def run(
+        self, rounds: int, sizes: Sequence[int], parts: Sequence[str], threads: int, batch: int | None
+    ) -> list[Played]:
+        async with engine(self._model, self._folder, threads, batch or max(sizes)) as fleet:
             (member,) = fleet.crew.members.values()
             url, cores = member.engine.url, Cores(member.owner.pid)
             with watching(url, self._looks):

@@ -13,6 +13,10 @@ HERE, WORKERS, ALONE = "asyncio", "agent workers", "engine alone"
 THREADS, SAME_ROUTE = "threads, OpenAI's route", "threads, Roost's route"
 GROWTH_TARGET, GROWTH_FROM, GROWTH_TO = 8.0, 1, 64
 THREADS_TARGET, THREADS_AT = 1.0, 256
+FULL_TARGET, FULL_FROM = (
+    0.9,
+    2,
+)  # the share of a batch that is filled by so many times as many episodes as it has places
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,8 @@ def ratios(played: Sequence[Played], this: tuple[str, int], other: tuple[str, in
     ]
 
 
-def verdicts(played: Sequence[Played]) -> list[Verdict]:
-    """What could be judged by what was played."""
+def verdicts(played: Sequence[Played], places: int | None = None) -> list[Verdict]:
+    """What could be judged by what was played; `places` has the engine's batch, where it has fewer than episodes."""
     growth = ratios(played, (HERE, GROWTH_TO), (HERE, GROWTH_FROM))
     judged = []
     if growth:
@@ -99,6 +103,11 @@ def verdicts(played: Sequence[Played]) -> list[Verdict]:
         if beside := ratios(played, (HERE, THREADS_AT), (way, THREADS_AT)):
             target = f"at {THREADS_AT}: at least as fast as a thread for each episode ({way})"
             judged.append(Verdict(target, told(beside), median(beside) >= THREADS_TARGET))
+    if places is not None:
+        for size in sorted({each.concurrency for each in played if each.concurrency >= FULL_FROM * places}):
+            full = [each.batch / places for each in played if (each.way, each.concurrency) == (HERE, size)]
+            target = f"at {size}: a batch of {places} is at least {FULL_TARGET:.0%} full"
+            judged.append(Verdict(target, told(full), median(full) >= FULL_TARGET))
     return judged
 
 
