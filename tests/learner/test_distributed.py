@@ -68,6 +68,7 @@ def test_two_ranks_are_as_one(models, tmp_path, changes):
         assert (tmp_path / "export" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_two_ranks_in_bfloat16_are_near_one(models, tmp_path):
     shares = [tuple([_with_returns(sample) for sample in share] for share in shares) for shares in SHARES[:2]]
     plain = settings_of(models(), compute_type="bfloat16")
@@ -82,7 +83,10 @@ def test_two_ranks_in_bfloat16_are_near_one(models, tmp_path):
         alone = Learner(settings, CPU, head)
         for (first, second), total, told in zip(shares, TOTALS, one["told"], strict=False):
             assert told["skipped"] == 0
-            assert told == pytest.approx(alone.learn([*first, *second], total), rel=0.05, abs=1e-3)
+            for name, figure in alone.learn([*first, *second], total).items():
+                # Rounding, which depends on the machine, may bring one token to the other side of a bound.
+                tolerance = 1.01 / total.tokens if name.startswith("clipped") else 1e-3
+                assert told[name] == pytest.approx(figure, rel=0.05, abs=tolerance), name
         near(one["again"], other["weights"], 0)
 
 
