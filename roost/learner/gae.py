@@ -38,20 +38,27 @@ def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, of_turns: S
 
 
 def token_advantages(
-    rewards: npt.NDArray[np.floating], values: npt.NDArray[np.floating], settings: AdvantageSettings
+    rewards: npt.NDArray[np.floating],
+    values: npt.NDArray[np.floating],
+    settings: AdvantageSettings,
+    value_after: float = 0.0,
 ) -> TokenAdvantages:
     """From what each token that the policy made in an episode earned, and the critic's value before it.
 
-    After the last one there is nothing: an episode that was cut off is worth what it got.
+    After the last one comes `value_after`: nothing where the task was over, and where a limit cut the episode off, what
+    the critic expects of the state that it stopped in.
 
     >>> found = token_advantages(np.array([0, 1]), np.array([0.5, 0.75]), AdvantageSettings(discount=1, gae_lambda=0))
     >>> found.advantages.tolist(), found.returns.tolist()
     ([0.25, 0.25], [0.75, 1.0])
+    >>> cut_off = token_advantages(np.array([1]), np.array([0.5]), AdvantageSettings(discount=0.5), value_after=2.0)
+    >>> cut_off.returns.tolist()
+    [2.0]
     """
     expected = np.asarray(values, dtype=np.float64)
-    if not (np.isfinite(rewards).all() and np.isfinite(expected).all()):
+    if not (np.isfinite(rewards).all() and np.isfinite(expected).all() and np.isfinite(value_after)):
         raise ValueError(f"the rewards and the critic's values of {len(expected)} tokens must be finite numbers")
-    following = np.append(expected[1:], 0.0)
+    following = np.append(expected[1:], value_after)
     surprises = (rewards + settings.discount * following - expected).tolist()
     found, later = np.zeros(len(expected)), 0.0
     for token in range(len(expected) - 1, -1, -1):

@@ -38,6 +38,7 @@ class Episode:
     score: Score
     seconds: float
     attempts: int = 1
+    stopped_in: Ints | None = None  # what the policy was shown last, where the task would have gone on from there
 
     @property
     def made_by(self) -> Ints:

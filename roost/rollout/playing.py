@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from roost.rollout.bounded import within
-from roost.rollout.episode import Episode
+from roost.rollout.episode import Episode, Ints
 from roost.rollout.scenario import Scenario, Score, Task
 from roost.rollout.transcript import Draw, Transcript
 
@@ -54,11 +54,12 @@ class LocalPlayer:
         try:
             score = await within(self._limit_s, self._scenario.play(asked.task, transcript))
             checked = checked_score(score, transcript.turns)
+            stopped_in = state_to_go_on_from(transcript) if checked.goes_on else None
         except Exception as error:  # whatever a scenario raises is a failure of this episode alone
             raise PlayFailed(told(error)) from error
         finally:
             transcript.close()
-        return Episode(transcript.sequences(), checked, time.perf_counter() - began, asked.attempt + 1)
+        return Episode(transcript.sequences(), checked, time.perf_counter() - began, asked.attempt + 1, stopped_in)
 
 
 def checked_score(score: Score, turns: int) -> Score:
@@ -73,6 +74,17 @@ def checked_score(score: Score, turns: int) -> Score:
     if not all(map(math.isfinite, of_turns)):
         raise ValueError(f"turns are scored by finite numbers, not {score.of_turns}")
     return replace(score, reward=float(score.reward), of_turns=of_turns)
+
+
+def state_to_go_on_from(transcript: Transcript) -> Ints:
+    """What the policy was shown last, from where the task would have gone on."""
+    shown = transcript.shown_last()
+    if shown is None:
+        raise ValueError(
+            "the score says that the task goes on, but the policy's own turn was the last thing in the transcript; "
+            "give() it what it would have been shown next"
+        )
+    return shown
 
 
 def told(error: Exception) -> str:

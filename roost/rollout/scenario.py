@@ -36,6 +36,9 @@ class Score:
     # What each turn of the policy earned, in order, where that is known; a critic learns from these. Their sum, and
     # what comes at the end, is `reward`.
     of_turns: tuple[float, ...] = ()
+    # A limit cut it off, and the task would have gone on from what the policy was shown last: to a critic, what it
+    # expects there follows the last reward.
+    goes_on: bool = False
 
 
 class Scenario(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from roost.engines.generation import Completion, Finish
-from roost.rollout.episode import NOT_MADE, Tokens
+from roost.rollout.episode import NOT_MADE, Ints, Tokens
 
 Draw = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]  # tokens so far, the turn, and its limit
 
@@ -31,6 +31,7 @@ class Transcript:
         if _first is None:
             self._branches: list[Transcript] = [self]
             self._begun_turns = 0  # of all branches: each turn is drawn with a seed of its own
+            self._newest = self  # to which something was added last
             self._is_closed = False
 
     @property
@@ -73,6 +74,12 @@ class Transcript:
         """How many turns the policy has begun in all sequences."""
         return self._first._begun_turns
 
+    def shown_last(self) -> Ints | None:
+        """All tokens of the sequence that the policy would have gone on with; None if its own turn came last."""
+        newest = self._first._newest
+        was_shown = newest._turns[-1:] == [NOT_MADE]
+        return np.array(newest._token_ids, np.int64) if was_shown else None
+
     def sequences(self) -> tuple[Tokens, ...]:
         """All sequences of the episode in which the policy made something; the first one if there is none."""
         found = tuple(branch.tokens() for branch in self._first._branches)
@@ -88,6 +95,7 @@ class Transcript:
         )
 
     def _add(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], turn: int) -> None:
+        self._first._newest = self
         self._token_ids += token_ids
         self._turns += [turn] * len(token_ids)
         self._logprobs += logprobs

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from roost.learner.advantages import Doubles, advantages, is_alone
 from roost.learner.gae import TokenAdvantages, rewards_of_tokens, token_advantages, whitened
 from roost.learner.packing import predicted
-from roost.learner.sample import Floats, Sample
+from roost.learner.sample import NOT_MADE, Floats, Ints, Sample
 from roost.learner.selection import Selection, select
 from roost.rollout.episode import Group, Tokens
 from roost.rollout.scenario import Score
@@ -32,6 +32,8 @@ class Batch:
 
     samples: tuple[Sample, ...]
     sources: tuple[Source, ...]
+    stopped_in: Mapping[int, Ints] = field(default_factory=dict)  # by episode: where tasks would have gone on from
+    values_after: Mapping[int, float] = field(default_factory=dict)  # by episode: what the critic expects from there
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -47,7 +49,8 @@ class Batch:
     def choose(self, indices: Iterable[int]) -> Batch:
         """Some of the samples."""
         chosen = [int(index) for index in indices]
-        return Batch(tuple(self.samples[index] for index in chosen), tuple(self.sources[index] for index in chosen))
+        samples = tuple(self.samples[index] for index in chosen)
+        return replace(self, samples=samples, sources=tuple(self.sources[index] for index in chosen))
 
     def by_episode(self) -> list[list[int]]:
         """The samples of each episode, by position."""
@@ -65,7 +68,8 @@ def batch_of(groups: Sequence[Group]) -> Batch:
         for index, (number, episode) in enumerate(episodes)
         for tokens in episode.sequences
     ]
-    return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found))
+    stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
+    return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found), stops)
 
 
 def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, Selection, int]:
@@ -104,7 +108,6 @@ def with_scores(
     batch: Batch,
     old: Sequence[Floats] | None = None,
     reference: Sequence[Floats] | None = None,
-    values: Sequence[Floats] | None = None,
 ) -> Batch:
     """The same samples with what models said of them."""
     samples = list(batch.samples)
@@ -112,9 +115,30 @@ def with_scores(
         samples = [replace(each, old_logprobs=array) for each, array in zip(samples, old, strict=True)]
     if reference is not None:
         samples = [replace(each, reference_logprobs=array) for each, array in zip(samples, reference, strict=True)]
-    if values is not None:
-        samples = [replace(each, values=array) for each, array in zip(samples, values, strict=True)]
     return replace(batch, samples=tuple(samples))
+
+
+def continuations(batch: Batch) -> list[Sample]:
+    """What a critic is asked beside the samples: the states in which episodes were cut off, with one token made after.
+
+    Which one does not matter: a value is what is expected before it.
+    """
+    return [
+        Sample(
+            np.append(shown, shown[-1]),
+            np.append(np.full(len(shown), NOT_MADE), 0),
+            *np.zeros((2, len(shown) + 1), np.float32),
+        )
+        for shown in batch.stopped_in.values()
+    ]
+
+
+def with_values(batch: Batch, values: Sequence[Floats]) -> Batch:
+    """The same samples with what the critic said of them, and then of their continuations."""
+    own, after = values[: len(batch)], values[len(batch) :]
+    samples = [replace(sample, values=array) for sample, array in zip(batch.samples, own, strict=True)]
+    ends = {episode: float(array[-1]) for episode, array in zip(batch.stopped_in, after, strict=True)}
+    return replace(batch, samples=tuple(samples), values_after=ends)
 
 
 def minibatches(batch: Batch, count: int, seed: int) -> list[tuple[Sample, ...]]:
@@ -132,13 +156,10 @@ def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
     """Along each episode, turn by turn, through all its samples."""
     found: dict[int, TokenAdvantages] = {}
     for indices in batch.by_episode():
-        found |= dict(
-            zip(
-                indices,
-                _along([batch.samples[index] for index in indices], batch.sources[indices[0]].score, settings),
-                strict=True,
-            )
-        )
+        source = batch.sources[indices[0]]
+        after = batch.values_after.get(source.episode, 0.0)
+        along = _along([batch.samples[index] for index in indices], source.score, settings, after)
+        found |= dict(zip(indices, along, strict=True))
     even = whitened([found[index].advantages for index in range(len(batch))])
     samples = []
     for index, (sample, white) in enumerate(zip(batch.samples, even, strict=True)):
@@ -148,7 +169,9 @@ def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
     return samples
 
 
-def _along(samples: Sequence[Sample], score: Score, settings: AdvantageSettings) -> list[TokenAdvantages]:
+def _along(
+    samples: Sequence[Sample], score: Score, settings: AdvantageSettings, value_after: float
+) -> list[TokenAdvantages]:
     """Of the predicted tokens of each sample of an episode, which follow one another as their turns do."""
     values = [sample.values[predicted(sample)] for sample in samples if sample.values is not None]
     if len(values) < len(samples):
@@ -156,7 +179,7 @@ def _along(samples: Sequence[Sample], score: Score, settings: AdvantageSettings)
     turns = np.concatenate([sample.turns[predicted(sample)] for sample in samples])
     order = np.argsort(turns, kind="stable")
     rewards = rewards_of_tokens(turns[order], score.reward, score.of_turns)
-    along = token_advantages(rewards, np.concatenate(values)[order], settings)
+    along = token_advantages(rewards, np.concatenate(values)[order], settings, value_after)
     back = np.argsort(order, kind="stable")
     borders = np.cumsum([len(each) for each in values])[:-1]
     parts = zip(np.split(along.advantages[back], borders), np.split(along.returns[back], borders), strict=True)

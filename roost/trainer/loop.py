@@ -20,7 +20,16 @@ from roost.rollout.episode import Group
 from roost.rollout.order import draw_seed
 from roost.runtime.trace.spans import SpanRecorder
 from roost.spec.training import Behaviour, Estimator, TrainSettings
-from roost.trainer.batch import Batch, batch_of, lags, minibatches, with_advantages, with_scores
+from roost.trainer.batch import (
+    Batch,
+    batch_of,
+    continuations,
+    lags,
+    minibatches,
+    with_advantages,
+    with_scores,
+    with_values,
+)
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_time
@@ -209,15 +218,15 @@ class Loop:
         loss = self.settings.learner.loss
         old: list[Floats] | None = None
         reference: list[Floats] | None = None
-        values: list[Floats] | None = None
         if loss.behaviour is not Behaviour.ENGINE:
             old = await (self.models.inference or self.models.policy).score(batch.samples)
         if loss.kl_coefficient:
             scorer = self.models.reference or self.models.policy
             reference = await scorer.score(batch.samples, self.models.reference is None)
         if self.models.critic is not None and self.settings.advantage.estimator is Estimator.GAE:
-            values = await self.models.critic.values(batch.samples)
-        return with_scores(batch, old, reference, values)
+            values = await self.models.critic.values([*batch.samples, *continuations(batch)])
+            batch = with_values(batch, values)
+        return with_scores(batch, old, reference)
 
     async def _sync(self, version: int) -> None:
         """Everybody gets the new policy: engines first, where whoever scores does not have to leave its devices."""

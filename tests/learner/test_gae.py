@@ -48,10 +48,48 @@ def test_to_the_end_the_critic_is_to_say_the_discounted_outcome(values, outcome,
     assert found.returns.tolist() == pytest.approx(expected, abs=1e-9)
 
 
+NUMBERS = st.floats(-10, 10)
+
+
+def plainly(rewards, values, discount, gae_lambda, after):
+    """Each advantage as the sum that defines it, and what the critic should have said."""
+    states = [*values, after]
+    surprises = [rewards[at] + discount * states[at + 1] - states[at] for at in range(len(rewards))]
+    advantages = [
+        sum((discount * gae_lambda) ** (later - at) * surprises[later] for later in range(at, len(surprises)))
+        for at in range(len(surprises))
+    ]
+    return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=9), NUMBERS, st.floats(0, 1), st.floats(0, 1))
+def test_against_the_sum_that_defines_it(steps, after, discount, gae_lambda):
+    rewards, values = [reward for reward, _ in steps], [value for _, value in steps]
+    chosen = AdvantageSettings(discount=discount, gae_lambda=gae_lambda)
+    found = token_advantages(np.array(rewards), np.array(values), chosen, after)
+    advantages, returns = plainly(rewards, values, discount, gae_lambda, after)
+    assert found.advantages.tolist() == pytest.approx(advantages, abs=1e-9)
+    assert found.returns.tolist() == pytest.approx(returns, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=9), st.data(), st.floats(0, 1))
+def test_a_critic_that_is_right_makes_a_cut_no_difference(steps, data, discount):
+    cut = data.draw(st.integers(1, len(steps) - 1))
+    rewards, values = (np.array([step[place] for step in steps]) for place in (0, 1))
+    chosen = AdvantageSettings(discount=discount, gae_lambda=1.0)
+    whole = token_advantages(rewards, values, chosen)
+    part = token_advantages(rewards[:cut], values[:cut], chosen, value_after=float(whole.returns[cut]))
+    assert part.advantages.tolist() == pytest.approx(whole.advantages[:cut].tolist(), abs=1e-9)
+
+
 @pytest.mark.parametrize(("outcome", "values"), [(math.nan, [0.0]), (1.0, [0.0, math.inf])], ids=["return", "value"])
 def test_what_is_not_finite_is_refused(outcome, values):
     with pytest.raises(ValueError, match="must be finite"):
         token_advantages(np.full(len(values), outcome), np.array(values), AdvantageSettings())
+    with pytest.raises(ValueError, match="must be finite"):
+        token_advantages(np.zeros(1), np.zeros(1), AdvantageSettings(), value_after=math.nan)
 
 
 @pytest.mark.parametrize(

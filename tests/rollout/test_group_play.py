@@ -5,10 +5,10 @@ import pytest
 
 from roost.rollout import bounded
 from roost.rollout.group_play import GroupPlay
-from roost.rollout.playing import LocalPlayer
-from roost.rollout.scenario import Score, Split
+from roost.rollout.playing import LocalPlayer, Play, PlayFailed
+from roost.rollout.scenario import Score, Split, Task
 from roost.spec.training import CollectSettings
-from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
+from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
 
 def begin(scenario, places=100, number=0, **settings):
@@ -327,3 +327,30 @@ def test_an_error_on_the_way_out_is_no_reason_to_play_again():
     group = ran(play())
     assert attempts == [0, 0]
     assert (group.cancelled, group.failed) == (2, 0)
+
+
+class Unending:
+    """A scenario that says it would have gone on, after it showed the policy these tokens."""
+
+    def __init__(self, shown):
+        self._shown = shown
+
+    async def play(self, task, transcript):
+        transcript.give([1])
+        await transcript.take()
+        if self._shown:
+            transcript.branch().give(self._shown)
+        return Score(1.0, goes_on=True)
+
+
+def test_an_episode_that_was_cut_off_keeps_what_it_would_have_gone_on_from():
+    async def draw(token_ids, turn, max_tokens):
+        return completion((5,))
+
+    def played(shown):
+        return ran(LocalPlayer(Unending(shown), lambda *_: draw, 30.0).play(Play(Task("one"), 0, 0)))
+
+    episode = played([8, 9])
+    assert episode.stopped_in.tolist() == [8, 9] and len(episode.sequences) == 1
+    with pytest.raises(PlayFailed, match=r"give\(\) it what it would have been shown next"):
+        played([])

@@ -3,12 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from roost.rollout.episode import NOT_MADE
+from roost.learner.packing import predicted
+from roost.rollout.episode import NOT_MADE, Episode, Tokens
 from roost.rollout.scenario import Score
 from roost.spec.training import AdvantageSettings, Estimator
-from roost.trainer.batch import batch_of, lags, minibatches, with_advantages, with_scores
+from roost.trainer.batch import batch_of, continuations, lags, minibatches, with_advantages, with_scores, with_values
 from tests.trainer.made_groups import made_episode, made_group
 
 SPREAD = 0.56**0.5  # of the five rewards below
@@ -75,7 +77,7 @@ def test_a_critic_s_values_become_advantages_and_returns():
     batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
     values = [np.array([9, 9, 0.5, 0.75], np.float32), np.array([9, 9, 0.5, 0.25], np.float32)]
     settings = AdvantageSettings(Estimator.GAE, discount=1.0, gae_lambda=0.0)
-    selected, _, _ = with_advantages(with_scores(batch, values=values), settings)
+    selected, _, _ = with_advantages(with_values(batch, values), settings)
     raw = np.array([0.25, 0.25, -0.25, -0.25])  # each value less the one after it, and the outcome less the last
     white = (raw - raw.mean()) / raw.std()
     assert [sample.advantages.tolist() for sample in selected.samples] == [[0, 0, *white[:2]], [0, 0, *white[2:]]]
@@ -92,7 +94,7 @@ def test_a_sample_in_which_the_policy_made_nothing_is_no_trouble():
     batch = batch_of([made_group(0, [1.0, 0.0], versions=())])
     for estimator in set(Estimator) - {Estimator.GAE}:
         assert len(with_advantages(batch, AdvantageSettings(estimator))[0]) == 2
-    scored = with_scores(batch, values=[np.zeros(2, np.float32)] * 2)
+    scored = with_values(batch, [np.zeros(2, np.float32)] * 2)
     assert len(with_advantages(scored, AdvantageSettings(Estimator.GAE))[0]) == 2
 
 
@@ -164,8 +166,58 @@ def test_a_critic_looks_along_an_episode_through_all_its_sequences():
     batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
     values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
     settings = AdvantageSettings(Estimator.GAE, discount=1.0, gae_lambda=1.0)
-    selected, _, _ = with_advantages(with_scores(batch, values=values), settings)
+    selected, _, _ = with_advantages(with_values(batch, values), settings)
     assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 2.0], [0, 0, 3.0]]
     raw = np.array([2.0 - 0.5, 3.0 - 0.25])
     white = (raw - raw.mean()) / raw.std()
     assert [sample.advantages[2] for sample in selected.samples] == pytest.approx(white.tolist())
+
+
+def said_of(sample):
+    """A critic that expects something else before every token, whatever comes after it."""
+    before = np.concatenate([[0], np.cumsum(sample.token_ids * (1 + np.arange(len(sample))))[:-1]])
+    return np.where(predicted(sample), np.sin(before), 0).astype(np.float32)
+
+
+def stepping(rewards, goes_on, first):
+    """An episode of steps, each a sequence of its own with one number shown and one token made."""
+    steps = [
+        Tokens(np.array([first + at, 7]), np.array([NOT_MADE, at]), np.zeros(2, np.float32), np.array([NOT_MADE, 0]))
+        for at in range(len(rewards))
+    ]
+    stopped_in = np.array([first + len(rewards)]) if goes_on else None
+    return Episode(tuple(steps), Score(sum(rewards), of_turns=tuple(rewards), goes_on=goes_on), 1.0, 1, stopped_in)
+
+
+PLAYED = st.lists(st.tuples(st.lists(st.floats(-3, 3), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5)
+
+
+@hypothesis_settings(deadline=None)
+@given(PLAYED, st.floats(0, 1), st.floats(0, 1))
+def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(played, discount, gae_lambda):
+    episodes = tuple(stepping(rewards, goes_on, 10 * index) for index, (rewards, goes_on) in enumerate(played))
+    batch = batch_of([replace(made_group(0, []), episodes=episodes)])
+    valued = with_values(batch, [said_of(sample) for sample in [*batch.samples, *continuations(batch)]])
+    chosen = AdvantageSettings(Estimator.GAE, discount=discount, gae_lambda=gae_lambda)
+    found = [sample.returns[1] for sample in with_advantages(valued, chosen)[0].samples]
+
+    expected = []
+    for index, (rewards, goes_on) in enumerate(played):
+        values = [float(np.float32(np.sin(10 * index + at))) for at in range(len(rewards) + 1)]
+        values[-1] *= goes_on
+        for at in range(len(rewards)):
+            later = range(at, len(rewards))
+            surprises = [rewards[step] + discount * values[step + 1] - values[step] for step in later]
+            weights = [(discount * gae_lambda) ** (step - at) for step in later]
+            expected.append(values[at] + sum(map(float.__mul__, weights, surprises)))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(Estimator) - {Estimator.GAE}))
+def test_without_a_critic_an_episode_is_worth_what_it_got_however_it_ended(estimator):
+    def advantages(goes_on):
+        episodes = (stepping([1.0, 2.0], goes_on, 0), stepping([1.0], False, 10), stepping([0.5], False, 20))
+        batch = batch_of([replace(made_group(0, []), episodes=episodes)])
+        return [advantage_of(sample) for sample in with_advantages(batch, AdvantageSettings(estimator))[0].samples]
+
+    assert advantages(True) == advantages(False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.rollout.environments.control_tokens import END, Actions, ControlTokens, ObservationBins, vocabulary
-from roost.rollout.environments.environment import Environment, Environments
+from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.scenario import Score, Split, Task
 from roost.rollout.transcript import Transcript
 
@@ -93,31 +93,39 @@ class ControlScenario:
     async def play(self, task: Task, transcript: Transcript) -> Score:
         environment = await self._made_environments().open()
         try:
-            rewards = await self._act(environment, task, transcript)
+            rewards, goes_on = await self._act(environment, task, transcript)
             earned = await environment.score()
         finally:
             await environment.close()
-        return Score(sum(rewards), f"{earned:g} in {len(rewards)} steps", tuple(rewards))
+        return Score(sum(rewards), f"{earned:g} in {len(rewards)} steps", tuple(rewards), goes_on=goes_on)
 
     async def close(self) -> None:
         """End the environments, if any were made."""
         if self._environments is not None:
             await self._environments.close()
 
-    async def _act(self, environment: Environment, task: Task, transcript: Transcript) -> list[float]:
-        """The reward of each step until the episode is over."""
+    async def _act(self, environment: Environment, task: Task, transcript: Transcript) -> tuple[list[float], bool]:
+        """The reward of each step until the episode is over, and whether only a limit ended it."""
         seen = await environment.reset(task, task.data["seed"])
         rewards: list[float] = []
         sequence = transcript
         while not seen.is_over and len(rewards) < self._max_steps:
-            if rewards and self._context is Context.STEP:
-                sequence = transcript.branch()
-            sequence.give(self._tokens.observation(seen.content))
+            sequence = self._shown(seen, sequence)
             said = await sequence.take(max_tokens=self._tokens.actions.numbers)
             action, wrong = self._tokens.action(said)
             seen = await environment.step(action)
             rewards.append(seen.reward * self._scale - wrong * self._penalty)
-        return rewards
+        goes_on = seen.goes_on or not seen.is_over
+        if goes_on:
+            self._shown(seen, sequence)
+        return rewards, goes_on
+
+    def _shown(self, seen: Observation, sequence: Transcript) -> Transcript:
+        """The sequence in which the policy is shown what is observed: where it sees only now, another for each step."""
+        if sequence.token_ids and self._context is Context.STEP:
+            sequence = sequence.branch()
+        sequence.give(self._tokens.observation(seen.content))
+        return sequence
 
     def _made_environments(self) -> Environments:
         if self._environments is None:

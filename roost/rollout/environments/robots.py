@@ -123,7 +123,7 @@ class RobotEnvironment:
         truncated = self._steps >= robots.max_steps and not judged.is_over
         is_over = judged.is_over or truncated
         self._reading = None if is_over else after
-        return Observation(shown(after), judged.reward, is_over, {"truncated": truncated})
+        return Observation(shown(after), judged.reward, is_over, goes_on=truncated)
 
     async def score(self) -> float:
         """The sum of rewards so far."""
@@ -142,7 +142,7 @@ class RobotEnvironment:
         await self._robot.stop()
         self._reading = None
         why = f"the tip is at {after.tip.round(3).tolist()}, out of its workspace {self._robots.limits.workspace}"
-        return Observation(shown(after), 0.0, True, {"truncated": True, "stopped": why})
+        return Observation(shown(after), 0.0, True, info={"stopped": why})
 
     async def _keep_pace(self) -> None:
         """Wait for the next period of control to begin, where time is real."""

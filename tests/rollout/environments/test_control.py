@@ -31,8 +31,8 @@ class Names:
 class Counting:
     """An environment that is over after so many steps, each worth its number."""
 
-    def __init__(self, steps):
-        self._steps, self.acted, self.closed = steps, [], 0
+    def __init__(self, steps, is_limit=False):
+        self._steps, self._is_limit, self.acted, self.closed = steps, is_limit, [], 0
 
     async def open(self):
         return self
@@ -44,7 +44,7 @@ class Counting:
     async def step(self, action):
         self._at += 1
         self.acted.append(action)
-        return Observation([float(self._at)], float(self._at), self._at == self._steps)
+        return Observation([float(self._at)], float(self._at), self._at == self._steps, goes_on=self._is_limit)
 
     async def score(self):
         return sum(range(self._at + 1))
@@ -133,17 +133,29 @@ def test_each_step_is_a_turn_and_has_its_reward(context, shown, sequences):
     assert (seen, len(transcript.sequences())) == (shown, sequences)
     assert environments.acted == [1, 0, 1] and environments.closed == 1
     assert score.of_turns == pytest.approx((0.5, 1.0, 1.4)) and score.reward == pytest.approx(2.9)
-    assert score.shown == "6 in 3 steps"
+    assert score.shown == "6 in 3 steps" and not score.goes_on
 
 
-def test_an_episode_has_no_more_steps_than_allowed():
+@pytest.mark.parametrize(
+    ("context", "shown"), [("step", [2]), ("episode", [0, 4, 1, 4, 2])], ids=["only now", "the whole episode"]
+)
+def test_an_episode_has_no_more_steps_than_allowed_but_would_have_gone_on(context, shown):
     environments = Counting(steps=100)
-    scenario = ControlScenario(Names(vocabulary(1, 4, 2)), environments, low=[0], high=[4], bins=4, max_steps=2)
+    keys = {"low": [0], "high": [4], "bins": 4, "max_steps": 2, "context": context}
+    scenario = ControlScenario(Names(vocabulary(1, 4, 2)), environments, **keys)
     draw, _ = scripted([4, 4, 4])
-    score = ran(scenario.play(scenario.task(Split.TRAIN, 0), Transcript(draw)))
+    transcript = Transcript(draw)
+    score = ran(scenario.play(scenario.task(Split.TRAIN, 0), transcript))
     assert len(score.of_turns) == 2 and environments.closed == 1
+    assert score.goes_on and transcript.shown_last().tolist() == shown
+    assert all(len(tokens.made_by) for tokens in transcript.sequences())
     with pytest.raises(RuntimeError, match="before the first"):
         scenario.use_environments(environments)
+
+
+def test_a_limit_of_the_environment_cuts_off_as_well():
+    scenario = ControlScenario(Names(vocabulary(1, 4, 2)), Counting(2, is_limit=True), low=[0], high=[4], bins=4)
+    assert ran(scenario.play(scenario.task(Split.TRAIN, 0), Transcript(scripted([4, 4])[0]))).goes_on
 
 
 def test_seeds_of_evaluation_are_not_those_of_training():

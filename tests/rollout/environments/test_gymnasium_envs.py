@@ -168,10 +168,10 @@ def test_a_truncated_episode_says_so():
             await environment.step(0)
         again = await environment.reset(TASK, 0)
         await environments.close()
-        return [(each.is_over, each.info["truncated"]) for each in seen], again
+        return [(each.is_over, each.goes_on, each.info["truncated"]) for each in seen], again
 
     ends, again = ran(run())
-    assert ends == [(False, False), (True, True)]
+    assert ends == [(False, False, False), (True, True, True)]
     assert np.array_equal(again.content, alone(0, [])[0][0])
 
 

@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_episode_on_any_robot():
     assert all(np.array_equal(a.content["state"], b.content["state"]) for a, b in zip(one, same, strict=True))
     assert score == same_score == pytest.approx(sum(seen.reward for seen in one))
     assert not np.array_equal(one[0].content["state"], other[0].content["state"])
-    assert one[-1].is_over and one[-1].info["truncated"]
+    assert one[-1].is_over and one[-1].goes_on
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_robot_that_leaves_its_workspace_is_stopped():
         return seen, stopped
 
     seen, calls = ran(run())
-    assert seen.is_over and "out of its workspace" in seen.info["stopped"]
+    assert seen.is_over and not seen.goes_on and "out of its workspace" in seen.info["stopped"]
     assert calls == ["connect", "begin", "command", "stop"]
 
 
