@@ -38,9 +38,14 @@ class EnvWorker(Worker):
         self._sweeping: asyncio.Task[None] | None = None
 
     async def prepare(self) -> str:
-        """Make what environments come from, so that what is wrong with it is known early; what that is, or nothing."""
+        """Make what environments come from, so that what is wrong with it is known early; what that is, or nothing.
+
+        One that has a `prepare` of its own, as robots that are looked for, is waited for.
+        """
         try:
-            self._made()
+            prepare = getattr(self._made(), "prepare", None)
+            if prepare is not None:
+                await prepare()
         except Exception as error:  # whatever a user's class raises
             return told(error)
         return ""
@@ -113,8 +118,10 @@ def make_environments(config: Mapping[str, Any], hardware: Sequence[Mapping[str,
     """What a config names by `_target_`; where there is declared hardware, also made with its configs."""
     from hydra.utils import instantiate
 
+    # Not through the config, where a `$` or a `???` in what was declared would mean something.
     more = {"hardware": [dict(each) for each in hardware]} if hardware else {}
-    made: Environments = instantiate(dict(config), _convert_="all", _recursive_=False, **more)
+    make = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)
+    made: Environments = make(**more)
     return made
 
 

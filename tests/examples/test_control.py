@@ -77,8 +77,8 @@ def tried(tmp_path_factory):
         f"runner.max_steps={STEPS}",
         f"data.rollout_batch_size={EPISODES}",
         f"train.evaluation_tasks={EVALUATED}",
-        "train.task.environment._target_=tests.examples.witness.WitnessedArms",
-        f"+train.task.environment.notes={folder / 'notes'}",
+        "train.task.environment.driver._target_=tests.examples.witness.Witness",
+        f"+train.task.environment.driver.notes={folder / 'notes'}",
         "train.task.environment.max_steps=5",
     ]
     command = [sys.executable, CONTROL / "try_on_one_machine.py", *overrides, "--runs", folder, "--name", "arm"]

@@ -14,7 +14,15 @@ CART_POLE = {
     "id": "CartPole-v1",
     "slots": 2,
 }
-ARM = {"_target_": "roost.rollout.environments.arm.ArmEnvironments", "max_steps": 5}
+ARM = {
+    "_target_": "roost.rollout.environments.driven_robot.DrivenRobots",
+    "driver": {"_target_": "roost.rollout.environments.simulator.SimulatedArm"},
+    "action_low": [-1, -1, -1, 0],
+    "action_high": [1, 1, 1, 1],
+    "robots": 1,
+    "real_time": False,
+    "max_steps": 5,
+}
 BOUNDS = {"low": [-2.4, -3, -0.21, -3], "high": [2.4, 3, 0.21, 3], "bins": 8}
 
 

@@ -1,15 +1,14 @@
-"""A simulated arm to reach with: three joints, a gripper, cameras, and the interface of a real robot."""
+"""A simulated arm to reach with: three joints, a gripper, cameras, and the driver's interface of a real robot."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from roost.rollout.environments.robot import Command, Image, Numbers, Reading, RobotDriver
-from roost.rollout.environments.robots import DumpsModel, Judgement, RobotEnvironments
+from roost.rollout.environments.robot import Image, Limits, Numbers, Reading
 from roost.rollout.scenario import Task
 
 UPPER_M, LOWER_M, SHOULDER_M = 0.4, 0.4, 0.2  # the links, and the height of the shoulder
@@ -24,50 +23,77 @@ VIEW_M = 1.0  # what a camera sees to either side
 
 
 class SimulatedArm:
-    """An arm that follows the speeds it is told with a lag. The same seed and commands give the same readings.
+    """A driver of an arm that is not there: it follows the speeds it is told with a lag, and is to reach a point.
 
-    >>> arm = SimulatedArm({"camera_serials": ["top"]})
-    >>> arm.begin(Task("reach"), seed=3)
-    >>> reading = arm.read()
+    An action has the speed of each joint in rad/s, and where the gripper goes, 0 to close and 1 to open. It is worth
+    what it brought the tip nearer to the point, in m; to be within `tolerance_m` of it is worth 1 more and is the end.
+    With `grasp`, the gripper must also be closed there. The same seed and actions give the same readings.
+
+    >>> arm = SimulatedArm()
+    >>> arm.connect({"camera_serials": ["top"]})
+    >>> arm.reset(Task("reach"), seed=3)
+    >>> reading = arm.observe()
     >>> reading.tip.round(2).tolist(), reading.images["top"].shape
     ([0.61, 0.0, 0.26], (16, 16, 3))
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._serials = tuple(config.get("camera_serials") or ())
+    def __init__(self, tolerance_m: float = 0.05, grasp: bool = False) -> None:
+        self._tolerance_m, self._grasp = tolerance_m, grasp
+        self._serials: tuple[str, ...] = ()
         self._joints, self._speeds, self._gripper = HOME.copy(), np.zeros(3), 1.0
         self._target = tip_of(HOME)
+        self._left = 0.0  # to the target, when it was last read
 
-    def connect(self) -> None:
-        """There is nothing to connect to."""
+    def connect(self, config: Mapping[str, Any]) -> None:
+        """There is nothing to connect to but the cameras."""
+        self._serials = tuple(config.get("camera_serials") or ())
 
-    def begin(self, task: Task, seed: int | None) -> None:
+    def reset(self, task: Task, seed: int | None) -> None:
         """Go home; `target` in the task's data is where to reach, or it is drawn where the arm can."""
         random = np.random.default_rng(seed)
         target = task.data.get("target")
         drawn = random.uniform(JOINT_LOW * 0.5 + HOME * 0.5, JOINT_HIGH * 0.5 + HOME * 0.5)
         self._target = tip_of(drawn) if target is None else np.asarray(target, np.float64)
         self._joints, self._speeds, self._gripper = HOME.copy(), np.zeros(3), 1.0
+        self._left = self._distance()
 
-    def read(self) -> Reading:
+    def observe(self) -> Reading:
+        """The state has joints, speeds, gripper, tip, target, and the way from the tip to the target."""
+        tip, before = tip_of(self._joints), self._left
+        self._left = self._distance()
+        is_there = self._left <= self._tolerance_m and (not self._grasp or self._gripper < 0.5)
+        parts = [self._joints, self._speeds, np.array([self._gripper]), tip, self._target, self._target - tip]
         images = {serial: self._image(serial) for serial in self._serials}
-        tip = tip_of(self._joints)
-        seen = {"target": self._target.copy(), "way": self._target - tip}
-        return Reading(self._joints.copy(), self._speeds.copy(), self._gripper, tip, images, seen)
+        state = np.concatenate(parts).astype(np.float32)
+        return Reading(state, images, before - self._left + is_there, is_there, tip)
 
-    def command(self, command: Command) -> None:
-        passed = command.seconds / SUBSTEPS
+    def act(self, action: Numbers, seconds: float) -> None:
+        """Time passes here, and nowhere else."""
+        wanted, passed = action[:3], seconds / SUBSTEPS
         kept = np.exp(-passed / LAG_S)
         for _ in range(SUBSTEPS):
-            self._speeds = command.speeds + (self._speeds - command.speeds) * kept
+            self._speeds = wanted + (self._speeds - wanted) * kept
             moved = self._joints + self._speeds * passed
             self._joints = np.clip(moved, JOINT_LOW, JOINT_HIGH)
             self._speeds = np.where(moved == self._joints, self._speeds, 0.0)  # a joint at its end stands still
-        most = GRIPPER_PER_S * command.seconds
-        self._gripper += float(np.clip(command.gripper - self._gripper, -most, most))
+        most = GRIPPER_PER_S * seconds
+        self._gripper += float(np.clip(action[3] - self._gripper, -most, most))
+
+    def kept_within(self, action: Numbers, seconds: float, limits: Limits) -> Numbers:
+        """Joints that would take the tip out of the workspace stand still; one that is outside may come back."""
+        ahead = tip_of(np.clip(self._joints + action[:3] * seconds, JOINT_LOW, JOINT_HIGH))
+        if limits.holds(tip_of(self._joints)) and not limits.holds(ahead):
+            return np.array([0.0, 0.0, 0.0, action[3]])
+        return action
 
     def stop(self) -> None:
         self._speeds = np.zeros(3)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def _distance(self) -> float:
+        return float(np.linalg.norm(tip_of(self._joints) - self._target))
 
     def _image(self, serial: str) -> Image:
         """Target, elbow and tip in red, green and blue, seen from a side that follows from the serial."""
@@ -100,38 +126,3 @@ def tip_of(joints: Numbers) -> Numbers:
 
 def _along(yaw: float, lift: float) -> Numbers:
     return np.array([np.cos(yaw) * np.cos(lift), np.sin(yaw) * np.cos(lift), np.sin(lift)])
-
-
-class ArmEnvironments(RobotEnvironments):
-    """Reaching with simulated arms: one for each robot that was declared, or `robots` of them.
-
-    A step is worth what it brought the tip nearer to the target, in m; to be within `tolerance_m` of it is worth 1 more
-    and ends the episode. With `grasp`, the gripper must also be closed there.
-    """
-
-    def __init__(
-        self,
-        hardware: Sequence[Mapping[str, Any] | DumpsModel] = (),
-        robots: int = 1,
-        tolerance_m: float = 0.05,
-        grasp: bool = False,
-        real_time: bool = False,
-        **keys: Any,
-    ) -> None:
-        self._tolerance_m, self._grasp = tolerance_m, grasp
-        super().__init__(hardware or [{}] * robots, real_time=real_time, **keys)
-
-    def driver_of(self, config: Mapping[str, Any]) -> RobotDriver:
-        return SimulatedArm(config)
-
-    def judge(self, task: Task, before: Reading, after: Reading) -> Judgement:
-        left = _distance(after)
-        is_there = left <= self._tolerance_m and (not self._grasp or after.gripper < 0.5)
-        return Judgement(_distance(before) - left + float(is_there), is_there)
-
-    def tip_of(self, joints: Numbers) -> Numbers:
-        return tip_of(np.clip(joints, JOINT_LOW, JOINT_HIGH))
-
-
-def _distance(reading: Reading) -> float:
-    return float(np.linalg.norm(reading.tip - reading.seen["target"]))
