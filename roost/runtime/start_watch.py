@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -13,9 +14,55 @@ from roost.runtime.address import Address
 from roost.runtime.ray_errors import lines_of
 
 LOOK_EVERY = 1.0  # seconds
-START_LIMIT = 300.0  # seconds for a process to start and make its worker
+START_LIMIT = 300.0  # seconds for the next process to start and make its worker
 
 Lost = Callable[[Address, str], None]
+
+
+class Starting:
+    """Who is still to come, and since when nobody has.
+
+    A machine starts so many processes at a time, so that the last of many comes late without anything being wrong with
+    it. As long as some come, the others are waited for; the time runs from when the last one came.
+
+    >>> starting = Starting()
+    >>> starting.add({"a": Address("agent", 0), "b": Address("agent", 1)}, now=0.0)
+    >>> starting.come("a", now=299.0).rank, starting.overdue(now=400.0)
+    (0, [])
+    >>> [who.rank for who in starting.overdue(now=600.0)]
+    [1]
+    """
+
+    def __init__(self, limit_s: float = START_LIMIT) -> None:
+        self.limit_s = limit_s
+        self._who: dict[Any, tuple[Address, float]] = {}
+        self._last_came_at = -math.inf
+
+    @property
+    def calls(self) -> list[Any]:
+        """Those that have not been answered."""
+        return list(self._who)
+
+    def add(self, who: Mapping[Any, Address], now: float) -> None:
+        """Wait for these, by the calls that they will answer."""
+        self._who.update({call: (address, now) for call, address in who.items()})
+
+    def forget(self, group: str) -> None:
+        self._who = {call: entry for call, entry in self._who.items() if entry[0].group != group}
+
+    def end(self, call: Any) -> Address | None:
+        """Whose call it is; it is not waited for any more. None if it was not."""
+        return self._who.pop(call, (None, 0.0))[0]
+
+    def come(self, call: Any, now: float) -> Address | None:
+        """The same of one that has come."""
+        self._last_came_at = max(self._last_came_at, now)
+        return self.end(call)
+
+    def overdue(self, now: float) -> list[Address]:
+        """Those that are not waited for any longer: nobody has come since they were added, or for the limit."""
+        late = [call for call, (_, since) in self._who.items() if now - max(since, self._last_came_at) > self.limit_s]
+        return [self._who.pop(call)[0] for call in late]
 
 
 class StartWatch:
@@ -23,7 +70,7 @@ class StartWatch:
 
     def __init__(self, lost: Lost) -> None:
         self._lost = lost
-        self._starting: dict[Any, tuple[Address, float]] = {}
+        self._starting = Starting()
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread: threading.Thread | None = None
@@ -31,8 +78,7 @@ class StartWatch:
     def add(self, addresses: Sequence[Address], ready: Sequence[Any]) -> None:
         """Watch workers; `ready` are calls that answer once each has been made."""
         with self._changed:
-            now = time.monotonic()
-            self._starting.update({ref: (who, now) for ref, who in zip(ready, addresses, strict=True)})
+            self._starting.add(dict(zip(ready, addresses, strict=True)), time.monotonic())
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="roost-starts", daemon=True)
@@ -40,21 +86,21 @@ class StartWatch:
 
     def forget(self, group: str) -> None:
         with self._changed:
-            self._starting = {ref: entry for ref, entry in self._starting.items() if entry[0].group != group}
+            self._starting.forget(group)
 
     def stop(self) -> None:
         with self._changed:
             self._is_stopped = True
-            self._starting = {}
+            self._starting = Starting()
             self._changed.notify_all()
 
     def _follow(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._starting or self._is_stopped)
+                self._changed.wait_for(lambda: self._starting.calls or self._is_stopped)
                 if self._is_stopped:
                     return
-                refs = list(self._starting)
+                refs = self._starting.calls
             try:
                 done, _ = ray.wait(refs, num_returns=len(refs), timeout=LOOK_EVERY)
                 self._look(done)
@@ -63,19 +109,15 @@ class StartWatch:
 
     def _look(self, done: Sequence[Any]) -> None:
         for ref in done:
+            why = _why_not(ref)
             with self._changed:
-                who, _ = self._starting.pop(ref, (None, 0.0))
-            if who is not None:
-                why = _why_not(ref)
-                if why:
-                    self._lost(who, why)
-        now = time.monotonic()
+                who = self._starting.end(ref) if why else self._starting.come(ref, time.monotonic())
+            if who is not None and why:
+                self._lost(who, why)
         with self._changed:
-            late = [(ref, who) for ref, (who, since) in self._starting.items() if now - since > START_LIMIT]
-            for ref, _ in late:
-                del self._starting[ref]
-        for _, who in late:
-            self._lost(who, f"its process was not ready within {START_LIMIT:g} s")
+            late = self._starting.overdue(time.monotonic())
+        for who in late:
+            self._lost(who, f"its process was not ready, and no other had become so for {self._starting.limit_s:g} s")
 
 
 def _why_not(ref: Any) -> str:
