@@ -141,6 +141,9 @@ class ControlTokens:
 def numbers_of(content: Any) -> npt.NDArray[np.float64]:
     """What an environment shows as numbers in a row: `state` of a mapping that has it, or all of its values.
 
+    >>> numbers_of((np.int64(3), np.array([0.5, 1.0]))).tolist()
+    [3.0, 0.5, 1.0]
+
     >>> numbers_of({"state": [1, 2], "images": {}}).tolist(), numbers_of({"b": [[3], [4]], "a": 1}).tolist()
     ([1.0, 2.0], [1.0, 3.0, 4.0])
     """
@@ -148,4 +151,6 @@ def numbers_of(content: Any) -> npt.NDArray[np.float64]:
         if "state" in content:
             return numbers_of(content["state"])
         return np.concatenate([numbers_of(content[name]) for name in sorted(content)])
+    if isinstance(content, tuple):  # its parts may have any shapes
+        return np.concatenate([np.zeros(0), *map(numbers_of, content)])
     return np.asarray(content, np.float64).reshape(-1)

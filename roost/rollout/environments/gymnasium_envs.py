@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roost.rollout.environments.environment import Observation
@@ -28,7 +28,13 @@ class GymnasiumEnvironments:
     """
 
     def __init__(
-        self, id: str, slots: int = 8, vectorization: str = "sync", stall_s: float = 30.0, **make_kwargs: Any
+        self,
+        id: str,
+        slots: int = 8,
+        vectorization: str = "sync",
+        stall_s: float = 30.0,
+        as_text: bool = False,
+        **make_kwargs: Any,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots is {slots}; episodes need at least 1")
@@ -37,7 +43,7 @@ class GymnasiumEnvironments:
                 f"vectorization is {vectorization!r}; write sync (one process) or async (one for each slot)"
             )
         self._id, self._slots, self._vectorization, self._stall_s = id, slots, vectorization, stall_s
-        self._make_kwargs = make_kwargs
+        self._as_text, self._make_kwargs = as_text, make_kwargs
         self._vector: VectorSlots | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")  # simulators may be bound to a thread
         self._free: asyncio.Queue[int] = asyncio.Queue()
@@ -55,7 +61,7 @@ class GymnasiumEnvironments:
             raise RuntimeError("the environments were closed; open episodes before that")
         if self._work is None:
             self._work = asyncio.create_task(self._serve())
-        environment = GymnasiumEnvironment(slot, self._fitted, self._changed, self._release)
+        environment = GymnasiumEnvironment(slot, self._fitted, self._told, self._changed, self._release)
         self._open.add(environment)
         return environment
 
@@ -127,6 +133,14 @@ class GymnasiumEnvironments:
         for each in environments:
             each.tell(asked[each.slot], shown[each.slot])
 
+    def _told(self, shown: Observation) -> Observation:
+        """An observation as agents see it."""
+        if not self._as_text:
+            return shown
+        from roost.rollout.environments.gymnasium_text import text_of
+
+        return replace(shown, content=text_of(shown.content))
+
     def _made_vector(self) -> VectorSlots:
         try:
             from roost.rollout.environments.gymnasium_slots import VectorSlots
@@ -135,7 +149,7 @@ class GymnasiumEnvironments:
         return VectorSlots(self._id, self._slots, self._vectorization, self._make_kwargs)
 
     def _fitted(self, action: Any) -> Any:
-        from roost.rollout.environments.gymnasium_slots import fitted
+        from roost.rollout.environments.gymnasium_text import fitted
 
         return action if self._vector is None else fitted(self._vector.action_space, action)
 
@@ -167,13 +181,14 @@ class GymnasiumEnvironment:
         self,
         slot: int,
         fitted: Callable[[Any], Any],
+        told: Callable[[Observation], Observation],
         changed: asyncio.Event,
         release: Callable[[GymnasiumEnvironment], None],
     ) -> None:
         self.slot = slot
         self.is_under_way = False  # it was reset and is not over, so that an action of it is waited for
         self.is_stalled = False
-        self._fitted, self._changed, self._release = fitted, changed, release
+        self._fitted, self._told, self._changed, self._release = fitted, told, changed, release
         self._ask: Ask | None = None
         self._is_taken = False  # the ask is being answered
         self._lost: Exception | None = None
@@ -184,7 +199,7 @@ class GymnasiumEnvironment:
         if seed is not None and seed < 0:
             raise ValueError(f"the seed is {seed}; gymnasium takes none below 0")
         self._lost, self._return, self.is_under_way = None, 0.0, False
-        return await self._asked(RESET, (seed, task.data.get("options")))
+        return self._told(await self._asked(RESET, (seed, task.data.get("options"))))
 
     async def step(self, action: Any) -> Observation:
         if self._lost is not None:
@@ -193,7 +208,7 @@ class GymnasiumEnvironment:
             raise RuntimeError("the episode is over, or has not begun; reset it before the next step")
         shown = await self._asked(STEP, self._fitted(action))
         self._return += shown.reward
-        return shown
+        return self._told(shown)
 
     async def score(self) -> float:
         """The sum of rewards so far."""

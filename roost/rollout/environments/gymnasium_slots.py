@@ -44,6 +44,8 @@ class VectorSlots:
         vector_kwargs: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}
         if vectorization == "async":
             vector_kwargs["context"] = "forkserver"  # this process has threads, and a fork would copy their locks
+            # In shared memory gymnasium loses what has no fixed size: a text is for ever what it was at first.
+            vector_kwargs["shared_memory"] = False
         self._vector: VectorEnv[Any, Any, Any] = gymnasium.make_vec(
             id, slots, vectorization, vector_kwargs=vector_kwargs, wrappers=[Holding], **make_kwargs
         )
@@ -95,19 +97,6 @@ class VectorSlots:
         mask = np.zeros(self._slots, np.bool_)
         mask[list(slots)] = True
         return mask
-
-
-def fitted(space: gymnasium.Space[Any], action: Any) -> Any:
-    """The action as the space has it; one that does not belong to it is refused before it reaches the others.
-
-    >>> fitted(gymnasium.spaces.Box(-1, 1, (2,)), [0, 0.5])
-    array([0. , 0.5], dtype=float32)
-    """
-    if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary):
-        action = np.asarray(action, space.dtype)
-    if not space.contains(action):
-        raise ValueError(f"{action!r} is no action of {space}")
-    return action
 
 
 def slot_info(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:

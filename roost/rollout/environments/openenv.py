@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from roost.rollout.environments.environment import Observation
 from roost.rollout.scenario import Task
@@ -147,8 +149,15 @@ class _Session:
         try:
             from websockets.asyncio.client import connect
         except ImportError as error:
-            raise ImportError(f"{error}; install it: pip install 'websockets>=13'") from error
-        connection = await connect(url, additional_headers=headers, max_size=LARGEST_MESSAGE, open_timeout=open_limit_s)
+            raise ImportError(f"{error}; install it: pip install 'websockets>=15'") from error
+        connection = await connect(
+            url,
+            additional_headers=headers,
+            max_size=LARGEST_MESSAGE,
+            open_timeout=open_limit_s,
+            ping_interval=None,  # a server that is busy with a step answers no pings, and steps have a limit of their own
+            proxy=None if is_loopback(url) else True,  # what is set for the world outside is not for this machine
+        )
         session = cls(url, connection, answer_limit_s)
         try:
             await session.ask("state")  # a server that has no session left says so only now
@@ -183,6 +192,8 @@ class _Session:
         return found
 
     async def end(self) -> None:
+        with contextlib.suppress(Exception):  # a server that is gone has no session of ours any more
+            await self._connection.send(json.dumps({"type": "close"}))
         await self._connection.close()
 
     async def _answered(self, message: Mapping[str, Any]) -> str | bytes:
@@ -206,3 +217,16 @@ def websocket_url(base_url: str) -> str:
     if scheme not in ("http", "https", "ws", "wss"):
         raise ValueError(f"base_url is {base_url!r}; write http://, https://, ws:// or wss://")
     return f"{scheme.replace('http', 'ws')}://{rest}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is one of this machine alone.
+
+    >>> is_loopback("ws://127.0.0.1:8000/ws"), is_loopback("ws://localhost/ws"), is_loopback("ws://10.0.0.1/ws")
+    (True, True, False)
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

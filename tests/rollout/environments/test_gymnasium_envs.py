@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from roost.rollout.environments.gymnasium_envs import GymnasiumEnvironments
+from roost.rollout.environments.gymnasium_text import fitted, text_of
 from roost.rollout.scenario import Task
 from tests.rollout.script import others_running, ran, settled
 
@@ -35,11 +36,40 @@ class Fragile(gymnasium.Env):
         return np.array([self._count], np.float32)
 
 
+class Spelled(gymnasium.Env):
+    """Shows parts of every kind, drawn from its seed; what is done is in its info."""
+
+    observation_space = gymnasium.spaces.Dict(
+        at=gymnasium.spaces.Box(-1, 1, (2,)),
+        door=gymnasium.spaces.Discrete(4),
+        note=gymnasium.spaces.Text(9),
+        pair=gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(2), gymnasium.spaces.MultiBinary(2))),
+    )
+    action_space = gymnasium.spaces.Dict(go=gymnasium.spaces.Discrete(3), by=gymnasium.spaces.Box(0, 1, (1,)))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._shown(), {}
+
+    def step(self, action):
+        self._steps += 1
+        return self._shown(), 1.0, self._steps == 3, self._steps == 2, {"done": repr(action)}
+
+    def _shown(self):
+        drawn = int(self.np_random.integers(4))
+        pair = (drawn % 2, np.array([1, drawn // 2], np.int8))
+        at = np.array([0.25, -drawn / 4], np.float32)
+        return {"at": at, "door": drawn, "note": f"n{drawn}{self._steps}", "pair": pair}
+
+
 @pytest.fixture(scope="module", autouse=True)
-def fragile():
+def worlds():
     gymnasium.register("Fragile-v0", Fragile)
+    gymnasium.register("Spelled-v0", Spelled)
     yield
     gymnasium.registry.pop("Fragile-v0")
+    gymnasium.registry.pop("Spelled-v0")
 
 
 def alone(seed, actions):
@@ -247,3 +277,89 @@ def test_closing_ends_what_waits():
 
     told, running = ran(run())
     assert all("were closed" in each for each in told) and running == set()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium's, that a text is no array
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_whatever_a_space_is_made_of_is_shown_as_the_world_shows_it(vectorization):
+    async def run():
+        environments = GymnasiumEnvironments("Spelled-v0", 2, vectorization, stall_s=LONG_S)
+        try:
+            one, same = await environments.open(), await environments.open()
+            begun = [await each.reset(TASK, 7) for each in (one, same)]
+            stepped = await asyncio.gather(one.step({"go": 2, "by": [0.5]}), same.step('{"go": 2, "by": [0.5]}'))
+            again = await one.reset(TASK, 7)
+            return [*begun, again], stepped
+        finally:
+            await environments.close()
+
+    begun, stepped = ran(run())
+    world = Spelled()
+    first, _ = world.reset(seed=7)
+    second, *_ = world.step(None)
+    assert [repr(each.content) for each in begun] == [repr(begun[0].content)] * 3, "all episodes of a seed begin alike"
+    for seen, wanted in ((begun[0], first), (stepped[0], second), (stepped[1], second)):
+        assert (seen.content["note"], seen.content["door"]) == (wanted["note"], wanted["door"])
+        assert np.array_equal(seen.content["at"], wanted["at"])
+        assert np.array_equal(np.hstack(seen.content["pair"]), np.hstack(wanted["pair"]))
+    assert stepped[0].info["done"] == stepped[1].info["done"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_observations_are_told_as_text_where_that_is_asked_for():
+    async def run():
+        environments = GymnasiumEnvironments("Spelled-v0", 1, as_text=True)
+        environment = await environments.open()
+        begun, stepped = await environment.reset(TASK, 7), await environment.step('{"go": 0, "by": [0.5]}')
+        await environments.close()
+        return begun.content, stepped.content
+
+    for text in ran(run()):
+        assert text.splitlines()[0].startswith("at: 0.25 ") and text.splitlines()[1].startswith("door: ")
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "done"),
+    [
+        pytest.param(gymnasium.spaces.Discrete(3), "2", 2, id="a choice"),
+        pytest.param(gymnasium.spaces.Discrete(3), " 2\n", 2, id="with spaces"),
+        pytest.param(gymnasium.spaces.Discrete(2, start=1), 2, 2, id="a number"),
+        pytest.param(gymnasium.spaces.Discrete(3), "3", None, id="a choice that is none"),
+        pytest.param(gymnasium.spaces.Discrete(3), "left", None, id="a word"),
+        pytest.param(gymnasium.spaces.Discrete(3), "1.5", None, id="half a choice"),
+        pytest.param(gymnasium.spaces.Box(-1, 1, (2,)), "0.5, -0.5", [0.5, -0.5], id="numbers"),
+        pytest.param(gymnasium.spaces.Box(-1, 1, (2,)), "0.5", None, id="too few"),
+        pytest.param(gymnasium.spaces.Box(-1, 1, (2,)), [0.5, 9.0], None, id="beyond the bounds"),
+        pytest.param(gymnasium.spaces.MultiDiscrete([2, 3]), "[1, 2]", [1, 2], id="JSON"),
+        pytest.param(gymnasium.spaces.Text(9), "12", "12", id="text is text"),
+        pytest.param(gymnasium.spaces.Dict(a=gymnasium.spaces.Discrete(2)), {"b": 1}, None, id="another part"),
+        pytest.param(gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(2),)), [1], (1,), id="a tuple"),
+        pytest.param(gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(2),)), 1, None, id="no tuple"),
+    ],
+)
+def test_actions_are_made_to_fit_or_refused(space, action, done):
+    if done is None:
+        with pytest.raises(ValueError, match="is no action of"):
+            fitted(space, action)
+    else:
+        found = fitted(space, action)
+        assert (found.tolist() if isinstance(found, np.ndarray) else found) == done
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        pytest.param(np.int64(3), "3", id="a choice"),
+        pytest.param(np.array([0.5, -2.0, 1 / 3]), "0.5 -2 0.3333", id="a row"),
+        pytest.param(np.eye(2), "1 0\n0 1", id="rows"),
+        pytest.param({"at": np.array([1]), "note": "go"}, "at: 1\nnote: go", id="a mapping"),
+        pytest.param((np.int64(1), "a key"), "1\na key", id="a tuple"),
+    ],
+)
+def test_observations_as_text(content, text):
+    assert text_of(content) == text
+
+
+def test_an_image_is_no_text():
+    with pytest.raises(ValueError, match="leave out as_text"):
+        text_of(np.zeros((2, 2, 3)))

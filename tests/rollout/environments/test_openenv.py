@@ -192,3 +192,17 @@ def test_the_whole_observation_and_the_state_can_be_had():
             return first.content, await environment.state()
 
     assert ran(run()) == ({"text": "below 100", "metadata": {}}, {"step_count": 1})
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "all_proxy"])
+def test_a_proxy_for_the_world_outside_is_not_asked_for_a_server_of_this_machine(variable, monkeypatch):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # where nobody listens
+
+    async def run():
+        async with opened() as environments:
+            return await played(environments, 4)
+
+    seen, *_ = ran(run())
+    assert seen[-1] == "right"
