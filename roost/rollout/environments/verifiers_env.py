@@ -155,14 +155,18 @@ class VerifiersEnvironment:
 
 
 def reward_of(episode: Any) -> float:
-    """The mean reward of the traces that were scored; a rollout that failed is an error, not a score."""
+    """The mean reward of the policy's traces that were scored; a rollout that failed is an error, not a score.
+
+    What an agent earned that does not learn, such as a judge, is not the policy's; a reward that is None was not given.
+    """
     if not episode.ok:
         errors = [*episode.errors, *(trace.last_error for trace in episode.traces if trace.last_error)]
         told = f"{errors[-1].type}: {errors[-1].message}" if errors else "it does not say why"
         raise RuntimeError(f"verifiers' rollout failed: {told}")
-    scored = [float(trace.reward) for trace in episode.traces if trace.rewards]
+    own = [trace for trace in episode.traces if trace.agent.trainable]
+    scored = [float(trace.reward) for trace in own if any(reward is not None for reward in trace.rewards.values())]
     if not scored:
-        raise RuntimeError(f"verifiers scored none of {len(episode.traces)} traces; its task needs a reward")
+        raise RuntimeError(f"verifiers scored none of {len(own)} traces of the policy; its task needs a reward")
     return sum(scored) / len(scored)
 
 

@@ -65,9 +65,13 @@ def episode(*traces, ok=True, errors=()):
     return SimpleNamespace(ok=ok, errors=list(errors), traces=list(traces))
 
 
-def trace(reward=0.0, is_scored=True, metrics=None, error=None):
+def trace(reward=0.0, is_scored=True, metrics=None, error=None, rewards=None, trainable=True):
     return SimpleNamespace(
-        reward=reward, rewards={"r": reward} if is_scored else {}, metrics=metrics or {}, last_error=error
+        reward=reward,
+        rewards=rewards or ({"r": reward} if is_scored else {}),
+        metrics=metrics or {},
+        last_error=error,
+        agent=SimpleNamespace(trainable=trainable),
     )
 
 
@@ -77,6 +81,8 @@ def trace(reward=0.0, is_scored=True, metrics=None, error=None):
         pytest.param(episode(trace(0.5)), 0.5, id="one trace"),
         pytest.param(episode(trace(1.0), trace(0.0)), 0.5, id="two traces"),
         pytest.param(episode(trace(1.0), trace(is_scored=False)), 1.0, id="a judge that is not scored"),
+        pytest.param(episode(trace(1.0), trace(rewards={"r": None})), 1.0, id="one whose scoring did not run"),
+        pytest.param(episode(trace(1.0), trace(0.0, trainable=False)), 1.0, id="a judge that does not learn"),
     ],
 )
 def test_the_reward_is_that_of_scored_traces(found, reward):
@@ -88,6 +94,8 @@ def test_the_reward_is_that_of_scored_traces(found, reward):
     [
         pytest.param(episode(), "scored none of 0 traces", id="no trace"),
         pytest.param(episode(trace(is_scored=False)), "scored none of 1 traces", id="nothing scored"),
+        pytest.param(episode(trace(rewards={"r": None})), "scored none of 1 traces", id="scoring did not run"),
+        pytest.param(episode(trace(1.0, trainable=False)), "none of 0 traces of the policy", id="only a judge"),
         pytest.param(
             episode(trace(error=SimpleNamespace(type="HarnessError", message="exit 1")), ok=False),
             "HarnessError: exit 1",
