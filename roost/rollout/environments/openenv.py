@@ -155,7 +155,7 @@ class _Session:
             additional_headers=headers,
             max_size=LARGEST_MESSAGE,
             open_timeout=open_limit_s,
-            ping_interval=None,  # a server that is busy with a step answers no pings, and steps have a limit of their own
+            ping_interval=None,  # a server that is busy with a step may answer none, and steps have a limit
             proxy=None if is_loopback(url) else True,  # what is set for the world outside is not for this machine
         )
         session = cls(url, connection, answer_limit_s)
