@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roost.rollout.bounded import GRACE_S
+from roost.rollout.environments.blocking import BlockingEnvironments, is_blocking
 from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.playing import told
 from roost.rollout.scenario import Scenario, Task
@@ -18,6 +20,7 @@ from roost.runtime.worker import Worker
 
 IDLE_S = 3600.0  # after which an environment that nobody calls belongs to nobody
 SWEEP_EVERY_S = 30.0
+CLOSE_LIMIT_S = 5.0  # for environments that are still open when the run is over
 
 
 class EnvironmentFailed(RuntimeError):
@@ -34,6 +37,8 @@ class EnvWorker(Worker):
         self._environments: Environments | None = None
         self._opening: dict[str, asyncio.Task[Environment]] = {}
         self._open: dict[str, Environment] = {}
+        self._given_up: set[str] = set()  # while they were being opened
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._used: dict[str, float] = {}  # when each was last called
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -68,34 +73,60 @@ class EnvWorker(Worker):
             return told(error), None
         finally:
             self._opening.pop(key, None)
+            is_given_up = key in self._given_up
+            self._given_up.discard(key)
         self._used[key] = time.monotonic()
+        if is_given_up:  # but it was open already
+            await self.call(key, "close")
         return "", None
 
     async def give_up(self, key: str) -> None:
         """Nobody will use this one: an episode that was cancelled while it waited must not keep a robot for ever."""
         if key in self._opening:
+            self._given_up.add(key)
             self._opening[key].cancel()
         elif key in self._open:
             await self.call(key, "close")
 
     async def call(self, key: str, method: str, *arguments: Any) -> tuple[str, Any]:
-        """What a method of an environment gives, or why it gives nothing."""
+        """What a method of an environment gives, or why it gives nothing.
+
+        An episode that was cancelled closes its environment while it is still at a step: that ends first, as calls of
+        an environment follow one another.
+        """
         environment = self._open.pop(key, None) if method == "close" else self._open.get(key)
         if environment is None:
             return "the environment is not open here", None
+        if method == "close":
+            self._used.pop(key, None)
+            await self._end_call(key)
+        call = self._under_way[key] = asyncio.create_task(_called(environment, method, arguments))
         try:
-            return "", await getattr(environment, method)(*arguments)
+            return "", await call
+        except asyncio.CancelledError:
+            return "the episode was cancelled", None
         except Exception as error:  # whatever a user's class raises
             return told(error), None
         finally:
-            self._used[key] = time.monotonic()
-            if method == "close":
-                del self._used[key]
+            if self._under_way.get(key) is call:
+                del self._under_way[key]
+            if key in self._used:
+                self._used[key] = time.monotonic()
+
+    async def _end_call(self, key: str) -> None:
+        """Cancel what is under way in an environment; what does not let itself be cancelled is left behind."""
+        call = self._under_way.pop(key, None)
+        if call is not None:
+            call.cancel()
+            await asyncio.wait([call], timeout=GRACE_S)
 
     async def finish(self) -> None:
         """The run is over: close everything, as robots must stand still then."""
-        for key in list(self._open):
-            await self.call(key, "close")
+        for opening in self._opening.values():
+            opening.cancel()
+        closing = [asyncio.ensure_future(self.call(key, "close")) for key in list(self._open)]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)  # one that hangs keeps none of the others
         if self._environments is not None:
             await self._environments.close()
             self._environments = None
@@ -105,8 +136,13 @@ class EnvWorker(Worker):
         while True:
             await asyncio.sleep(min(self._idle_s / 4, SWEEP_EVERY_S))
             now = time.monotonic()
-            for key in [key for key, used in self._used.items() if now - used > self._idle_s]:
+            idle = [key for key, used in self._used.items() if now - used > self._idle_s]
+            for key in [key for key in idle if key not in self._under_way]:
                 await self.call(key, "close")
+
+
+async def _called(environment: Environment, method: str, arguments: Sequence[Any]) -> Any:
+    return await getattr(environment, method)(*arguments)
 
 
 def import_from(paths: Sequence[str]) -> None:
@@ -115,14 +151,17 @@ def import_from(paths: Sequence[str]) -> None:
 
 
 def make_environments(config: Mapping[str, Any], hardware: Sequence[Mapping[str, Any]] = ()) -> Environments:
-    """What a config names by `_target_`; where there is declared hardware, also made with its configs."""
+    """What a config names by `_target_`; where there is declared hardware, also made with its configs.
+
+    A class of plain, blocking functions is called in threads.
+    """
     from hydra.utils import instantiate
 
     # Not through the config, where a `$` or a `???` in what was declared would mean something.
     more = {"hardware": [dict(each) for each in hardware]} if hardware else {}
     make = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)
     made: Environments = make(**more)
-    return made
+    return BlockingEnvironments(made) if is_blocking(made) else made
 
 
 class RemoteEnvironments:

@@ -1,0 +1,81 @@
+"""Environments that are written in plain, blocking code: each is called in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.scenario import Task
+
+
+def is_blocking(environments: Any) -> bool:
+    """Whether a class of environments has a plain `open`, so that all of its code is taken to block.
+
+    >>> class Plain:
+    ...     def open(self): ...
+    >>> is_blocking(Plain())
+    True
+    """
+    return not inspect.iscoroutinefunction(environments.open)
+
+
+class BlockingEnvironments:
+    """Environments whose calls are plain functions: the event loop, and the episodes in it, go on meanwhile."""
+
+    def __init__(self, environments: Any) -> None:
+        self._environments = environments
+
+    async def prepare(self) -> None:
+        """Where they have something to look for before anything begins."""
+        await asyncio.to_thread(getattr(self._environments, "prepare", lambda: None))
+
+    async def open(self) -> Environment:
+        """One for an episode; `open` may block while all are taken."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        opening = thread.submit(self._environments.open)
+        try:
+            return BlockingEnvironment(await asyncio.shield(asyncio.wrap_future(opening)), thread)
+        except asyncio.CancelledError:
+            # It may come all the same, and then nobody is there to give it back.
+            thread.submit(lambda: opening.exception() or opening.result().close())
+            thread.shutdown(wait=False)
+            raise
+        except Exception:
+            thread.shutdown(wait=False)
+            raise
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._environments.close)
+
+
+class BlockingEnvironment:
+    """One of them. Calls follow one another also where an episode was cancelled: what it began is waited for."""
+
+    def __init__(self, environment: Any, thread: ThreadPoolExecutor) -> None:
+        self._environment, self._thread = environment, thread
+
+    async def reset(self, task: Task, seed: int | None = None) -> Observation:
+        seen: Observation = await self._called(self._environment.reset, task, seed)
+        return seen
+
+    async def step(self, action: Any) -> Observation:
+        seen: Observation = await self._called(self._environment.step, action)
+        return seen
+
+    async def score(self) -> float:
+        return float(await self._called(self._environment.score))
+
+    async def close(self) -> None:
+        try:
+            await self._called(self._environment.close)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        # Shielded, as a call that has not begun would otherwise be dropped: `close` has to come in any case.
+        call = self._thread.submit(method, *arguments)
+        return await asyncio.shield(asyncio.wrap_future(call))
