@@ -17,8 +17,8 @@ def completion(token_ids, version=0, finish=Finish.STOP):
 class Script:
     """A scenario: `plays(number, episode, attempt)` is awaited, and gives the reward."""
 
-    def __init__(self, plays, size=1000):
-        self._plays, self._size = plays, size
+    def __init__(self, plays, size=1000, goes_on=False):
+        self._plays, self._size, self._goes_on = plays, size, goes_on
         self.version = 0  # of the engines
 
     def size(self, split):
@@ -29,7 +29,10 @@ class Script:
 
     async def play(self, task, transcript):
         transcript.give([7])
-        return Score(await self._plays(*await transcript.take()))
+        reward = await self._plays(*await transcript.take())
+        if self._goes_on:
+            transcript.branch().give([8, 9])
+        return Score(reward, goes_on=self._goes_on)
 
     def player(self, settings):
         return LocalPlayer(self, self.open_draw, settings.episode_limit_s)

@@ -40,6 +40,7 @@ class Model:
 
     async def values(self, samples):
         self._events.append(f"{self._name} values")
+        self.valued = [sample.token_ids.tolist() for sample in samples]
         return [np.zeros(len(sample), np.float32) for sample in samples]
 
     async def learn(self, samples, totals):
@@ -97,12 +98,13 @@ class Run:
     has_inference: bool = False
     stops_after: int = 10**6
     plays: object = None
+    goes_on: bool = False
     events: list = field(default_factory=list)
     told: list = field(default_factory=list)
     after: list = field(default_factory=list)
 
     async def go(self):
-        self.scenario = Script(self._play)
+        self.scenario = Script(self._play, goes_on=self.goes_on)
         self.scenario.version = self.state.version
         self.policy, self.critic = Model("policy", self.events), Model("critic", self.events)
         models = Models(
@@ -429,6 +431,15 @@ def test_who_scores(case, scored):
 def test_whoever_scores_gets_the_new_policy(decision, order):
     run = trained(settings_of(), decision, has_inference=True)
     assert order_of(run, "version 1", "policy gives inference its weights", "offload") == order
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(goes_on):
+    settings = settings_of(advantage=AdvantageSettings(Estimator.GAE))
+    run = trained(settings, has_critic=True, goes_on=goes_on)
+    assert [ids[:1] for ids in run.critic.valued[:4]] == [[7]] * 4
+    assert [ids[:2] for ids in run.critic.valued[4:]] == ([[8, 9]] * 4 if goes_on else [])
+    assert sum(map(len, run.critic.learnt)) == 4, "what is only asked for its value is not learnt from"
 
 
 def test_a_critic_learns_from_the_same_samples():
