@@ -56,7 +56,7 @@ class RobotDriver(Protocol):
         ...
 
     def stop(self) -> None:
-        """Stand still at once. Called from any thread, at any time, also twice, and whatever else is under way."""
+        """Stand still at once, whatever it does. Called from any thread, from when `connect` began, also twice."""
         ...
 
     def close(self) -> None:

@@ -57,17 +57,22 @@ class RobotThread:
         return await self._call(work)
 
     async def stop(self) -> None:
-        """Stand still. A call that is still under way, as of an episode that was cancelled, may move it once more."""
-        await self._stop_at_once()
+        """Stand still. A call that is still under way, as of an episode that was cancelled, may move it once more.
+
+        One that is not connected was never begun with, or was stopped when it failed.
+        """
+        if self._is_connected or self._is_busy():
+            await self._stop_at_once()
         if self._is_busy():
             self._last = self._calls.submit(self._stop_quietly)
 
     async def end(self) -> None:
         """Stop it, and give the connection back."""
         try:
-            await self._stop_at_once()
+            await self.stop()
         finally:
-            self._calls.submit(self._abandon)
+            if self._is_connected:
+                self._calls.submit(self._abandon)
             for thread in (self._calls, self._stops):
                 thread.shutdown(wait=False)
 
@@ -75,12 +80,13 @@ class RobotThread:
         """What a call of the driver gives. One that fails, or takes too long, is the last of its connection."""
         if not await self._is_free():
             raise RuntimeError(f"the robot {dict(self.config)} still hangs in a call; look after it, then start again")
-        call = self._last = self._calls.submit(self._made, work)
+        call = self._calls.submit(self._made, work)
+        self._last = call
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(call)), self._limit_s)
         except TimeoutError:
-            if call.done():
-                raise  # the driver's own
+            if call.done():  # the driver's own, or just in time
+                return call.result()
         self._last = self._calls.submit(self._abandon)  # once it comes back
         with contextlib.suppress(Exception):  # what went wrong first is what is told
             await self._stop_at_once()
@@ -101,7 +107,7 @@ class RobotThread:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(stopping)), self._limit_s)
         except TimeoutError:
             if stopping.done():
-                raise  # the driver's own
+                return stopping.result()
             raise TimeoutError(f"the robot {dict(self.config)} did not stop within {self._limit_s:g} s") from None
 
     # In the robot's thread ----------------------------------------------------------------------------------------
