@@ -34,13 +34,24 @@ def located(target: str) -> Any:
     found: Any = _imported(target, parts[0], parts[0], [module.name for module in pkgutil.iter_modules()])
     for count, part in enumerate(parts[1:], start=2):
         name = ".".join(parts[:count])
-        if not isinstance(found, ModuleType) or hasattr(found, part):
-            if not hasattr(found, part):
-                raise NotLocated(target, f"{'.'.join(parts[: count - 1])} has no {part}", part, _public(found))
-            found = getattr(found, part)
+        inside = _attribute(target, found, name, part)
+        if inside is not None or not isinstance(found, ModuleType):
+            found = inside
         else:
             found = _imported(target, name, part, _public(found))
     return found
+
+
+def _attribute(target: str, found: Any, name: str, part: str) -> Any:
+    """What has this name in a module or class; None where a module may still have a module of that name."""
+    try:
+        return getattr(found, part)
+    except AttributeError:
+        if isinstance(found, ModuleType):
+            return None
+        raise NotLocated(target, f"{name.rpartition('.')[0]} has no {part}", part, _public(found)) from None
+    except Exception as error:  # a package that imports what it lists when it is asked for
+        raise NotLocated(target, f"importing {name} raises {type(error).__name__}: {error}") from error
 
 
 def _imported(target: str, name: str, part: str, known: Iterable[str]) -> ModuleType:
@@ -52,11 +63,12 @@ def _imported(target: str, name: str, part: str, known: Iterable[str]) -> Module
             why = f"{package} has no {part}" if package else f"there is no module {name}"
             raise NotLocated(target, why, part, known) from error
         raise NotLocated(target, f"{name} imports {error.name}, which is not installed") from error
-    except Exception as error:  # whatever a user's module raises
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
         raise NotLocated(target, f"importing {name} raises {type(error).__name__}: {error}") from error
 
 
 def _public(found: Any) -> list[str]:
-    """The names that there are in a module, a package or a class."""
-    names = [name for name in dir(found) if not name.startswith("_")]
-    return names + [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
+    """The names that there are in a module, a package or a class; also those that it only promises."""
+    names = [*dir(found), *getattr(found, "__all__", ())]
+    names += [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]

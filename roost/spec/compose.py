@@ -184,7 +184,8 @@ def _positions(
         part = read_yaml(file, Findings()) if file else None
         prefix = tuple(package.split(".")) if package else ()
         if part:
-            positions |= {prefix + path: position for path, position in part.positions.items()}
+            whole: dict[KeyPath, Position] = {prefix: (part.file, None, None)} if prefix else {}
+            positions |= whole | {prefix + path: position for path, position in part.positions.items()}
     for override in overrides:
         key = override.split("=", 1)[0].lstrip("+~").split("@")[0]
         replaced: KeyPath = tuple(key.replace("/", ".").split("."))

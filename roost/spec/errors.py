@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millions
@@ -32,6 +32,22 @@ class Where:
     line: int | None = None
     column: int | None = None
     path: tuple[str | int, ...] = ()
+    # Where each key of the config stands, as far as that is known; no part of what the place is.
+    positions: Mapping[tuple[str | int, ...], tuple[str | None, int | None, int | None]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def under(self, *keys: str | int) -> Where:
+        """The place of a key inside this one: its own line where that is known, else the nearest around it.
+
+        >>> print(Where("job.yaml", 3, 1, ("actor",), {("actor", "model"): ("model.yaml", 7, 3)}).under("model", "tp"))
+        model.yaml:7:3 actor.model.tp
+        """
+        path = (*self.path, *keys)
+        for length in range(len(path), len(self.path), -1):
+            if path[:length] in self.positions:
+                return Where(*self.positions[path[:length]], path, self.positions)
+        return replace(self, path=path)
 
     @property
     def order(self) -> tuple[str, int, int]:

@@ -31,11 +31,8 @@ class Source:
 
     def where(self, path: KeyPath = ()) -> Where:
         """The place of a key, or of its nearest enclosing key that has one (aliases and overrides have none)."""
-        for length in range(len(path), -1, -1):
-            position = self.positions.get(path[:length])
-            if position is not None:
-                return Where(*position, path)
-        return Where(self.file, path=path)
+        whole = self.positions.get((), (self.file, None, None))
+        return Where(*whole, (), self.positions).under(*path)
 
 
 def read_yaml(file: Path, findings: Findings) -> Source | None:

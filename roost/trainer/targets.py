@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from roost.rollout.check_target import check_target
+from roost.rollout.parts import SCENARIO
 from roost.rollout.scenario import Scenario, Split
 from roost.spec.errors import Findings, Where
-
-NEEDED = ("size", "task", "play")
 
 
 def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings) -> Scenario | None:
     """The scenario of a run: its class is called with the config's other keys and `tokenizer`."""
-    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
+    if not check_target(task, where, SCENARIO, findings):
+        return None
     try:
         # What is nested in it is the scenario's to make: an agent for each episode, environments perhaps elsewhere.
         made = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)(tokenizer=tokenizer)
-    except InstantiationException as error:
-        why = " ".join(str(error.__cause__ or error).split())
-        fix = "name a class in a file of this folder, or of one in PYTHONPATH, as module.Class"
-        findings.error(where, f"{task['_target_']} cannot be made", why, fix)
-        return None
     except Exception as error:  # whatever a user's class raises
-        fix = "give it the keys that its constructor has; it must also take tokenizer"
-        findings.error(
-            where, f"{task['_target_']} cannot be made from these keys", f"{type(error).__name__}: {error}", fix
-        )
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        fix = "mend the keys that it tells of"
+        findings.error(where, f"{task['_target_']} cannot be made from these keys", why, fix)
         return None
-    missing = [name for name in NEEDED if not callable(getattr(made, name, None))]
-    if missing:
-        findings.error(
-            where,
-            f"{task['_target_']} is no scenario",
-            f"it has no {', '.join(missing)}",
-            "see roost.rollout.scenario.Scenario",
-        )
+    if not check_target(made, where, SCENARIO, findings):  # a function may give anything
         return None
-    _check_agent(made, task, where, findings)
     wrong = _wrong_size(made)
     if wrong:
         fix = "give a whole number, 1 or more"
@@ -48,18 +34,6 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         return None
     scenario: Scenario = made
     return scenario
-
-
-def _check_agent(made: Any, task: Mapping[str, Any], where: Where, findings: Findings) -> None:
-    """Agents are made for each episode: what is wrong with their keys is better known before."""
-    path = getattr(made, "agent_path", ())
-    agent: Any = task
-    for key in path:
-        agent = agent.get(key) if isinstance(agent, Mapping) else None
-    if path and isinstance(agent, Mapping):
-        from roost.rollout.agents.check import check_agent
-
-        check_agent(agent, replace(where, path=(*where.path, *path)), findings)
 
 
 def load_scenario(task: Mapping[str, Any], model: str) -> Scenario:

@@ -9,6 +9,7 @@ from typing import Any
 from roost.rollout.agents.agent import Agent
 from roost.rollout.agents.appworld_agent import AppworldAdapter
 from roost.rollout.agents.recording import Recorder
+from roost.rollout.check_target import own_keys
 from roost.rollout.located import located
 from roost.rollout.scenario import Task
 
@@ -21,21 +22,12 @@ def make_agent(config: Mapping[str, Any], task: Task, recorder: Recorder) -> Age
     One that takes `recorder` gets it; one of the AppWorld contract also gets `llm`, when it begins.
     """
     make = located(config["_target_"])
-    keys = agent_keys(config)
+    keys = own_keys(config)
     if is_appworld_agent(make):
         return AppworldAdapter(make, keys, task)
     given = {RECORDER: recorder} if RECORDER in parameters_of(make) else {}
     agent: Agent = make(task=task, **given, **keys)
     return agent
-
-
-def agent_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config gives to the class that it names.
-
-    >>> agent_keys({"_target_": "my.Agent", "_recursive_": False, "hint": "be quick"})
-    {'hint': 'be quick'}
-    """
-    return {key: value for key, value in config.items() if not (key.startswith("_") and key.endswith("_"))}
 
 
 def is_appworld_agent(make: Any) -> bool:

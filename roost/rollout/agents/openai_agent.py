@@ -10,9 +10,13 @@ from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, StartedEnvironment, in_thread
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import RecordedEpisode, Recorder
+from roost.rollout.check_target import Call, Kind, check_call, find_callable
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.located import located
 from roost.rollout.scenario import Task
+from roost.spec.errors import Findings, Where, shown
+
+PROGRAM = Kind((), given=("base_url", "api_key", "model", "task", "environment"))
 
 
 class OpenAIAgent:
@@ -33,6 +37,25 @@ class OpenAIAgent:
     def __init__(self, task: Task, recorder: Recorder, run: str, arguments: Mapping[str, Any] | None = None) -> None:
         self._task, self._recorder, self._arguments = task, recorder, dict(arguments or {})
         self._run = located(run)
+
+    @staticmethod
+    def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
+        """Find a function that is not there, and arguments that it does not take or misses."""
+        written, arguments = config.get("run"), config.get("arguments") or {}
+        if "run" not in config:
+            return
+        place = where.under("run")
+        if not isinstance(written, str) or not written:
+            findings.error(place, "names no function", f"it is {shown(written)}", "write run: my_module.my_function")
+            return
+        run = find_callable(written, place, "a function", findings)
+        if run is None:
+            return
+        if not isinstance(arguments, Mapping):
+            fix = "write them as name: value"
+            findings.error(where.under("arguments"), "is no mapping of arguments", f"it is {shown(arguments)}", fix)
+            return
+        check_call(Call("program", written, place), run, PROGRAM, arguments, where.under("arguments"), findings)
 
     async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         """Until the function returns, or raises because its turns are used up."""

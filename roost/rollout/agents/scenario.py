@@ -13,7 +13,9 @@ from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.agents.making import make_agent
 from roost.rollout.agents.recording import Recorder
+from roost.rollout.check_target import Part
 from roost.rollout.environments.environment import Environment, Environments
+from roost.rollout.parts import AGENT, ENVIRONMENT, TASKS
 from roost.rollout.scenario import Score, Split, Task
 from roost.rollout.transcript import Transcript
 
@@ -38,7 +40,11 @@ class AgentScenario:
     `ChatFormat` for `keeps_reasoning`.
     """
 
-    agent_path: ClassVar[tuple[str, ...]] = ("agent",)  # of the agent's config in that of the scenario
+    config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {
+        ("agent",): AGENT,
+        ("tasks",): TASKS,
+        ("environment",): ENVIRONMENT,
+    }
 
     def __init__(
         self,

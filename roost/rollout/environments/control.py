@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from roost.rollout.check_target import Part
 from roost.rollout.environments.control_tokens import END, Actions, ControlTokens, ObservationBins, vocabulary
 from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.parts import ENVIRONMENT
 from roost.rollout.scenario import Score, Split, Task
 from roost.rollout.transcript import Transcript
 
@@ -42,6 +44,8 @@ class ControlScenario:
     `high`, or `mean` and `deviation`. Actions are a number of choices, or with `action_low` and `action_high`, so many
     values between those.
     """
+
+    config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {("environment",): ENVIRONMENT}
 
     def __init__(
         self,

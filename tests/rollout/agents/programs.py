@@ -29,6 +29,14 @@ def fail(base_url, api_key, model, task, environment):
     raise LookupError("mine")
 
 
+def needy(base_url, api_key, model, task, environment, prefix):
+    pass
+
+
+def worldless(base_url, api_key, model, task):
+    pass
+
+
 class Guesser:
     """An agent of Roost's own protocol; each turn of it is a step."""
 

@@ -104,7 +104,9 @@ def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, written, tol
     (folder / "appworld" / "agent" / "my_agent.yaml").write_text(written)
     done = train(folder, CHOOSES)
     assert done.returncode == 1
-    assert told in done.stdout + done.stderr and not (folder / "runs" / "run").exists()
+    said = done.stdout + done.stderr
+    assert told in said and str(folder / "appworld" / "agent" / "my_agent.yaml") in said
+    assert not (folder / "runs" / "run").exists()
 
 
 @pytest.mark.long

@@ -1,0 +1,171 @@
+"""What is wrong with a section that names a class by `_target_`, found before anything is made or launched."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.rollout.located import NotLocated, located
+from roost.spec.errors import Findings, Where, did_you_mean, shown
+
+TARGET, ARGUMENTS = "_target_", "_args_"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of class that will do: its methods, and the keys that Roost makes one with."""
+
+    methods: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()  # given to a class that takes them
+    perhaps: tuple[str, ...] = ()  # given where there is something to give; users may set them, too
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a section must name; `example` is a class of Roost's that can be written there."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    example: str
+    protocol: str  # what says how one is written
+
+
+def check_target(config: Any, where: Where, part: Part, findings: Findings) -> bool:
+    """Whether a section can be made into what it must be, as far as this is seen without making it.
+
+    A class may say more about its keys: in `config_parts`, by their places, which of them name classes in their turn;
+    and in `check_config(config, where, findings)`, whatever else can be known before.
+
+    >>> part = Part("clock", (Kind(("strftime",)),), "datetime.time", "see datetime")
+    >>> findings = Findings()
+    >>> check_target({"_target_": "datetime.tiem"}, Where(path=("clock",)), part, findings)
+    False
+    >>> print(*findings.found)
+    error: clock._target_: datetime.tiem is not found
+      why: datetime has no tiem
+      fix: did you mean time?
+    """
+    before = findings.num_errors
+    target = _target(config, where, part, findings)
+    if target is None:
+        return findings.num_errors == before
+    kind = next((each for each in part.kinds if _lacks(target, each) == ()), None)
+    if kind is None:
+        why = " and ".join(f"it has no {', '.join(_lacks(target, each))}" for each in part.kinds)
+        findings.error(where.under(TARGET), f"{config[TARGET]} is no {part.name}", why, f"see {part.protocol}")
+        return False
+    if ARGUMENTS not in config:
+        check_call(
+            Call(part.name, config[TARGET], where.under(TARGET)), target, kind, own_keys(config), where, findings
+        )
+    for path, inner in getattr(target, "config_parts", {}).items():
+        named = _found(config, path)
+        if named is not None:
+            check_target(named, where.under(*path), inner, findings)
+    if hasattr(target, "check_config"):
+        target.check_config(config, where, findings)
+    return findings.num_errors == before
+
+
+def own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config gives to the class that it names.
+
+    >>> own_keys({"_target_": "my.Agent", "_recursive_": False, "hint": "be quick"})
+    {'hint': 'be quick'}
+    """
+    return {str(key): value for key, value in config.items() if not _is_for_hydra(str(key))}
+
+
+def _is_for_hydra(key: str) -> bool:
+    return key.startswith("_") and key.endswith("_")
+
+
+def _found(config: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+# The class ------------------------------------------------------------------------------------------------------------
+
+
+def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
+    """What `_target_` names; None where that is nothing, or where there is nothing to look for."""
+    if not isinstance(config, Mapping):
+        if any(_lacks(type(config), each) == () for each in part.kinds):
+            return None  # made already, by whoever calls from Python
+        fix = f"write _target_: {part.example} under it, or a class of your own"
+        findings.error(where, f"is no {part.name}", f"it is {shown(config)}", fix)
+        return None
+    written = config.get(TARGET)
+    if not isinstance(written, str) or not written:
+        hint = did_you_mean(TARGET, [str(key) for key in config if key != TARGET])
+        near = hint.removeprefix("did you mean ").removesuffix("?")
+        why = f"there is {near}" if near else "" if written is None else f"_target_ is {shown(written)}"
+        fix = f"write _target_: {part.example}, or a class of your own"
+        findings.error(where, f"the {part.name} has no class", why, fix)
+        return None
+    return find_callable(written, where.under(TARGET), "a class", findings)
+
+
+def find_callable(written: str, where: Where, what: str, findings: Findings) -> Any:
+    """What a dotted path names, if that can be called."""
+    try:
+        found = located(written)
+    except NotLocated as error:
+        fix = did_you_mean(error.part, error.known)
+        fix = fix or f"name {what} in a file of this folder, or of one in PYTHONPATH, as module.Name"
+        findings.error(where, f"{written} is not found", error.why, fix)
+        return None
+    if not callable(found):
+        findings.error(where, f"{written} is not {what}", f"it is {shown(found)}", f"name {what}")
+        return None
+    return found
+
+
+def _lacks(target: Any, kind: Kind) -> tuple[str, ...]:
+    """The methods that a class does not have; of a function nobody knows what it gives."""
+    if not isinstance(target, type):
+        return ()
+    return tuple(name for name in kind.methods if not callable(getattr(target, name, None)))
+
+
+# Its keys -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is called with the keys: what it is, its dotted path, and where that is written."""
+
+    what: str
+    written: str
+    where: Where
+
+
+def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    """Find keys that are missing, that Roost gives itself, and that are not taken; `where` is the place of the keys."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (ValueError, TypeError):  # some classes written in C tell nothing; making one will
+        return
+    named = {each.name: each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    why = f"every {call.what} is made with it"
+    for name in kind.given:
+        if name not in named and not takes_any:
+            findings.error(call.where, f"{call.written} does not take {name}", why, f"add {name} to its parameters")
+    given = {*kind.given, *(name for name in kind.offered if name in named)}
+    own = {name: each for name, each in named.items() if name not in given}
+    for name, parameter in own.items():
+        if parameter.default is parameter.empty and name not in keys and name not in kind.perhaps:
+            findings.error(where, f"{name} is missing", f"{call.written} has no default for it", f"add {name}: ...")
+    for key in keys:
+        if key in given:
+            findings.error(where.under(key), f"{key} cannot be set", why, "leave it out")
+        elif key not in own and not takes_any:
+            takes = f"it takes {', '.join(own)}" if own else "it takes no keys"
+            fix = did_you_mean(key, own) or "leave it out"
+            findings.error(where.under(key), f"{key} is not a key of {call.written}", takes, fix)
