@@ -30,6 +30,7 @@ from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
 from roost.trainer.surroundings import made_rewards
 from roost.trainer.targets import make_scenario
+from roost.trainer.tokenizers import class_name_of, load_tokenizer
 from roost.trainer.watching import Watching
 
 RESTARTS = 3  # without a step in between
@@ -86,11 +87,11 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
         _check_resumed(options.folder, job, say)
     else:
         RunFolder(options.folder).check_free()
-    scenario = _scenario(job, settings)
+    scenario, tokenizer_class = _scenario(job, settings)
     failures, furthest = 0, -1
     while True:
         try:
-            return _attempt(job, settings, scenario, options, say, open_view, show)
+            return _attempt(job, settings, scenario, tokenizer_class, options, say, open_view, show)
         except Broken as broken:
             done = _newest_state(options.folder, job).step
             failures = 1 if done > furthest else failures + 1
@@ -105,6 +106,7 @@ def _attempt(
     job: Job,
     settings: TrainSettings,
     scenario: Scenario,
+    tokenizer_class: str,
     options: RunOptions,
     say: Say,
     open_view: OpenView,
@@ -123,7 +125,8 @@ def _attempt(
             open_view(settings.steps, state.step) as live,
             contextlib.closing(open_metrics(run, options.metrics, live.note, state.step)) as sinks,
         ):
-            running = Running(cluster, plan, settings, scenario, run, state, Watching(run, sinks, live))
+            watching = Watching(run, sinks, live)
+            running = Running(cluster, plan, settings, scenario, tokenizer_class, run, state, watching)
             try:
                 asyncio.run(running.train())
             except (WorkerFailed, EngineError) as error:
@@ -131,14 +134,13 @@ def _attempt(
     return Outcome(run, running.state, running.was_stopped)
 
 
-def _scenario(job: Job, settings: TrainSettings) -> Scenario:
-    from transformers import AutoTokenizer
-
+def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, str]:
+    """The scenario of a job, and the class of the tokenizer that it was made with."""
     findings = Findings()
     check_engine_options(settings, job, findings)
     findings.raise_errors()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.learner.model)
+        tokenizer = load_tokenizer(settings.learner.model)
     except (OSError, ValueError) as error:
         raise ValueError(f"{settings.learner.model} has no tokenizer that can be loaded: {error}") from error
     scenario = make_scenario(settings.task, tokenizer, setting_place("task", job), findings)
@@ -146,7 +148,7 @@ def _scenario(job: Job, settings: TrainSettings) -> Scenario:
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
     made_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
-    return scenario
+    return scenario, class_name_of(tokenizer)
 
 
 def _check_disk(cluster: Cluster, folder: Path) -> None:

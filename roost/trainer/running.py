@@ -55,6 +55,7 @@ class Running:
         plan: Plan,
         settings: TrainSettings,
         scenario: Scenario,
+        tokenizer_class: str,
         run: RunFolder,
         state: TrainerState,
         watching: Watching,
@@ -62,7 +63,7 @@ class Running:
         self.state = state
         self.was_stopped = False
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, scenario
-        self._run, self._watching = run, watching
+        self._tokenizer_class, self._run, self._watching = tokenizer_class, run, watching
         self._layout = layout_of(plan, settings, has_gpus(cluster))
         has_critic = CRITIC in self._layout.scorers
         self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep, has_critic)
@@ -78,7 +79,8 @@ class Running:
         engines = EngineGroup.of(self._layout.engines, self._cluster)
         learners = learner_groups(self._plan, self._settings, self._layout)
         model = where_it_is(self._settings.learner.model)
-        around = surrounding_groups(self._plan, self._settings, model, tuple(filter(None, sys.path)))
+        paths = tuple(filter(None, sys.path))
+        around = surrounding_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
         self._watching.note(" and ".join(["starting learners", *around, "engines"]))
         specs = {**learners, **around, ROLLOUT: engines.workers()}
         options = {**launch_options(self._layout, learners), **restarting(around)}

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from roost.engines.fleet import Fleet
@@ -51,7 +52,9 @@ class Stages:
     evaluation: Stage
 
 
-def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: tuple[str, ...]) -> dict[str, GroupSpec]:
+def surrounding_groups(
+    plan: Plan, settings: TrainSettings, model: str, tokenizer_class: str, paths: tuple[str, ...]
+) -> dict[str, GroupSpec]:
     """The workers of agents, environments and rewards that the plan places."""
     placed = {part.name for part in plan.components}
     groups: dict[str, GroupSpec] = {}
@@ -59,7 +62,8 @@ def surrounding_groups(plan: Plan, settings: TrainSettings, model: str, paths: t
         groups[component] = RewardWorker.create_group(name, settings.rewards[name], paths)
     if AGENT in placed:
         limit = settings.collect.episode_limit_s
-        groups[AGENT] = AgentWorker.create_group(load_scenario, dict(settings.task), model, limit, paths)
+        make = partial(load_scenario, tokenizer_class=tokenizer_class)
+        groups[AGENT] = AgentWorker.create_group(make, dict(settings.task), model, limit, paths)
     if ENV in placed and isinstance(settings.task.get("environment"), Mapping):
         limit = settings.collect.episode_limit_s
         groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths, limit)

@@ -9,6 +9,7 @@ from roost.rollout.check_target import check_target
 from roost.rollout.parts import SCENARIO
 from roost.rollout.scenario import Scenario, Split
 from roost.spec.errors import Findings, Where
+from roost.trainer.tokenizers import load_tokenizer
 
 
 def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings) -> Scenario | None:
@@ -36,12 +37,10 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
     return scenario
 
 
-def load_scenario(task: Mapping[str, Any], model: str) -> Scenario:
+def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = "") -> Scenario:
     """The scenario of a run, in a process that has only the names; what is wrong with it was found before launch."""
-    from transformers import AutoTokenizer
-
     findings = Findings()
-    made = make_scenario(task, AutoTokenizer.from_pretrained(model), Where(), findings)
+    made = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings)
     findings.raise_errors()
     if made is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from roost.rollout.environments.environment import Observation
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import Play, PlayFailed
 from roost.rollout.scenario import Score, Task
+from roost.trainer.targets import load_scenario
+from roost.trainer.tokenizers import class_name_of, load_tokenizer
 from tests.rollout.script import completion
 
 LIMIT_S = 120
@@ -223,6 +227,53 @@ def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(st
         return [await player.play(asked(2, episode)) for episode in range(4)]
 
     assert [episode.score.reward for episode in stage.play(scenario)] == [1.0] * 4
+
+
+class Modest:
+    """Tells which of the large packages its process has imported."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def size(self, split):
+        return 1
+
+    def task(self, split, index):
+        return Task("")
+
+    async def play(self, task, transcript):
+        transcript.give(self._tokenizer("a b", add_special_tokens=False).input_ids)
+        await transcript.take()
+        return Score(0.0, " ".join(name for name in ("torch", "transformers") if name in sys.modules))
+
+
+def test_a_tokenizer_does_not_bring_torch_along(stage, cluster, tmp_path):
+    tokenizer = write_tokenizer(tmp_path)
+    make = partial(load_scenario, tokenizer_class=class_name_of(tokenizer))
+    target = {"_target_": "tests.rollout.live.test_agent_workers.Modest"}
+    group = AgentWorker.create_group(make, target, str(tmp_path), 60.0, [str(ROOT)]).launch(
+        cluster, NodePlacementStrategy([0]), "modest"
+    )
+
+    async def run():
+        gateway = Gateway()
+        gateway.serve("group", stage.open_draw)
+        async with gateway.serving() as contact:
+            agents = AgentGroup(group, contact)
+            await agents.prepare()
+            return await asyncio.wait_for(agents.player("group").play(Play(Task(""), 0, 0)), LIMIT_S)
+
+    assert asyncio.run(run()).score.shown == "transformers"
+
+
+def write_tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(folder)
+    return load_tokenizer(str(folder))
 
 
 @pytest.fixture(scope="module")
