@@ -54,6 +54,8 @@ class ChatFormat:
     def opening(self, messages: Messages, tools: Tools = None) -> Ids:
         """A conversation from its beginning, up to where the policy is to speak."""
         written = self._written(messages, tools)
+        if tools and written == self._written(messages, None):
+            raise TemplateRefused("the chat template does not show tools; tell of them in a message")
         self._expect_shown(messages, 0, written, tools)
         return self.ids(written)
 

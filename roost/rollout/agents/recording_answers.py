@@ -35,10 +35,10 @@ class ChatAnswer:
 
     def chunks(self, wants_usage: bool) -> Iterator[Json]:
         yield self._chunk({"role": "assistant", "content": ""})
-        if self._said.text:
-            yield self._chunk({"content": self._said.text}, logprobs=self._logprobs())
-        for index, call in enumerate(self._calls):
-            yield self._chunk({"tool_calls": [{"index": index, **call}]})
+        parts: list[Json] = [{"content": self._said.text}] if self._said.text else []
+        parts += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(self._calls)]
+        for number, part in enumerate(parts):
+            yield self._chunk(part, logprobs=None if number else self._logprobs())
         yield self._chunk({}, finish=self._finish)
         if wants_usage:
             yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage(self._reply)}

@@ -16,6 +16,7 @@ from roost.engines.torch_engine.http_errors import Refused, answer_errors, error
 from roost.rollout.agents.chat import RecordedReply, TurnUnderWay
 from roost.rollout.agents.recording import EpisodeOver, RecordedEpisode
 from roost.rollout.agents.recording_answers import ChatAnswer, Json, TextAnswer, sse
+from roost.rollout.agents.recording_rules import RequestRules
 
 if TYPE_CHECKING:
     from roost.rollout.agents.recording import Recorder
@@ -24,16 +25,17 @@ GONE = 410  # clients do not try again what is answered so
 
 
 class Asked(BaseModel):
-    """What all requests have. How tokens are drawn is the run's own matter; what else a request says is not read."""
+    """What all requests have; `RequestRules` says what becomes of other keys."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     n: int | None = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
 
-    def check(self) -> None:
+    def check(self, rules: RequestRules) -> None:
+        rules.check(self.model_extra or {})
         if self.n not in (None, 1):
             raise Refused(
                 f"n is {self.n}; an episode has one turn at a time, so ask for 1 and again for another", 400, "n"
@@ -51,6 +53,12 @@ class ChatAsked(Asked):
     tool_choice: Any = None
     logprobs: bool | None = False
 
+    def check(self, rules: RequestRules) -> None:
+        super().check(rules)
+        if self.tool_choice not in (None, "auto", "none"):
+            fix = "leave tool_choice out, or write auto or none"
+            raise Refused(f"a tool cannot be forced upon the policy; {fix}", 400, "tool_choice")
+
     @property
     def offered(self) -> list[dict[str, Any]] | None:
         """The tools that the policy is told of."""
@@ -61,6 +69,14 @@ class TextAsked(Asked):
     prompt: str | list[int] | list[str]
     echo: bool | None = False
     logprobs: int | None = None
+
+    def check(self, rules: RequestRules) -> None:
+        super().check(rules)
+        if self.echo:
+            raise Refused("echo is not offered; the prompt is known to whoever sent it", 400, "echo")
+        if (self.logprobs or 0) > 1:
+            fix = "only the tokens that were made have one: write 1"
+            raise Refused(f"logprobs is {self.logprobs}; {fix}", 400, "logprobs")
 
     @property
     def only_prompt(self) -> str | list[int]:
@@ -77,7 +93,7 @@ class TextAsked(Asked):
 
 def recording_app(recorder: Recorder) -> FastAPI:
     """The app; an episode's key is part of its address, so programs need nothing but a base URL."""
-    app = FastAPI(title="Roost's recording endpoint")
+    app, rules = FastAPI(title="Roost's recording endpoint"), RequestRules()
     answer_errors(app)
 
     @app.exception_handler(EpisodeOver)
@@ -101,7 +117,7 @@ def recording_app(recorder: Recorder) -> FastAPI:
     @app.post("/episodes/{key}/v1/chat/completions")
     async def chat_completions(key: str, asked: ChatAsked, request: Request) -> Response:
         episode = episode_of(key)
-        asked.check()
+        asked.check(rules)
         most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         work = episode.take(episode.policy.chat(asked.messages, most, asked.offered))
         reply = await _unless_gone(work, request)
@@ -111,9 +127,7 @@ def recording_app(recorder: Recorder) -> FastAPI:
     @app.post("/episodes/{key}/v1/completions")
     async def completions(key: str, asked: TextAsked, request: Request) -> Response:
         episode = episode_of(key)
-        asked.check()
-        if asked.echo:
-            raise Refused("echo is not offered; the prompt is known to whoever sent it", 400, "echo")
+        asked.check(rules)
         work = episode.take(episode.texts.complete(asked.only_prompt, asked.max_tokens))
         reply = await _unless_gone(work, request)
         return _response(asked, TextAnswer(recorder.model, episode.policy.format, reply, asked.logprobs is not None))
