@@ -16,8 +16,9 @@ PLAIN = (
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 NO_THOUGHT = re.compile(r"<think>\s*</think>\s*")
-USUAL_ROLES = ("system", "developer", "user", "assistant", "tool")
-IPYTHON = "ipython"  # what code printed; Llama's templates have a role for it
+USUAL_ROLES = ("system", "user", "assistant")
+# Roles that some templates know, and as what others are shown them: what code printed, and OpenAI's word for system.
+STAND_FOR = {"ipython": "user", "developer": "system"}
 
 
 class TemplateRefused(ValueError):
@@ -125,17 +126,22 @@ class ChatFormat:
 
     def _expect_shown(self, messages: Messages, start: int, written: str, tools: Tools) -> None:
         """Templates leave out messages of roles that they do not know, without a word."""
-        for index in range(start, len(messages)):
-            role = messages[index]["role"]
+        first_of = {messages[index]["role"]: index for index in reversed(range(start, len(messages)))}
+        for role, index in first_of.items():
             others = [*messages[:index], *messages[index + 1 :]]
-            if role not in USUAL_ROLES and others and self._written(others, tools) == written:
-                raise TemplateRefused(
-                    f"the chat template leaves out a message of the role {role}; write it as user or tool"
-                )
+            if role not in USUAL_ROLES and others and self._is_same(others, tools, written):
+                raise TemplateRefused(f"the chat template leaves out a message of the role {role}; write it as user")
+
+    def _is_same(self, messages: Messages, tools: Tools, written: str) -> bool:
+        try:
+            return self._written(messages, tools) == written
+        except TemplateRefused:  # as templates do where answers to calls are missing
+            return False
 
     def _known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        is_unknown = message["role"] == IPYTHON and IPYTHON not in str(self._template) and self._template != PLAIN
-        return {**message, "role": "user"} if is_unknown else dict(message)
+        role = message["role"]
+        is_unknown = role in STAND_FOR and role not in str(self._template) and self._template != PLAIN
+        return {**message, "role": STAND_FOR[role]} if is_unknown else dict(message)
 
 
 def _stand_ins(made: Sequence[int], real: str) -> dict[int, str]:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 
 import pytest
 
@@ -320,13 +321,46 @@ def test_stand_ins_are_not_taken_for_what_people_write():
     assert engine.shown[1] == whole(QWEN_TOKENIZER, messages)
 
 
-@pytest.mark.parametrize(("kind", "role"), [("qwen", "user"), ("llama", "ipython"), ("plain", "ipython")])
-def test_output_of_code_is_shown_under_a_role_that_the_template_has(kind, role):
+@pytest.mark.parametrize(
+    ("kind", "written", "shown"),
+    [
+        ("qwen", "ipython", "user"),
+        ("llama", "ipython", "ipython"),
+        ("plain", "ipython", "ipython"),
+        ("qwen", "developer", "system"),
+        ("plain", "developer", "developer"),
+    ],
+)
+def test_messages_are_shown_under_a_role_that_the_template_has(kind, written, shown):
     of = KINDS[kind]
     engine = Engine("one", of=of)
     policy, _ = talk(engine)
-    ran(policy.chat([user("x"), {"role": "ipython", "content": "printed"}]))
-    assert engine.shown[0] == whole(of, [user("x"), {"role": role, "content": "printed"}])
+    ran(policy.chat([user("x"), {"role": written, "content": "printed"}]))
+    assert engine.shown[0] == whole(of, [user("x"), {"role": shown, "content": "printed"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        pytest.param(
+            "{% for m in messages %}{% if m.role != 'tool' %}{{ m.role + m.content }}{% endif %}{% endfor %}",
+            "leaves out a message of the role tool",
+            id="left out",
+        ),
+        pytest.param(
+            "{% if messages[-1].role != 'tool' %}{{ raise_exception('no answer') }}{% endif %}"
+            "{% for m in messages %}{{ m.role + m.content }}{% endfor %}",
+            None,
+            id="needed",
+        ),
+    ],
+)
+def test_what_tools_answered_is_shown(template, told):
+    policy, _ = talk(Engine("one"))
+    policy.format._template = template
+    refused = pytest.raises(TemplateRefused, match=told) if told else contextlib.nullcontext()
+    with refused:
+        ran(policy.chat([user("x"), assistant("y"), tool("z")]))
 
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
