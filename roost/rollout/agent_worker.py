@@ -11,13 +11,15 @@ from typing import Any
 
 from roost.rollout.env_worker import RemoteEnvironments, import_from, play_in
 from roost.rollout.episode import Episode
+from roost.rollout.finishing import finish_workers
 from roost.rollout.gateway import Contact, GatewayDraws
-from roost.rollout.playing import LocalPlayer, Play, PlayFailed
+from roost.rollout.playing import LocalPlayer, Play, PlayFailed, close_scenario
 from roost.rollout.scenario import Scenario
 from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
 from roost.runtime.worker import Worker
 
+OVER = "the run is over"
 RESTART_S = 10.0  # that a worker that was lost is left alone, while there are others
 MakeScenario = Callable[[Mapping[str, Any], str], Scenario]  # from the config's task and the model that it names
 
@@ -36,10 +38,13 @@ class AgentWorker(Worker):
         self._contact: Contact | None = None
         self._preparing = asyncio.Lock()
         self._under_way: dict[str, asyncio.Task[Episode]] = {}
+        self._is_over = False
 
     async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
         """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
         async with self._preparing:  # many episodes may find at once that it was started again
+            if self._is_over:
+                return
             if self._scenario is None:
                 self._scenario = await asyncio.to_thread(self._make, self._task, self._model)
                 if environments is not None:
@@ -49,8 +54,10 @@ class AgentWorker(Worker):
                 if before is not None:
                     await before.close()
 
-    async def play(self, key: str, label: str, asked: Play) -> Episode | str | None:
+    async def play(self, key: str, label: str, asked: Play) -> Episode | PlayFailed | None:
         """The episode, or why there is none; None from one that was started again and is not prepared."""
+        if self._is_over:
+            return PlayFailed(OVER)
         if self._scenario is None or self._draws is None:
             return None
         player = LocalPlayer(self._scenario, self._draws.opener(label), self._limit_s)
@@ -59,9 +66,9 @@ class AgentWorker(Worker):
         try:
             return await playing
         except PlayFailed as error:
-            return str(error)
+            return PlayFailed(str(error), error.traceback)  # without what led to it, which may not be sent
         except asyncio.CancelledError:
-            return "it was cancelled"
+            return PlayFailed("it was cancelled")
         finally:
             del self._under_way[key]
 
@@ -69,6 +76,23 @@ class AgentWorker(Worker):
         """End an episode that nobody waits for any more."""
         if key in self._under_way:
             self._under_way[key].cancel()
+
+    async def finish(self) -> None:
+        """The run is over: end what is played, and what episodes share, such as servers and sandboxes."""
+        async with self._preparing:
+            self._is_over = True
+            playing = list(self._under_way.values())
+            for one in playing:
+                one.cancel()
+            await asyncio.gather(*playing, return_exceptions=True)
+            scenario, self._scenario = self._scenario, None
+            draws, self._draws = self._draws, None
+            try:
+                if scenario is not None:
+                    await close_scenario(scenario)
+            finally:
+                if draws is not None:
+                    await draws.close()
 
 
 class AgentGroup:
@@ -80,16 +104,24 @@ class AgentGroup:
         self._in_play = [0] * group.world_size
         self._lost_at = [-math.inf] * group.world_size
         self._telling: set[asyncio.Future[None]] = set()
+        self._is_over = False
 
     async def prepare(self) -> None:
         """Until every worker has its scenario."""
         await self._group.prepare(*self._known)
+
+    async def finish(self, limit_s: float) -> None:
+        """The run is over: every worker ends what its scenario holds, and nothing is played any more."""
+        self._is_over = True
+        await finish_workers(self._group, limit_s)
 
     def player(self, label: str) -> RemotePlayer:
         return RemotePlayer(self, label)
 
     async def play(self, label: str, asked: Play) -> Episode:
         """On the worker that plays the fewest. One that is lost loses its episodes, and is started again."""
+        if self._is_over:
+            raise PlayFailed(OVER)
         rank = self._choose(asyncio.get_running_loop().time())
         self._in_play[rank] += 1
         try:
@@ -98,11 +130,12 @@ class AgentGroup:
             if any(failure.address.group != self._group.name for failure in error.failures):
                 raise
             self._lost_at[rank] = asyncio.get_running_loop().time()
-            raise PlayFailed(f"{self._group.name}:{rank} was lost with it: {error}") from error
+            lost = f"{self._group.name}:{rank} was lost with it: {error.first.summary}"
+            raise PlayFailed(lost, str(error)) from error
         finally:
             self._in_play[rank] -= 1
-        if isinstance(answer, str):
-            raise PlayFailed(answer)
+        if isinstance(answer, PlayFailed):
+            raise PlayFailed(str(answer), f"on {self._group.name}:{rank}\n{answer.traceback}")
         return answer
 
     def _choose(self, now: float) -> int:
@@ -110,17 +143,17 @@ class AgentGroup:
         ranks = range(self._group.world_size)
         return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_play[rank]))
 
-    async def _play_on(self, rank: int, label: str, asked: Play) -> Episode | str:
+    async def _play_on(self, rank: int, label: str, asked: Play) -> Episode | PlayFailed:
         worker, key = self._group.execute_on(rank), uuid.uuid4().hex
         try:
-            answer: Episode | str | None = (await worker.play(key, label, asked))[0]
+            answer: Episode | PlayFailed | None = (await worker.play(key, label, asked))[0]
             if answer is None:
                 await worker.prepare(*self._known)
                 answer = (await worker.play(key, label, asked))[0]
         except asyncio.CancelledError:
             self._tell(worker.cancel(key))
             raise
-        return answer if answer is not None else "it is not prepared"
+        return answer if answer is not None else PlayFailed("it is not prepared")
 
     def _tell(self, result: Any) -> None:
         """Nobody waits for the answer; that the worker is gone is no news by then."""

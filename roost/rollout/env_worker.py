@@ -14,7 +14,7 @@ from typing import Any
 from roost.rollout.bounded import GRACE_S
 from roost.rollout.environments.blocking import BlockingEnvironments, is_blocking
 from roost.rollout.environments.environment import Environment, Environments, Observation
-from roost.rollout.playing import told
+from roost.rollout.playing import told, whole_traceback
 from roost.rollout.scenario import Scenario, Task
 from roost.runtime.worker import Worker
 
@@ -70,7 +70,7 @@ class EnvWorker(Worker):
         except asyncio.CancelledError:
             return "it was given up", None
         except Exception as error:  # whatever a user's class raises
-            return told(error), None
+            return told(error), whole_traceback(error)
         finally:
             self._opening.pop(key, None)
             is_given_up = key in self._given_up
@@ -106,7 +106,7 @@ class EnvWorker(Worker):
         except asyncio.CancelledError:
             return "the episode was cancelled", None
         except Exception as error:  # whatever a user's class raises
-            return told(error), None
+            return told(error), whole_traceback(error)
         finally:
             if self._under_way.get(key) is call:
                 del self._under_way[key]
@@ -236,5 +236,8 @@ async def ask(ref: Any) -> Any:
     except ray.exceptions.RayError as lost:
         raise EnvironmentFailed(f"the environment's process is gone: {str(lost).splitlines()[0]}") from lost
     if error:
-        raise EnvironmentFailed(error)
+        failed = EnvironmentFailed(error)
+        if value:
+            failed.add_note(f"In the environment's process:\n{value}")
+        raise failed
     return value

@@ -17,6 +17,7 @@ from roost.rollout.scenario import Scenario, Score, Task
 from roost.rollout.transcript import Draw, Transcript
 
 ROOM = Path(__file__).parent
+LONGEST_TRACEBACK = 30_000  # characters: it may be sent between machines
 OpenDraw = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
 
 
@@ -31,7 +32,14 @@ class Play:
 
 
 class PlayFailed(Exception):
-    """An attempt that came to nothing; the message says why."""
+    """An attempt that came to nothing; the message says why, and the traceback, as text, where."""
+
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        super().__init__(reason)
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[PlayFailed], tuple[str, str]]:
+        return type(self), (str(self), self.traceback)
 
 
 class Player(Protocol):
@@ -56,7 +64,7 @@ class LocalPlayer:
             checked = checked_score(score, transcript.turns)
             stopped_in = state_to_go_on_from(transcript) if checked.goes_on else None
         except Exception as error:  # whatever a scenario raises is a failure of this episode alone
-            raise PlayFailed(told(error)) from error
+            raise PlayFailed(told(error), whole_traceback(error)) from error
         finally:
             transcript.close()
         return Episode(transcript.sequences(), checked, time.perf_counter() - began, asked.attempt + 1, stopped_in)
@@ -93,6 +101,12 @@ def told(error: Exception) -> str:
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(ROOM)]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def whole_traceback(error: BaseException) -> str:
+    """Where it happened, with what led to it; of a very long one the beginning and the end."""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= LONGEST_TRACEBACK else f"{text[:4_000]}\n[...]\n{text[4_000 - LONGEST_TRACEBACK :]}"
 
 
 async def close_scenario(scenario: Scenario) -> None:

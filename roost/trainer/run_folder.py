@@ -99,6 +99,10 @@ class RunFolder:
         return self.path / "timing.png"
 
     @property
+    def failures(self) -> Path:
+        return self.path / "failures"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -34,6 +34,7 @@ from roost.trainer.components import (
     where_it_is,
 )
 from roost.trainer.evaluation import evaluate
+from roost.trainer.failures import FailureFiles
 from roost.trainer.feed import Feed
 from roost.trainer.learners import Learners
 from roost.trainer.loop import Loop, Models
@@ -102,7 +103,8 @@ class Running:
 
     async def _play(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         is_alone = self._cluster.num_nodes == 1
-        async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone) as stages:
+        failures = FailureFiles(self._run.failures, self._watching.note)
+        async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone, failures) as stages:
             self._stages = stages
             try:
                 await self._steps(models)

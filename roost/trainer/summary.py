@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from roost.spec.errors import counted
 from roost.trainer.figures import PHASES
 from roost.trainer.live_view import sparkline
 from roost.trainer.metrics.json_lines import Record, number_of
@@ -26,6 +27,7 @@ def print_summary(run: RunFolder, console: Console) -> None:
         console.print(f"reward   {sparkline(tuple(rewards))}  {rewards[0]:.3f} -> {rewards[-1]:.3f}")
     _print_samples(run, console)
     if steps:
+        _print_failures(run, steps, console)
         _print_times(steps, console)
 
 
@@ -42,6 +44,14 @@ def _print_samples(run: RunFolder, console: Console) -> None:
         table.add_row(str(one["step"]), _short(one["task"]), _short(one["completion"]), f"{reward or 0:.2f}")
     if table.row_count:
         console.print(table)
+
+
+def _print_failures(run: RunFolder, steps: Sequence[Record], console: Console) -> None:
+    reasons = len(list(run.failures.glob("*.txt")))
+    if reasons:
+        failed = sum(number_of(step, "samples/failed") or 0.0 for step in steps)
+        told = f"failed   {counted(int(failed), 'episode')} after all attempts; {counted(reasons, 'reason')}, with"
+        console.print(Text(f"{told} tracebacks, in {run.failures}"), soft_wrap=True)
 
 
 def _print_times(steps: Sequence[Record], console: Console) -> None:

@@ -17,6 +17,7 @@ from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.draw import FleetDraws
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
+from roost.rollout.finishing import finish_workers
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import LocalPlayer, Player, close_scenario
 from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
@@ -24,11 +25,11 @@ from roost.rollout.rewards.scored_player import ScoredPlayer
 from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Scenario
-from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
 from roost.runtime.node_address import node_address
 from roost.spec.errors import Findings, Where
 from roost.spec.training import TrainSettings
+from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.targets import load_scenario
 
 AGENT, ENV, REWARD = "agent", "env", "reward"
@@ -100,14 +101,19 @@ def made_rewards(settings: TrainSettings, placed: Collection[str], where: Where)
 
 @contextlib.asynccontextmanager
 async def open_stages(
-    groups: Mapping[str, WorkerGroup], scenario: Scenario, fleet: Fleet, settings: TrainSettings, is_alone: bool
+    groups: Mapping[str, WorkerGroup],
+    scenario: Scenario,
+    fleet: Fleet,
+    settings: TrainSettings,
+    is_alone: bool,
+    failures: FailureFiles,
 ) -> AsyncIterator[Stages]:
     """Everybody who plays, ready to. `is_alone`: there is no machine but this one."""
     environments = await _environments(groups.get(ENV))
     draws = draws_of(fleet, settings)
     async with contextlib.AsyncExitStack() as stack:
         if ENV in groups:
-            stack.push_async_callback(_finish, groups[ENV])
+            stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
         players: dict[str, Player] = {}
         if AGENT in groups:
             gateway = Gateway()
@@ -115,6 +121,7 @@ async def open_stages(
             for label, each in draws.items():
                 gateway.serve(label, each.open)
             agents = AgentGroup(groups[AGENT], contact, environments)
+            stack.push_async_callback(agents.finish, FINISH_LIMIT_S)
             await _prepared("the agents", agents.prepare())
             players |= {label: agents.player(label) for label in draws}
         else:
@@ -127,14 +134,8 @@ async def open_stages(
             rewards = await _opened_rewards(settings, groups)
             stack.push_async_callback(rewards.close)
             players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
+        players = {label: NotingPlayer(player, failures) for label, player in players.items()}
         yield Stages(*(Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION)))
-
-
-async def _finish(environments: WorkerGroup) -> None:
-    """Robots stand still when a run is over, however it ended; a host that is gone has nothing to close."""
-    with contextlib.suppress(WorkerFailed, WaitedTooLong, TimeoutError):
-        async with asyncio.timeout(FINISH_LIMIT_S):
-            await environments.finish()
 
 
 def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import zlib
 from collections.abc import Mapping
@@ -95,7 +96,10 @@ class AgentScenario:
     async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> Score:
         first = await environment.reset(task, seed_of(task))
         agent = make_agent(self._agent, task, self._recorder)
-        await agent.play(ChatPolicy(transcript, self._format), environment, first, self._max_turns)
+        playing: Any = agent.play(ChatPolicy(transcript, self._format), environment, first, self._max_turns)
+        if not inspect.isawaitable(playing):
+            raise TypeError(f"{type(agent).__name__}.play is not asynchronous; write async def, or next_code_block")
+        await playing
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in {task.name}; there is nothing to learn from")
         return Score(await environment.score(), environment.told(), environment.rewards_of_turns)

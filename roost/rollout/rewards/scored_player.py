@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roost.rollout.episode import Episode
-from roost.rollout.playing import Play, Player, PlayFailed
+from roost.rollout.playing import Play, Player, PlayFailed, whole_traceback
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.scoring import Rewards
@@ -22,5 +22,5 @@ class ScoredPlayer:
         try:
             reward = await self._rewards.score(Answer(asked.task, episode.score.shown, episode.score.reward))
         except RewardFailed as error:
-            raise PlayFailed(f"it could not be scored: {error}") from error
+            raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
         return replace(episode, score=replace(episode.score, reward=reward))

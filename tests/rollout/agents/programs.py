@@ -61,6 +61,14 @@ class Silent:
         pass
 
 
+class Blocking:
+    def __init__(self, task):
+        pass
+
+    def play(self, policy, environment, first, max_turns):
+        pass
+
+
 class Stuck:
     def __init__(self, task):
         pass

@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import ClassVar
 
@@ -184,6 +186,53 @@ def test_a_thread_that_does_not_end_is_left_behind(monkeypatch):
     assert ran(cancelled())
     assert all_threads_end()
     assert isinstance(Deaf.made[-1].error, RolloutCancelled)
+
+
+def test_many_agents_that_block_play_side_by_side():
+    """Each waits, in its thread, until all of them do; and the event loop goes on meanwhile."""
+    count = 64
+    together = threading.Barrier(count + 1)
+
+    class Meeting(Coder):
+        def next_code_block(self, output, world):
+            together.wait(60)
+            return super().next_code_block(output, world)
+
+    async def all_play():
+        adapters = [AppworldAdapter(Meeting, {}, TASK) for _ in range(count)]
+        worlds = [Noting() for _ in range(count)]
+        playing = [
+            asyncio.create_task(adapter.play(talk(Engine("done"))[0], world, Observation(""), 5))
+            for adapter, world in zip(adapters, worlds, strict=True)
+        ]
+        while together.n_waiting < count:
+            await asyncio.sleep(0.01)
+        together.wait(60)
+        await asyncio.gather(*playing)
+        return [world.actions for world in worlds]
+
+    assert ran(all_play()) == [["done"]] * count
+
+
+HUNG = """
+import asyncio, threading
+from roost.rollout.agents.bridge import Bridge, in_thread
+
+async def main():
+    bridge, has_begun = Bridge(), threading.Event()
+    hung = asyncio.create_task(in_thread(lambda: (has_begun.set(), threading.Event().wait()), bridge.close))
+    while not has_begun.is_set():
+        await asyncio.sleep(0.01)
+    hung.cancel()
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_an_agent_that_hangs_keeps_no_process_from_ending():
+    done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
 def test_an_episode_that_is_over_is_not_played_on():

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -227,6 +228,74 @@ def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(st
         return [await player.play(asked(2, episode)) for episode in range(4)]
 
     assert [episode.score.reward for episode in stage.play(scenario)] == [1.0] * 4
+
+
+class Holding:
+    """Holds a process for as long as it is open, as one that has servers does."""
+
+    def __init__(self):
+        self._held = subprocess.Popen(["sleep", "1000"])
+
+    async def play(self, task, transcript):
+        if task.data.get("stumbles"):
+            self._stumble()
+        transcript.give([0])
+        await transcript.take()
+        return Score(0.0, str(self._held.pid))
+
+    def _stumble(self):
+        raise LookupError("the key is under the mat")
+
+    async def close(self):
+        self._held.kill()
+        self._held.wait()
+
+
+def holding(task, model):
+    return Holding()
+
+
+def test_workers_tell_why_an_episode_failed_and_let_go_of_what_they_hold(stage, cluster):
+    node = NodePlacementStrategy([0, 0])
+    group = AgentWorker.create_group(holding, {}, "", 60.0).launch(cluster, node, "holding", restarts=1)
+
+    async def run():
+        gateway = Gateway()
+        gateway.serve("group", stage.open_draw)
+        async with gateway.serving() as contact:
+            agents = AgentGroup(group, contact)
+            await agents.prepare()
+            player = agents.player("group")
+            with pytest.raises(PlayFailed, match="the key is under the mat") as failed:
+                await player.play(Play(Task("", {"stumbles": True}), 0, 0))
+            assert "on holding:" in failed.value.traceback and "in _stumble" in failed.value.traceback
+            played = await asyncio.gather(*(player.play(Play(Task(""), 0, episode)) for episode in range(4)))
+            held = {int(episode.score.shown) for episode in played}
+            assert len(held) == 2 and all(map(is_there, held))
+            stage.holds = asyncio.Event()
+            late = asyncio.create_task(player.play(Play(Task(""), 0, 4)))
+            before = stage.drawn
+            while stage.drawn == before:
+                await asyncio.sleep(0.01)
+            await agents.finish(LIMIT_S)
+            stage.holds = None
+            with pytest.raises(PlayFailed, match="it was cancelled"):
+                await late
+            assert not any(map(is_there, held))
+            with pytest.raises(PlayFailed, match="the run is over"):
+                await player.play(Play(Task(""), 0, 5))
+            await group.prepare(contact, None)
+            return await group.play("late", "group", Play(Task(""), 0, 6))
+
+    assert [str(answer) for answer in asyncio.run(run())] == ["the run is over"] * 2
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class Modest:

@@ -1,10 +1,14 @@
 """Everybody else who may have a model: a critic, a reference, inference apart, an adapter, several learners."""
 
 import json
+import os
+import time
 
+import psutil
 import pytest
 
-from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
+from roost.rollout.app_world.tiny_model import write_app_world_model
+from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
 
 
 def figures(run, name):
@@ -63,3 +67,44 @@ def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path)
     assert any(spans_of(run, "score", f"reward {rank}") for rank in (0, 1))
     assert {figures(run, "reward/max")[0], figures(run, "reward/min")[0]} <= {3.0, -1.0}
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}
+
+
+@pytest.mark.long
+def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
+    serving = "roost.rollout.app_world.serving"
+    task = {
+        "_target_": "roost.rollout.agents.scenario.AgentScenario",
+        "tasks": {"_target_": f"{serving}.tasks.AppWorldTasks", "kinds": ["jot_note", "jot_task", "delete_file"]},
+        "environment": {"_target_": f"{serving}.client.AppWorldEnvironments", "shows_supervisor": False},
+        "agent": {
+            "_target_": "roost.rollout.agents.react.ReactCoder",
+            "system_prompt": "",
+            "worked_example": "",
+            "reminder": "",
+        },
+        "max_turns": 1,
+    }
+    model = write_app_world_model(tmp_path / "model", right=1.0)
+    placement = {"actor": "0", "rollout": "1", "agent": {"node_group": "node", "placement": "0:0-1"}}
+    values = config(model, placement, steps=1, groups=2, group_size=2, max_tokens=8, evaluation_tasks=2)
+    values["train"] |= {"task": task, "engine_options": {"max_context": 128}}
+    run = trained(values, tmp_path / "run").run
+    assert figures(run, "samples/finished") == [4.0], [file.read_text() for file in run.failures.glob("*")]
+    until = time.monotonic() + 60
+    while (left := own_processes()) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left
+
+
+def own_processes():
+    """What runs of Roost's own in processes that this module has started, but for what lives as long as Ray does."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline())
+            is_own = process.pid != os.getpid() and process.environ().get(MARK) == os.environ[MARK]
+            if is_own and "roost" in words and "reaper.py" not in words:
+                found.append(words)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            pass
+    return found
