@@ -29,15 +29,38 @@ class TextPolicy:
         """What the policy makes of a prompt, given as a text or as tokens."""
         if not prompt:
             raise ValueError("the prompt is empty")
-        source = self._source(prompt)
-        transcript = self._policy.open_sequence() if source is None else source.transcript
-        if source is not None:
-            self._written.remove(source)  # nobody else goes on with it meanwhile, nor after a turn that failed
-        transcript.give(self._new(prompt, source))
-        reply = await recorded_turn(self._format, transcript, max_tokens)
+        transcript = self._shown(prompt)
         before = prompt if isinstance(prompt, str) else self._format.text(prompt)
+        try:
+            reply = await recorded_turn(self._format, transcript, max_tokens)
+        except BaseException:
+            self._written.append(_Written(transcript, before, None))  # its turn may be asked for again
+            raise
         self._written.append(_Written(transcript, before + reply.text, reply.ending))
         return reply
+
+    def _shown(self, prompt: str | Sequence[int]) -> Transcript:
+        """The sequence that ends with the prompt."""
+        source = self._source(prompt)
+        if source is None:
+            return self._opened(self._format.ids(prompt) if isinstance(prompt, str) else prompt)
+        known = source.transcript.token_ids
+        if isinstance(prompt, str):
+            rest = prompt[len(source.text) :]
+            end = "" if source.ending is None else self._format.token(source.ending)
+            if not rest.startswith(end):  # it goes on from what was said, not from its end
+                return self._opened((*known[:-1], *self._format.ids(rest)))
+            new = self._format.ids(rest.removeprefix(end))
+        else:
+            new = tuple(prompt[len(known) :])
+        self._written.remove(source)  # nobody else goes on with it meanwhile
+        source.transcript.give(new)
+        return source.transcript
+
+    def _opened(self, token_ids: Sequence[int]) -> Transcript:
+        opened = self._policy.open_sequence()
+        opened.give(token_ids)
+        return opened
 
     def _source(self, prompt: str | Sequence[int]) -> _Written | None:
         """The longest recorded text that the prompt begins with."""
@@ -49,12 +72,3 @@ class TextPolicy:
             return prompt.startswith(written.text)
         known = written.transcript.token_ids
         return tuple(prompt[: len(known)]) == known
-
-    def _new(self, prompt: str | Sequence[int], source: _Written | None) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            return tuple(prompt[len(source.transcript.token_ids) if source else 0 :])
-        if source is None:
-            return self._format.ids(prompt)
-        rest = prompt[len(source.text) :]
-        end = "" if source.ending is None else self._format.token(source.ending)
-        return self._format.ids(rest.removeprefix(end))

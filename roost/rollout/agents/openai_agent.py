@@ -86,4 +86,7 @@ class OpenAIAgent:
             episode.close()
             bridge.close()
 
-        await in_thread(lambda: self._run(environment=blocking, **keys), let_go)
+        given: Any = await in_thread(lambda: self._run(environment=blocking, **keys), let_go)
+        if inspect.iscoroutine(given):
+            given.close()
+            raise TypeError("the program gives a coroutine, but is no async def; write one that awaits it")

@@ -110,6 +110,7 @@ def test_turns_are_bounded():
     [
         pytest.param({"_target_": f"{HERE}.programs.Silent"}, "the policy had no turn", id="says nothing"),
         pytest.param({**PROGRAM, "run": f"{HERE}.programs.fail"}, "mine", id="raises"),
+        pytest.param({**PROGRAM, "run": f"{HERE}.programs.wrapped"}, "gives a coroutine", id="is not awaited"),
         pytest.param({"_target_": f"{HERE}.programs.Blocking"}, "Blocking.play is not asynchronous", id="blocks"),
         pytest.param({"_target_": f"{HERE}.programs.Nobody"}, "has no Nobody", id="is not there"),
     ],
