@@ -96,3 +96,6 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
     assert sum(record["samples/retried"] for record in records) >= 1
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 12
+    kept = [file.read_text() for file in run.failures.glob("*.txt")]
+    for reason in ("cannot be played (scenarios.py:", "cannot be played just now (scenarios.py:", "not over after 2 s"):
+        assert any(reason in text.splitlines()[0] and "Traceback" in text for text in kept), (reason, kept)
