@@ -9,22 +9,18 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
 from typing import IO, Any
 
 from roost.rollout.sandbox.execution import Fault
 from roost.rollout.sandbox.inside.frames import LARGEST, LENGTH, packed
+from roost.rollout.sandbox.interpreter import start_interpreter
 from roost.rollout.sandbox.printed import Printed
+from roost.rollout.sandbox.template import Forked, forked
 
 FLOOD_BYTES = 32 << 20  # nobody reads that much; the process is ended
-_BEGIN = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from roost.rollout.sandbox.inside.main import main; "
-    "main(int(sys.argv[2]))"
-)
-_PACKAGES_FROM = str(Path(__file__).parents[3])
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _DIES_WITHIN_S = 1.0
+
+Process = Forked | subprocess.Popen[bytes]
 
 
 class Gone(Exception):
@@ -38,20 +34,20 @@ class Malformed(Exception):
 class Child:
     """A process that runs what it is told. Its messages are not believed, and what it prints is bounded."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: int, printed: Printed) -> None:
+    def __init__(self, process: Process, output: int, printed: Printed) -> None:
         self._process, self._output, self._printed = process, output, printed
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self.fault: Fault | None = None  # why it was ended, where its owner did that
 
     @classmethod
-    async def start(cls, folder: Path, stdin: IO[bytes] | int, printed: Printed) -> Child:
+    async def start(cls, stdin: IO[bytes] | int, printed: Printed) -> Child:
         """Start one; it waits to be told how to confine itself."""
         outer, inner = socket.socketpair()
         output, its_output = os.pipe()
         with inner, open(its_output, "wb") as its_end:  # noqa: PTH123 (a descriptor)
             try:
-                process = _spawn(folder, stdin, its_end, inner)
+                process = forked(stdin, its_end, inner) or _interpreter(stdin, its_end, inner)
             except BaseException:
                 outer.close()
                 os.close(output)
@@ -62,6 +58,7 @@ class Child:
             child._reader, child._writer = await asyncio.open_unix_connection(sock=outer)
         except BaseException:  # cancelled, most likely
             process.kill()
+            process.wait()
             outer.close()
             os.close(output)
             raise
@@ -71,6 +68,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def parent(self) -> int:
+        """The process that it ends with."""
+        return self._process.parent if isinstance(self._process, Forked) else os.getpid()
 
     async def say(self, message: Any) -> None:
         """Send a message; a process that does not listen makes this wait."""
@@ -148,19 +150,6 @@ class Child:
             self._output = -1
 
 
-def _spawn(
-    folder: Path, stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BEGIN, _PACKAGES_FROM, str(connection.fileno())]
-    place = os.fspath(folder)
-    environment = {"HOME": place, "TMPDIR": place, "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "MALLOC_ARENA_MAX": "2"}
-    return subprocess.Popen(
-        command,
-        stdin=stdin,
-        stdout=output,
-        stderr=output,
-        cwd=folder,
-        env=environment | dict.fromkeys(_ONE_THREAD, "1"),
-        pass_fds=[connection.fileno()],
-        start_new_session=True,
-    )
+def _interpreter(stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> subprocess.Popen[bytes]:
+    program = "from roost.rollout.sandbox.inside.main import main; main(int(sys.argv[2]))"
+    return start_interpreter(program, [connection.fileno()], stdin, output, connection)

@@ -125,9 +125,9 @@ class Sandbox:
     async def _launch(self, stdin: str | None) -> Child:
         printed = Printed(self._limits.output_chars)
         with _input(stdin) as given:
-            child = await Child.start(self._folder, given, printed)
+            child = await Child.start(given, printed)
         try:
-            await child.say(self._request(waits_for_threads=stdin is not None))
+            await child.say(self._request(child.parent, waits_for_threads=stdin is not None))
             in_force = await within(_STARTS_WITHIN_S, child.hear())
             self._isolation = Isolation(**in_force["in_force"])
             if not self._allows_weak:
@@ -141,11 +141,11 @@ class Sandbox:
         child.pause()
         return child
 
-    def _request(self, waits_for_threads: bool) -> dict[str, Any]:
+    def _request(self, parent: int, waits_for_threads: bool) -> dict[str, Any]:
         """What the process is told of itself."""
         limits = self._limits
         return {
-            "parent": os.getpid(),
+            "parent": parent,
             "folder": os.fspath(self._folder),
             "readable": readable(),
             "libraries": libraries(),

@@ -33,6 +33,7 @@ def test_fifty_at_a_time_leave_nothing(tmp_path, monkeypatch):
     async def run():
         return await asyncio.gather(*map(one, range(50)))
 
+    ran(one(0))  # so that what they are forked from is there
     before, children = descriptors(), psutil.Process().children(recursive=True)
     assert ran(run()) == [f"{number} {number}\n" for number in range(50)]
     assert set(psutil.Process().children(recursive=True)) <= set(children)
@@ -97,11 +98,12 @@ def test_a_cancelled_execution_ends_its_process():
 
 
 OWNER = """
-import asyncio, sys
+import asyncio, psutil, sys
 from roost.rollout.sandbox.sandbox import Sandbox
 async def main():
     busy, idle = await Sandbox.start(), await Sandbox.start()
-    print(busy.pid, idle.pid, flush=True)
+    template = psutil.Process(busy.pid).ppid()
+    print(busy.pid, idle.pid, template, flush=True)
     await busy.execute("while True: pass")
 asyncio.run(main())
 """

@@ -19,6 +19,7 @@ def main(descriptor: int) -> NoReturn:
     sys.dont_write_bytecode = True
     sys.path[:] = ["", *sys.path[1:], *asked["libraries"]]  # the first is where this file was found
     sys.argv[:] = [""]
+    os.environ["HOME"] = os.environ["TMPDIR"] = asked["folder"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file, as this process began
     in_force = confine(asked)
     notebook = Notebook({"apis": Apis(channel), "ApiError": ApiError} if asked["has_apis"] else {})
