@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
+import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.task_data import datum
 from roost.rollout.rewards.trials import Case, InputOutput, UnitTest, tried
+from roost.rollout.rewards.unit_test_source import SOLUTION, NotRun, found_tests, imported_modules
 from roost.rollout.sandbox.execution import Fault
 from roost.rollout.sandbox.limits import Limits
 from roost.rollout.scenario import Task
@@ -104,23 +106,35 @@ class CodeTests:
             raise RewardFailed(f"the tests of task {task.name[:60]!r} are {shown(written)}; a list of tests is needed")
         names = task.data.get(entry_point) or ()
         points = (names,) if isinstance(names, str) else tuple(names)
-        return [_case(one, task.data.get(setup) or "", points, self._tolerance, task.name) for one in cases]
+        found = (_cases(one, task.data.get(setup) or "", points, self._tolerance, task.name) for one in cases)
+        return [case for some in found for case in some]
 
 
-def _case(written: Any, setup: str, points: tuple[str, ...], tolerance: float | None, task: str) -> Case:
-    """A case from what a task's data has."""
+def _cases(written: Any, setup: str, points: tuple[str, ...], tolerance: float | None, task: str) -> list[Case]:
+    """The cases in what a task's data has."""
     match written:
         case {"input": given, "output": wanted}:
-            return InputOutput(_text(given), _text(wanted), tolerance)
+            return [InputOutput(_text(given), _text(wanted), tolerance)]
         case str():
             try:
-                ast.parse(setup), ast.parse(written)
+                missing = [name for text in (setup, written) for name in imported_modules(text) if not _is_there(name)]
+                found = found_tests(written, bool(points))
+            except NotRun as error:
+                raise RewardFailed(f"the tests of task {task[:60]!r}: {error}") from error
             except (SyntaxError, ValueError) as error:
                 raise RewardFailed(f"a test of task {task[:60]!r} is no Python: {error}") from error
-            return UnitTest(written, setup, points)
+            if missing:
+                why = f"there is no {missing[0]} here; install it, or import what the code defines from {SOLUTION}"
+                raise RewardFailed(f"the tests of task {task[:60]!r} import {missing[0]}: {why}")
+            return [UnitTest(test.source, test.call, setup, points) for test in found]
     raise RewardFailed(
         f"a test of task {task[:60]!r} is {shown(written)}; write Python, or a mapping with input and output"
     )
+
+
+@cache
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _text(written: Any) -> str:

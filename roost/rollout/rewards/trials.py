@@ -11,7 +11,7 @@ from roost.rollout.sandbox.execution import Execution, Fault
 from roost.rollout.sandbox.limits import Limits
 from roost.rollout.sandbox.sandbox import Sandbox, run_once
 
-HALVES = Path(__file__).with_name("two_halves.py")
+HALVES, RUN_TESTS = (Path(__file__).with_name(name) for name in ("two_halves.py", "run_tests.py"))
 # Only what a program prints counts: what it complains of goes nowhere.
 PROGRAM = """\
 import os as _os; _os.dup2(_os.open("/dev/null", _os.O_WRONLY), 2); del _os
@@ -19,6 +19,12 @@ exec(compile({code!r}, "solution.py", "exec", dont_inherit=True))
 """
 SPARE_CHARS = 10_000  # beyond what should be printed: more is wrong anyway
 LINK = "exchange = lambda message: apis.other.say(message=message)\n"
+TRY_OUT = """\
+{halves}
+exec(compile({run_tests!r}, "run_tests.py", "exec"))
+{link}
+run_test(tests_module(exchange, {setup!r}, {test!r}, {points!r}), {call!r}, {points!r})
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,10 @@ class InputOutput:
 
 @dataclass(frozen=True, slots=True)
 class UnitTest:
-    """Python that raises where the code is wrong; `setup` runs before it, and beside it `check` is given the code."""
+    """Python that raises where the code is wrong, or where what is called in it does; `setup` runs before it."""
 
     test: str
+    call: str = ""  # `test_zero`, `TestAdd.test_zero`, or `check`, which is given the first of the entry points
     setup: str = ""
     entry_points: tuple[str, ...] = ()  # the names it may use of the code; none: all
 
@@ -66,14 +73,22 @@ async def _printed_right(code: str, case: InputOutput, limits: Limits, allow_wea
 
 async def _passes(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -> Verdict:
     """Run both halves, and carry what they say to each other. Only the half of the tests has a say in how it ends."""
-    relay, halves = _Relay(), HALVES.read_text(encoding="utf-8")
-    test = (case.setup, case.test, case.entry_points)
+    relay, halves, run_tests = _Relay(), *(file.read_text(encoding="utf-8") for file in (HALVES, RUN_TESTS))
+    program = TRY_OUT.format(
+        halves=halves,
+        run_tests=run_tests,
+        link=LINK,
+        setup=case.setup,
+        test=case.test,
+        points=case.entry_points,
+        call=case.call,
+    )
     async with (
         await Sandbox.start(limits, relay.from_tests, allows_weak=allow_weak) as tests,
         await Sandbox.start(limits, relay.from_code, allows_weak=allow_weak) as solution,
     ):
         serving = asyncio.create_task(solution.execute(f"{halves}\n{LINK}serve(exchange, {code!r})\n"))
-        trying = asyncio.create_task(tests.execute(f"{halves}\n{LINK}try_out(exchange, *{test!r})\n"))
+        trying = asyncio.create_task(tests.execute(program))
         try:
             await asyncio.wait((serving, trying), return_when=asyncio.FIRST_COMPLETED)
             first: Execution = trying.result() if trying.done() else serving.result()

@@ -227,21 +227,18 @@ def _is_error(value: Any) -> bool:
 # The half of the tests ----------------------------------------------------------------------------------------------
 
 
-def try_out(exchange: Exchange, setup: str, test: str, entry_points: Sequence[str]) -> None:
-    """Run a test with stand-ins for what the code defines; it raises where the test fails."""
+def tests_module(exchange: Exchange, setup: str, test: str, entry_points: Sequence[str]) -> types.ModuleType:
+    """Run the text of tests with stand-ins for what the code defines; it raises where an assertion of it fails."""
     half = Half(exchange, serves_all=False)
     names = solution_names(half, exchange({"hello": True}), entry_points)
-    module = types.ModuleType("solution")
-    module.__dict__.update(names)
-    sys.modules["solution"] = module
-    space: dict[str, Any] = {**names, "__name__": "test"}
-    exec(compile(setup, "setup.py", "exec", dont_inherit=True), space)
-    exec(compile(test, "test.py", "exec", dont_inherit=True), space)
-    if entry_points and isinstance(space.get("check"), types.FunctionType):
-        space["check"](space[entry_points[0]])
-    for name, value in list(space.items()):
-        if name.startswith("test") and isinstance(value, types.FunctionType):
-            value()
+    solution = types.ModuleType("solution")
+    solution.__dict__.update(names)
+    tests = types.ModuleType("tests_of_solution")
+    tests.__dict__.update(names)
+    sys.modules.update({"solution": solution, "tests_of_solution": tests})
+    exec(compile(setup, "setup.py", "exec", dont_inherit=True), tests.__dict__)
+    exec(compile(test, "test.py", "exec", dont_inherit=True), tests.__dict__)
+    return tests
 
 
 def solution_names(half: Half, told: dict[str, Any], entry_points: Sequence[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_input_and_output(text, tests, keys, expected):
         pytest.param(ADD, "assert add(1, 2) == 4", 0.0, id="wrong"),
         pytest.param(ADD, "assert add(b=[1], a=(2,)[:0] or [0]) == [0, 1]", 1.0, id="lists by name"),
         pytest.param(
-            ADD, "def test_it():\n  assert add(1, 2) == 3\ndef test_no():\n  assert add(1, 1) == 3", 0.0, id="test_"
+            ADD, "def test_it():\n  assert add(1, 2) == 3\ndef test_no():\n  assert add(1, 1) == 3", 0.5, id="test_"
         ),
         pytest.param(ADD, "from solution import add as plus\nassert plus(1, 2) == 3", 1.0, id="imported"),
         pytest.param(ADD, "assert add(2**70, 1) == 2**70 + 1 and add(0.1, 0.2) == 0.1 + 0.2", 1.0, id="large numbers"),
@@ -206,6 +206,84 @@ def test_a_check_with_an_entry_point():
     assert scored("def sum(a, b): return a + b", check, {"entry_point": "sum"}) == 1.0
 
 
+SUITE = """
+import unittest
+from solution import add
+
+class Adding(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.zero = 0
+    def setUp(self): self.one = 1
+    def test_numbers(self): self.assertEqual(add(self.one, self.zero), 1)
+    def test_lists(self):
+        for size in range(3):
+            with self.subTest(size): self.assertEqual(add([1] * size, [2]), [1] * size + [2])
+    def test_refuses(self):
+        with self.assertRaises(TypeError): add(1, "a")
+    def test_near(self): self.assertAlmostEqual(add(0.1, 0.2), 0.3)
+    @unittest.skip("later")
+    def test_skipped(self): self.fail()
+
+class More(Adding):
+    def test_near(self): self.assertIn(add(1, 1), [2])
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(ADD, 1.0, id="right"),
+        pytest.param("def add(a, b): return a + b if isinstance(a, int) else None", 5 / 8, id="numbers only"),
+        pytest.param("import unittest\n" + ALWAYS, 0.0, id="equal to everything"),
+        pytest.param("def add(a, b): raise TypeError", 2 / 8, id="always refuses"),
+        pytest.param("from unittest import SkipTest\ndef add(a, b): raise SkipTest", 0.0, id="skips"),
+        pytest.param("import sys\ndef add(a, b): sys.exit(0)", 0.0, id="exits"),
+        pytest.param(
+            "import unittest\nunittest.TestResult.wasSuccessful = lambda self: True\n"
+            "unittest.TestCase.assertEqual = lambda *a: None\ndef add(a, b): return 9",
+            0.0,
+            id="patches unittest",
+        ),
+        pytest.param(
+            "class Adding:\n  test_lists = test_near = lambda self: 1\ndef add(a, b): 0", 0.0, id="its own suite"
+        ),
+        pytest.param("while True: pass", 0.0, id="hangs"),
+    ],
+)
+def test_a_file_of_unittest(text, expected):
+    assert scored(text, SUITE, limit_s=3 if "while" in text else 10) == expected
+
+
+FUNCTIONS = """
+import pytest
+from solution import add
+
+class TestAdding:
+    def test_one(self): assert add(1, 1) == 2
+    def test_text(self): assert add("a", "b") == "ab"
+
+def near(value): return pytest.approx(value)
+def test_near(): assert add(0.1, 0.2) == near(0.3)
+def test_refuses():
+    with pytest.raises(TypeError): add(1, "a")
+"""
+
+
+def test_a_file_of_pytest():
+    assert scored(ADD, FUNCTIONS) == 1.0
+    assert scored("def add(a, b): return 2", FUNCTIONS) == 0.25
+    assert scored(ALWAYS, FUNCTIONS) == 0.0
+
+
+def test_each_assertion_of_a_text_counts():
+    asserts = "one = 1\nassert add(one, 1) == 2\nassert add(one, 2) == 3\nfor x in [3]: assert add(x, x) == 6"
+    assert scored(ADD, asserts) == 1.0
+    assert scored("def add(a, b): return 2", asserts) == pytest.approx(1 / 3)
+
+
 def test_setup():
     assert scored(ADD, "assert isclose(add(1, 2), 3)", {"setup": "from math import isclose"}) == 1.0
 
@@ -232,6 +310,11 @@ def test_all_or_nothing_stops_at_the_first_failure():
         pytest.param([5], "is 5; write Python", id="a number among them"),
         pytest.param([{"input": 1}], "a mapping with input and output", id="no output"),
         pytest.param(["assert ("], "is no Python", id="no Python"),
+        pytest.param(
+            "from main import add\nassert add(1, 1) == 2", "import what the code defines from solution", id="main"
+        ),
+        pytest.param("def check(candidate): assert candidate(1)", "write entry_point", id="a check of nothing"),
+        pytest.param("def test_a(tmp_path): assert 1", "takes tmp_path, and fixtures are not run", id="a fixture"),
     ],
 )
 def test_tasks_without_tests_cannot_be_scored(tests, message):
