@@ -14,6 +14,7 @@ from roost.rollout.order import TaskOrder
 from roost.rollout.playing import Player
 from roost.rollout.scenario import Scenario, Split
 from roost.spec.training import CollectSettings, TrainSettings
+from roost.trainer.figures import of_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class Evaluation:
             "reward/full": float(np.mean([reward >= 1.0 for reward in rewards])) if rewards else float("nan"),
             "samples": float(len(rewards)),
             "samples/failed": float(sum(group.failed for group in self.groups)),
+            **of_parts(self.groups),
         }
 
 

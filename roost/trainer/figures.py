@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,16 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
         "groups/replaced": float(tally.equal_groups),
         "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
     }
+
+
+def of_parts(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, float]:
+    """What each reward gave, and to how many answers; of those that are named also where there was none."""
+    given: dict[str, list[float]] = {name: [] for name in rewards}
+    for episode in (episode for group in groups for episode in group.episodes):
+        for name, score in episode.score.parts.items():
+            given.setdefault(name, []).append(score)
+    means = {f"reward/{name}/mean": float(np.mean(scores)) for name, scores in given.items() if scores}
+    return means | {f"reward/{name}/scored": float(len(scores)) for name, scores in given.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -210,8 +210,9 @@ def _figures(values: Mapping[str, float]) -> list[str]:
         "loss/policy": lambda value: f"loss {_number(value)}",
         "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
         "time/step": lambda value: f"{value:.1f} s",
+        "samples/failed": lambda value: f"failed {value:,.0f}" if value else "",
     }
-    return [spell(values[name]) for name, spell in shown.items() if name in values]
+    return [text for name, spell in shown.items() if name in values and (text := spell(values[name]))]
 
 
 def _number(value: float) -> str:

@@ -32,11 +32,15 @@ from roost.trainer.batch import (
 )
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed
-from roost.trainer.figures import Learnt, of_all, of_groups, of_time
+from roost.trainer.figures import Learnt, of_all, of_groups, of_parts, of_time
 from roost.trainer.learners import Learners, totals_of
 from roost.trainer.turns import Turns
 
 Figures = dict[str, float]
+
+
+async def no_figures() -> Mapping[str, float]:
+    return {}
 
 
 class LagExceeded(RuntimeError):
@@ -95,6 +99,7 @@ class Loop:
     after_learning: Callable[[TrainerState], Awaitable[None]]  # the learner still has its devices
     after_step: Callable[[TrainerState], Awaitable[None]]  # the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
+    more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # of a step, by others
     _seconds: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> TrainerState:
@@ -109,7 +114,7 @@ class Loop:
         version = self.state.version
         self.feed.begin(version)
         groups, learnt = await self._learn_all(version)
-        figures = of_groups(groups, version, self.feed.pop_tally())
+        figures = of_groups(groups, version, self.feed.pop_tally()) | of_parts(groups, self.settings.rewards)
         are_same_weights = figures["lag/max"] == 0 and (not self._streams or self.models.inference is not None)
         figures |= of_all(learnt, are_same_weights)
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
@@ -118,6 +123,7 @@ class Loop:
             await self._sync(version + 1)
         self.state = state
         figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
+        figures |= await self.more_figures()
         self.watcher.step_done(self.state, figures, groups)
         await self.after_step(self.state)
 

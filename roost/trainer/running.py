@@ -106,6 +106,7 @@ class Running:
         failures = FailureFiles(self._run.failures, self._watching.note)
         async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone, failures) as stages:
             self._stages = stages
+            self._watching.watch_rewards(stages.rewards.routing if stages.rewards is not None else None)
             try:
                 await self._steps(models)
             finally:
@@ -160,6 +161,7 @@ class Running:
             lambda done, total: self._watching.advance(done),
             self._stages.training.on_end,
             settings.steps - self.state.step,
+            self._watching.failed,
         )
         loop = Loop(
             settings,
@@ -172,11 +174,16 @@ class Running:
             self._after_learning,
             self._after_step,
             lambda: self.was_stopped,
+            self._count_rewards,
         )
         try:
             await loop.run()
         finally:
             await feed.close()
+
+    async def _count_rewards(self) -> Mapping[str, float]:
+        rewards = self._stages.rewards
+        return await rewards.new_counts() if rewards is not None else {}
 
     async def _after_learning(self, state: TrainerState) -> None:
         every = self._settings.checkpoint.every

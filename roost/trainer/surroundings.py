@@ -51,6 +51,7 @@ class Stage:
 class Stages:
     training: Stage
     evaluation: Stage
+    rewards: Rewards | None = None  # None: scenarios score their episodes themselves
 
 
 def surrounding_groups(
@@ -130,12 +131,14 @@ async def open_stages(
             limit = settings.collect.episode_limit_s
             players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
             stack.push_async_callback(close_scenario, scenario)
+        rewards: Rewards | None = None
         if settings.rewards:
             rewards = await _opened_rewards(settings, groups)
             stack.push_async_callback(rewards.close)
             players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
         players = {label: NotingPlayer(player, failures) for label, player in players.items()}
-        yield Stages(*(Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION)))
+        training, evaluation = (Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION))
+        yield Stages(training, evaluation, rewards)
 
 
 def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:

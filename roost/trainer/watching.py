@@ -7,10 +7,12 @@ from typing import Any
 
 from roost.engines.fleet import Fleet
 from roost.rollout.episode import Group
+from roost.rollout.rewards.routing import Routing
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import Evaluation
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import FanOut
+from roost.trainer.notes import Notes
 from roost.trainer.run_folder import RunFolder
 
 SHOWN_SAMPLES = 4  # of each step, kept to be looked at
@@ -24,11 +26,23 @@ class Watching:
         self._run, self._sinks, self._live = run, sinks, live
         self._fleet: Fleet | None = None
         self._worked: dict[str, int] = {}
+        self._routing: Routing | None = None
+        self._notes = Notes()
 
     def watch(self, fleet: Fleet) -> None:
         """Count the work of these engines from now on."""
         self._fleet = fleet
         self._worked = {name: member.work.total_ns() for name, member in fleet.crew.members.items()}
+
+    def watch_rewards(self, routing: Routing | None) -> None:
+        """From now on these rewards score."""
+        self._routing = routing
+
+    def failed(self, reason: str) -> None:
+        """An episode failed for good; each reason is told once."""
+        note = self._notes.of_failure(reason)
+        if note is not None:
+            self.note(note)
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._live.phase(name, total)
@@ -45,11 +59,19 @@ class Watching:
         self._live.step(told)
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(_shown(groups, "train", state.step, state.version - 1))
+        if self._routing is not None:
+            for note in self._notes.of_unused(self._routing, [group.task.tag for group in groups]):
+                self.note(note)
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
         self._run.add_samples(_shown(found.groups, "evaluation", step, found.version, len(found.groups)))
-        self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}")
+        failed = found.figures["samples/failed"]
+        told = f", {failed:,.0f} failed" if failed else ""
+        self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{told}")
+        for group in found.groups:
+            if group.failed:
+                self.failed(group.last_error)
 
     def _busy(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The part of the step in which learner and engines had work."""
@@ -77,6 +99,8 @@ def _shown(
             "task": group.task.name,
             "completion": episode.score.shown,
             "reward": episode.score.reward,
+            **({"parts": dict(episode.score.parts)} if episode.score.parts else {}),
+            **({"answer": episode.score.answer} if episode.score.answer else {}),
             "lag": int(version - episode.made_by.min()) if episode.made else 0,
             "tokens": episode.made,
         }

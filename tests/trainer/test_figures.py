@@ -7,7 +7,7 @@ import pytest
 from roost.learner.selection import Selection
 from roost.trainer.batch import batch_of, with_scores
 from roost.trainer.feed import Tally
-from roost.trainer.figures import Learnt, of_all, of_groups, of_learning, of_mismatch, of_time
+from roost.trainer.figures import Learnt, of_all, of_groups, of_learning, of_mismatch, of_parts, of_time
 from tests.trainer.made_groups import made_group
 
 
@@ -32,6 +32,23 @@ def test_what_was_collected():
         "groups/replaced": 4.0,
         "episode/seconds": 1.0,
     }
+
+
+def test_what_each_reward_gave():
+    first, second = made_group(0, [1.0, 0.0]), made_group(1, [0.5])
+    given = [{"exact": 1.0}, {"exact": 0.0, "scenario": 3.0}]
+    episodes = [
+        replace(episode, score=replace(episode.score, parts=parts))
+        for episode, parts in zip(first.episodes, given, strict=True)
+    ]
+    assert of_parts([replace(first, episodes=tuple(episodes)), second], ["exact", "polite"]) == {
+        "reward/exact/mean": 0.5,
+        "reward/exact/scored": 2.0,
+        "reward/polite/scored": 0.0,
+        "reward/scenario/mean": 3.0,
+        "reward/scenario/scored": 1.0,
+    }
+    assert of_parts([second]) == {}
 
 
 def test_nothing_collected_is_told_without_an_error():

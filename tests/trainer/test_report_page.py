@@ -220,6 +220,24 @@ class TestRollouts:
         assert "{{data}}" in seen and NASTY.startswith(seen[:40])
         assert page.locator("td img, td script").count() == 0
 
+    def test_what_each_reward_gave(self, show, tmp_path):
+        run = make_run(tmp_path, steps=1)
+        run.add_samples(
+            [
+                {
+                    "step": 1,
+                    "kind": "train",
+                    "task": "t",
+                    "completion": "once",
+                    "reward": 2,
+                    "parts": {"<b>exact": 1, "p": 0.25},
+                }
+            ]
+        )
+        page = show(run)
+        page.fill("#rollout-search", "once")
+        assert page.locator("td.of-reward").first.inner_text().split() == ["2", "<b>exact", "1", "p", "0.250"]
+
     def test_a_huge_text_is_folded(self, show, run):
         page = show(run)
         page.fill("#rollout-search", "characters left out")

@@ -13,7 +13,7 @@ class Answer:
     """What came of an episode, to be scored."""
 
     task: Task  # its data holds what the reward needs: the right answer, unit tests, a rubric
-    text: str  # what the policy said, as the scenario shows it
+    text: str  # what the policy said, as the scenario wants it judged
     reward: float = 0.0  # what the scenario gave it
 
 

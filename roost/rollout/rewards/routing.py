@@ -47,3 +47,12 @@ class Routing:
         if self.own is not None and self.own.takes(tag):
             weighted.append(self.own.weight * own)
         return sum(weighted)
+
+    def parts(self, tag: str, own: float, scores: Mapping[str, float]) -> dict[str, float]:
+        """What the answer's worth is made of, before it is weighted.
+
+        >>> Routing((Route("exact"),), Route(SCENARIO)).parts("", 9.0, {"exact": 1.0}), Routing().parts("", 9.0, {})
+        ({'exact': 1.0, 'scenario': 9.0}, {'scenario': 9.0})
+        """
+        counts_own = not self.of(tag) or (self.own is not None and self.own.takes(tag))
+        return {**scores, **({SCENARIO: own} if counts_own else {})}

@@ -19,8 +19,9 @@ class ScoredPlayer:
 
     async def play(self, asked: Play) -> Episode:
         episode = await self._player.play(asked)
+        given = episode.score
         try:
-            reward = await self._rewards.score(Answer(asked.task, episode.score.shown, episode.score.reward))
+            scored = await self._rewards.score(Answer(asked.task, given.answer or given.shown, given.reward))
         except RewardFailed as error:
             raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
-        return replace(episode, score=replace(episode.score, reward=reward))
+        return replace(episode, score=replace(given, reward=scored.reward, parts=scored.parts))

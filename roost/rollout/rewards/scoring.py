@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from roost.rollout.bounded import within
 from roost.rollout.rewards.errors import RewardFailed
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from roost.runtime.group import WorkerGroup
 
 LIMIT_S = 600.0
+COUNTS_LIMIT_S = 10.0  # numbers to look at: nobody waits long for them
+
+
+class Scored(NamedTuple):
+    """What an answer is worth, and what each reward gave it before that was weighted."""
+
+    reward: float
+    parts: dict[str, float]
 
 
 class Rewards:
@@ -31,32 +39,41 @@ class Rewards:
         groups: Mapping[str, WorkerGroup] | None = None,
         limit_s: float = LIMIT_S,
     ) -> None:
-        self._routing, self._limit_s = routing, limit_s
+        self.routing, self._limit_s = routing, limit_s
+        self._counted: dict[str, int] = {}
         remote = {name: RemoteReward(group) for name, group in (groups or {}).items()}
         self._rewards: dict[str, Reward] = {**local, **remote}
         missing = [route.name for route in routing.routes if route.name not in self._rewards]
         if missing:
             raise ValueError(f"there is no reward {', '.join(missing)}; there is {', '.join(self._rewards) or 'none'}")
 
-    async def score(self, answer: Answer) -> float:
-        """What an answer is worth in the end; RewardFailed where a reward that takes it cannot say."""
+    async def score(self, answer: Answer) -> Scored:
+        """What an answer is worth in the end, and by whom; RewardFailed where a reward that takes it cannot say."""
         tag = answer.task.tag
-        routes = self._routing.of(tag)
+        routes = self.routing.of(tag)
         # Each is waited for, whatever becomes of the others: none goes on unseen.
         scores = await asyncio.gather(*(self._scored(route, answer) for route in routes), return_exceptions=True)
         for score in scores:
             if isinstance(score, BaseException):
                 raise score
         found = {route.name: score for route, score in zip(routes, scores, strict=True) if isinstance(score, float)}
-        return finite(self._routing.total(tag, answer.reward, found), "the sum of all rewards")
+        total = finite(self.routing.total(tag, answer.reward, found), "the sum of all rewards")
+        return Scored(total, self.routing.parts(tag, answer.reward, found))
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """What the rewards count, such as answers that took too long."""
-        found = {}
-        for name, reward in self._rewards.items():
-            counts = getattr(reward, "counts", {})
-            found[name] = dict(await counts() if inspect.iscoroutinefunction(counts) else counts)
-        return {name: counts for name, counts in found.items() if counts}
+        """What the rewards count, such as answers that took too long; of one that cannot say, nothing."""
+        told = await asyncio.gather(*map(_counts, self._rewards.values()), return_exceptions=True)
+        found = zip(self._rewards, told, strict=True)
+        return {name: counts for name, counts in found if not isinstance(counts, BaseException) and counts}
+
+    async def new_counts(self) -> dict[str, int]:
+        """What was counted since the last time, by the names of metrics."""
+        told = await self.counts()
+        now = {f"reward/{name}/count/{key}": count for name, counts in told.items() for key, count in counts.items()}
+        # A worker that was started again counts from the beginning.
+        new = {name: count - min(count, self._counted.get(name, 0)) for name, count in now.items()}
+        self._counted |= now
+        return new
 
     async def close(self) -> None:
         await asyncio.gather(*(reward.close() for reward in self._rewards.values()))
@@ -70,3 +87,9 @@ class Rewards:
             raise RewardFailed(f"reward {route.name}: {error}") from error
         except Exception as error:  # whatever a user's reward raises
             raise RewardFailed(f"reward {route.name}: {type(error).__name__}: {error}") from error
+
+
+async def _counts(reward: Reward) -> dict[str, int]:
+    counts = getattr(reward, "counts", {})
+    told = await within(COUNTS_LIMIT_S, counts()) if inspect.iscoroutinefunction(counts) else counts
+    return {str(key): int(count) for key, count in dict(told).items()}

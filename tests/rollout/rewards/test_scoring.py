@@ -1,12 +1,16 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from roost.rollout.episode import Episode
+from roost.rollout.playing import Play
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.routing import SCENARIO, Route, Routing
+from roost.rollout.rewards.scored_player import ScoredPlayer
 from roost.rollout.rewards.scoring import Rewards
-from roost.rollout.scenario import Task
+from roost.rollout.scenario import Score, Task
 
 
 class Says:
@@ -33,7 +37,7 @@ def answer_of(tag, reward=9.0):
 def scored(rewards, answer, **more):
     routes = tuple(Route(name, frozenset(tags), weight) for name, (_, tags, weight) in rewards.items())
     local = {name: reward for name, (reward, *_) in rewards.items()}
-    return asyncio.run(Rewards(Routing(routes, **more), local, limit_s=0.2).score(answer))
+    return asyncio.run(Rewards(Routing(routes, **more), local, limit_s=0.2).score(answer)).reward
 
 
 def test_those_that_take_it_are_added_up_and_others_not_asked():
@@ -46,6 +50,28 @@ def test_those_that_take_it_are_added_up_and_others_not_asked():
 
 def test_an_answer_that_nobody_takes_keeps_the_scenarios():
     assert scored({"math": (Says(1.0), {"math"}, 2.0)}, answer_of("chat")) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("tag", "own", "parts"),
+    [
+        pytest.param("math", None, {"math": 1.0, "all": 0.5}, id="those that take it"),
+        pytest.param(
+            "math", Route(SCENARIO, weight=0.1), {"math": 1.0, "all": 0.5, "scenario": 9.0}, id="the scenario"
+        ),
+        pytest.param("math", Route(SCENARIO, frozenset({"code"})), {"math": 1.0, "all": 0.5}, id="not the scenario"),
+        pytest.param("chat", None, {"all": 0.5}, id="fewer"),
+    ],
+)
+def test_parts_are_what_each_gave_before_it_was_weighted(tag, own, parts):
+    routing = Routing((Route("math", frozenset({"math"}), 2.0), Route("all", weight=-1.0)), own)
+    rewards = Rewards(routing, {"math": Says(1.0), "all": Says(0.5)})
+    assert asyncio.run(rewards.score(answer_of(tag))).parts == parts
+
+
+def test_an_answer_that_nobody_takes_is_the_scenarios_alone():
+    rewards = Rewards(Routing((Route("math", frozenset({"math"})),)), {"math": Says(1.0)})
+    assert asyncio.run(rewards.score(answer_of("chat"))) == (9.0, {"scenario": 9.0})
 
 
 @pytest.mark.parametrize(
@@ -84,3 +110,49 @@ def test_counts_and_closing():
     assert asyncio.run(run()) == {"a": {"timeouts": 3}}
     assert counting.is_closed
     assert silent.is_closed
+
+
+def test_counts_of_a_step_are_those_since_the_last():
+    counting, broken = Says(1.0), Says(1.0)
+    broken.counts = "nothing that can be counted"
+    rewards = Rewards(Routing(), {"a": counting, "b": broken})
+
+    async def run():
+        found = []
+        for count in (3, 5, 5, 2):  # at last it was started again
+            counting.counts = {"timeouts": count}
+            found.append(await rewards.new_counts())
+        return found
+
+    assert asyncio.run(run()) == [{"reward/a/count/timeouts": new} for new in (3, 2, 0, 0)]
+
+
+class Plays:
+    """A player of one episode that was scored by its scenario."""
+
+    def __init__(self, score):
+        self.score = score
+
+    async def play(self, asked):
+        return Episode((), self.score, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("score", "judged"),
+    [
+        pytest.param(Score(9.0, "shown"), "shown", id="what is shown"),
+        pytest.param(Score(9.0, "shown", answer="answered"), "answered", id="the answer"),
+    ],
+)
+def test_what_is_judged(score, judged):
+    heard = []
+
+    class Hears(Says):
+        async def score(self, answer):
+            heard.append((answer.text, answer.reward))
+            return 0.5
+
+    player = ScoredPlayer(Plays(score), Rewards(Routing((Route("hears", weight=2.0),)), {"hears": Hears(0)}))
+    episode = asyncio.run(player.play(Play(Task("t"), 0, 0)))
+    assert heard == [(judged, 9.0)]
+    assert episode.score == replace(score, reward=1.0, parts={"hears": 0.5})

@@ -66,6 +66,9 @@ def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path)
     assert [len(spans_of(run, "play", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
     assert any(spans_of(run, "score", f"reward {rank}") for rank in (0, 1))
     assert {figures(run, "reward/max")[0], figures(run, "reward/min")[0]} <= {3.0, -1.0}
+    assert figures(run, "reward/exact/scored") == [16.0] * 2
+    assert figures(run, "reward/exact/mean") == figures(run, "reward/mean")
+    assert all(sample["parts"] == {"exact": sample["reward"]} for sample in run.sample_lines)
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}
 
 

@@ -93,7 +93,7 @@ function rolloutRow(one) {
     cell("kind", make("span", { class: `kind ${one.kind === "evaluation" ? "evaluation" : ""}` }, one.kind ?? "train")),
     cell("task", textOf(one.task)),
     cell("completion", textOf(one.completion)),
-    cell("reward", rewardOf(one.reward)),
+    cell("reward", rewardOf(one.reward), ...partsOf(one.parts)),
     cell("lag", spell(one.lag)),
     cell("tokens", spell(one.tokens)),
   );
@@ -105,6 +105,11 @@ function textOf(text) {
   if (words.length <= 240 && words.split("\n").length <= 5) return make("div", { class: "text" }, words || make("i", { class: "dim" }, "nothing"));
   const short = `${words.split("\n").slice(0, 4).join("\n").slice(0, 220).trimEnd()} …`;
   return make("details", { class: "text" }, make("summary", {}, short), words);
+}
+
+// What each reward gave, before it was weighted.
+function partsOf(parts) {
+  return Object.entries(parts ?? {}).map(([name, score]) => make("div", { class: "part dim" }, `${name} ${spell(score)}`));
 }
 
 function rewardOf(reward) {

@@ -1,0 +1,96 @@
+"""What is written and shown of rewards while a run goes on."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from roost.rollout.rewards.routing import Route, Routing
+from roost.rollout.scenario import Task
+from roost.trainer.checkpoints import TrainerState
+from roost.trainer.evaluation import Evaluation
+from roost.trainer.live_view import LiveView
+from roost.trainer.metrics.fan_out import open_metrics
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.watching import Watching
+from tests.trainer.made_groups import made_group
+
+
+class Watched:
+    def __init__(self, folder):
+        self.run = RunFolder.create(folder / "run", "steps: 9", "{}")
+        self.console = Console(file=io.StringIO(), width=200)
+        self.watching = Watching(self.run, open_metrics(self.run), LiveView(9, self.console))
+
+    def step(self, number, groups, **figures):
+        measured = {"time/step": 1.0, "reward/mean": 0.5} | {
+            key.replace("__", "/"): one for key, one in figures.items()
+        }
+        self.watching.step_done(TrainerState(number, number), measured, groups)
+
+    @property
+    def said(self):
+        return self.console.file.getvalue().splitlines()
+
+
+@pytest.fixture
+def watched(tmp_path):
+    return Watched(tmp_path)
+
+
+def tagged(group, tag):
+    return replace(group, task=Task("t", tag=tag))
+
+
+def test_a_reward_that_takes_no_task_is_told_once(watched):
+    routing = Routing((Route("exact", frozenset({"maths"})), Route("polite")))
+    watched.watching.watch_rewards(routing)
+    for step in (1, 2):
+        watched.step(step, [tagged(made_group(0, [1.0]), "math"), made_group(1, [0.0])])
+    notes = [line for line in watched.said if line.startswith("reward ")]
+    assert notes == [
+        "reward exact scores nothing in this step: its tags are maths, and the tasks have math (1), no tag (1)"
+    ]
+
+
+def test_each_reason_of_failures_is_told_once(watched):
+    for task in ("'1+1'", "'2+2'"):
+        watched.watching.failed(f"it could not be scored: reward exact: the data of task {task} has no 'answer'")
+    watched.watching.failed("TimeoutError: it was not over after 9 s")
+    assert watched.said == [
+        "an episode failed: it could not be scored: reward exact: the data of task '1+1' has no 'answer'",
+        "an episode failed: TimeoutError: it was not over after 9 s",
+    ]
+
+
+def test_many_reasons_are_too_many(watched):
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        watched.watching.failed(letter * 3)
+    assert len(watched.said) == 11 and "many more reasons" in watched.said[-1]
+
+
+def test_a_step_says_how_many_failed(watched):
+    watched.step(1, [made_group(0, [1.0])], samples__failed=0.0)
+    watched.step(2, [made_group(1, [1.0])], samples__failed=3.0)
+    assert ["failed" in line for line in watched.said] == [False, True]
+    assert "failed 3" in watched.said[1]
+
+
+def test_an_evaluation_says_how_many_failed_and_why(watched):
+    group = made_group(0, [1.0], failed=2, last_error="the judge is down")
+    watched.watching.evaluated(1, Evaluation(1, (group,)))
+    assert watched.said == [
+        "evaluation of version 1: mean reward 1.000, 2 failed",
+        "an episode failed: the judge is down",
+    ]
+
+
+def test_rollouts_have_what_each_reward_gave(watched):
+    group = made_group(0, [1.0])
+    (episode,) = group.episodes
+    score = replace(episode.score, parts={"exact": 1.0, "polite": 0.25}, answer="4")
+    watched.step(1, [replace(group, episodes=(replace(episode, score=score),)), made_group(1, [0.0])])
+    first, second = watched.run.sample_lines
+    assert (first["parts"], first["answer"]) == ({"exact": 1.0, "polite": 0.25}, "4")
+    assert "parts" not in second and "answer" not in second
