@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from roost.engines.errors import EngineError, EngineRefused
+from roost.engines.errors import EngineError, EngineLost, EngineRefused
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.judge_reply import PATTERN, TEMPLATE, Reading, filled
 from roost.rollout.rewards.reward import Answer
@@ -17,6 +19,7 @@ REMINDER = (
     "I cannot read a number from {lowest} to {highest} in your reply. Give it again, in the form that was asked for."
 )
 NO_REFERENCE = "(none)"
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # between two questions to a server that is busy
 
 
 class Judge:
@@ -39,6 +42,7 @@ class Judge:
         default: float | None = None,
         concurrency: int = 32,
         limit_s: float = 120.0,
+        patience_s: float = 60.0,
         max_tokens: int = 1024,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
@@ -54,7 +58,9 @@ class Judge:
         self._template, self._question, self._reference = template, question, reference
         self._reading = Reading(lowest, highest, pattern, json_key)
         self._scale, self._tries, self._default = scale, tries, default
-        self._limit_s = limit_s
+        if patience_s < 0:
+            raise ValueError(f"patience_s is {patience_s}; it cannot be below 0")
+        self._limit_s, self._patience_s = limit_s, patience_s
         self._places = asyncio.Semaphore(concurrency)
         self._malformed = self._failed = 0
 
@@ -95,7 +101,9 @@ class Judge:
         failure = ""
         for _ in range(self._tries):
             try:
-                reply, is_cut = await self._reply(messages)
+                reply, is_cut = await self._patient_reply(messages)
+            except EngineLost as error:
+                raise RewardFailed(f"the judge does not answer: {error}") from error
             except EngineRefused as error:
                 raise RewardFailed(f"the judge refuses: {error}") from error
             except EngineError as error:
@@ -112,6 +120,19 @@ class Judge:
                 {"role": "user", "content": self._reminder},
             ]
         raise RewardFailed(f"the judge gave no number in {self._tries} tries; {failure}")
+
+    async def _patient_reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
+        """What the judge says; one that is busy, or not there, is asked again later, for so long."""
+        began, wait_s = time.monotonic(), FIRST_WAIT_S
+        while True:
+            try:
+                return await self._reply(messages)
+            except EngineLost:
+                pause_s = wait_s * random.uniform(0.5, 1.0)  # so that not all come back at the same time
+                if time.monotonic() + pause_s - began > self._patience_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
         """What the judge says, and whether it was cut off: then its last number may be half a number."""

@@ -157,14 +157,14 @@ def test_a_judge_that_forgot_the_number_is_reminded(judged):
     ("reply", "asked", "message"),
     [
         pytest.param(says("good"), 2, "no number in 2 tries; its reply has no number: 'good'", id="never a number"),
-        pytest.param((500, {"message": "boom"}), 2, "500, boom", id="never an answer"),
+        pytest.param((500, {"message": "boom"}), 1, "does not answer: .*500, boom", id="never an answer"),
         pytest.param((400, {"message": "too long"}), 1, "refuses.*400, too long", id="refused"),
     ],
 )
 def test_failures(judged, reply, asked, message):
     bench = Bench(reply)
     with pytest.raises(RewardFailed, match=message):
-        judged(bench, tries=2)
+        judged(bench, tries=2, patience_s=0)
     assert len(bench.asked) == asked
     assert bench.counts["failed"] == 1
 
@@ -184,9 +184,17 @@ def test_a_judge_that_does_not_answer(judged):
 
     try:
         with pytest.raises(RewardFailed, match=r"no answer within 0\.2 s"):
-            judged(Bench(hang), tries=1, limit_s=0.2)
+            judged(Bench(hang), tries=1, limit_s=0.2, patience_s=0)
     finally:
         gone.set()
+
+
+def test_a_busy_judge_is_waited_for(judged, monkeypatch):
+    """Longer than the calls themselves try, and beyond the tries for a number."""
+    monkeypatch.setattr("roost.rollout.rewards.judge.FIRST_WAIT_S", 0.01)
+    bench = Bench(*[(500, {"message": "starting"})] * 5, says("Score: 5"))
+    assert judged(bench, tries=1) == 0.5
+    assert len(bench.asked) == 6 and bench.counts == {"malformed": 0, "failed": 0}
 
 
 def test_so_many_at_a_time(judged):
@@ -210,6 +218,7 @@ def test_a_task_without_the_reference_is_a_failure_at_once(judged):
         pytest.param({"pattern": r"\d+"}, "no group", id="no group"),
         pytest.param({"pattern": "("}, "cannot be read", id="no pattern"),
         pytest.param({"tries": 0}, "tries is 0", id="tries"),
+        pytest.param({"patience_s": -1}, "patience_s is -1", id="patience"),
         pytest.param({"api_key_env": "ROOST_NO_SUCH_KEY"}, "ROOST_NO_SUCH_KEY has no key", id="key"),
     ],
 )
