@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,13 +42,16 @@ class Function:
         self._keys = dict(keys or {})
         self._named = named_arguments(self._function, self._keys)
         self._limit_s = limit_s
+        self._is_async = inspect.iscoroutinefunction(self._function)
+        self._places = asyncio.Semaphore(threads)  # the limit counts from when there is a thread for it
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"reward-{self._name}")
 
     async def score(self, answer: Answer) -> float:
         offered = dict(zip(OFFERED, (answer, answer.task, answer.task.data, answer.text, answer.reward), strict=True))
         arguments = {name: offered[name] for name in self._named} | self._keys
         try:
-            return finite(await within(self._limit_s, self._called(arguments)), self._name)
+            async with self._places if not self._is_async else contextlib.nullcontext():
+                return finite(await within(self._limit_s, self._called(arguments)), self._name)
         except TimeoutError as error:
             raise RewardFailed(f"{self._name} was not over after {self._limit_s:g} s") from error
 
@@ -56,7 +60,7 @@ class Function:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _called(self, arguments: dict[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(self._function):
+        if self._is_async:
             return await self._function(**arguments)
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(self._threads, lambda: self._function(**arguments))

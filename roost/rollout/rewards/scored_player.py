@@ -12,16 +12,18 @@ from roost.rollout.rewards.scoring import Rewards
 
 
 class ScoredPlayer:
-    """Plays as another does, and lets rewards score what came of it."""
+    """Plays as another does, and then lets rewards score what came of it."""
 
     def __init__(self, player: Player, rewards: Rewards) -> None:
         self._player, self._rewards = player, rewards
 
     async def play(self, asked: Play) -> Episode:
-        episode = await self._player.play(asked)
-        given = episode.score
+        return await self._player.play(asked)
+
+    async def scored(self, asked: Play, played: Episode) -> Episode:
+        given = played.score
         try:
             scored = await self._rewards.score(Answer(asked.task, given.answer or given.shown, given.reward))
         except RewardFailed as error:
             raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
-        return replace(episode, score=replace(given, reward=scored.reward, parts=scored.parts))
+        return replace(played, score=replace(given, reward=scored.reward, parts=scored.parts))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from roost.runtime.group import WorkerGroup
 
 LIMIT_S = 600.0
+CLOSE_LIMIT_S = 30.0
 COUNTS_LIMIT_S = 10.0  # numbers to look at: nobody waits long for them
 
 
@@ -76,7 +77,9 @@ class Rewards:
         return new
 
     async def close(self) -> None:
-        await asyncio.gather(*(reward.close() for reward in self._rewards.values()))
+        """End what the rewards hold; whatever one of them makes of it, the others end and the run is not lost."""
+        closing = (within(CLOSE_LIMIT_S, reward.close()) for reward in self._rewards.values())
+        await asyncio.gather(*closing, return_exceptions=True)
 
     async def _scored(self, route: Route, answer: Answer) -> float:
         try:

@@ -109,6 +109,29 @@ def test_what_takes_too_long_is_a_failure():
         asyncio.run(outcome(Function(lambda: time.sleep(1), limit_s=0.1)))
 
 
+def test_waiting_for_a_thread_is_not_taking_too_long(monkeypatch):
+    """The time of so many runs as there are threads."""
+    running, most = 0, 0
+
+    async def noted(limit_s, work):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await work
+        finally:
+            running -= 1
+
+    monkeypatch.setattr("roost.rollout.rewards.function.within", noted)
+
+    async def run():
+        reward = Function(lambda: time.sleep(0.01) or 1.0, threads=2)
+        return await asyncio.gather(*(reward.score(ANSWER) for _ in range(9)))
+
+    assert asyncio.run(run()) == [1.0] * 9
+    assert most == 2
+
+
 @pytest.mark.parametrize("keys", [{"threads": 0}, {"limit_s": 0}], ids=str)
 def test_wrong_keys(keys):
     with pytest.raises(ValueError, match=next(iter(keys))):

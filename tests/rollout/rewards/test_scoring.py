@@ -1,16 +1,12 @@
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from roost.rollout.episode import Episode
-from roost.rollout.playing import Play
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.routing import SCENARIO, Route, Routing
-from roost.rollout.rewards.scored_player import ScoredPlayer
 from roost.rollout.rewards.scoring import Rewards
-from roost.rollout.scenario import Score, Task
+from roost.rollout.scenario import Task
 
 
 class Says:
@@ -127,32 +123,11 @@ def test_counts_of_a_step_are_those_since_the_last():
     assert asyncio.run(run()) == [{"reward/a/count/timeouts": new} for new in (3, 2, 0, 0)]
 
 
-class Plays:
-    """A player of one episode that was scored by its scenario."""
+def test_one_that_cannot_be_closed_does_not_keep_others_from_it():
+    class Stuck(Says):
+        async def close(self):
+            raise OSError("gone")
 
-    def __init__(self, score):
-        self.score = score
-
-    async def play(self, asked):
-        return Episode((), self.score, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("score", "judged"),
-    [
-        pytest.param(Score(9.0, "shown"), "shown", id="what is shown"),
-        pytest.param(Score(9.0, "shown", answer="answered"), "answered", id="the answer"),
-    ],
-)
-def test_what_is_judged(score, judged):
-    heard = []
-
-    class Hears(Says):
-        async def score(self, answer):
-            heard.append((answer.text, answer.reward))
-            return 0.5
-
-    player = ScoredPlayer(Plays(score), Rewards(Routing((Route("hears", weight=2.0),)), {"hears": Hears(0)}))
-    episode = asyncio.run(player.play(Play(Task("t"), 0, 0)))
-    assert heard == [(judged, 9.0)]
-    assert episode.score == replace(score, reward=1.0, parts={"hears": 0.5})
+    other = Says(1.0)
+    asyncio.run(Rewards(Routing(), {"a": Stuck(1.0), "b": other}).close())
+    assert other.is_closed

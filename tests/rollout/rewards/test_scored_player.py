@@ -1,0 +1,88 @@
+"""Episodes that rewards score once they were played."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from roost.rollout.episode import Episode
+from roost.rollout.playing import Play, PlayFailed
+from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.routing import Route, Routing
+from roost.rollout.rewards.scored_player import ScoredPlayer
+from roost.rollout.rewards.scoring import Rewards
+from roost.rollout.scenario import Score, Task
+from roost.spec.training import CollectSettings
+from roost.trainer.feed import Feed
+from tests.rollout.script import Script, ran
+
+
+class Hears:
+    """A reward that does what a test says with the answers it hears."""
+
+    def __init__(self, scores):
+        self._scores = scores
+
+    async def score(self, answer):
+        return await self._scores(answer)
+
+    async def close(self):
+        pass
+
+
+def scored_by(player, scores, weight=1.0):
+    return ScoredPlayer(player, Rewards(Routing((Route("hears", weight=weight),)), {"hears": Hears(scores)}))
+
+
+@pytest.mark.parametrize(
+    ("score", "judged"),
+    [
+        pytest.param(Score(9.0, "shown"), "shown", id="what is shown"),
+        pytest.param(Score(9.0, "shown", answer="answered"), "answered", id="the answer"),
+    ],
+)
+def test_what_is_judged(score, judged):
+    heard = []
+
+    async def half(answer):
+        heard.append((answer.text, answer.reward))
+        return 0.5
+
+    scoring = scored_by(None, half, weight=2.0).scored(Play(Task("t"), 0, 0), Episode((), score, 1.0))
+    episode = asyncio.run(scoring)
+    assert heard == [(judged, 9.0)]
+    assert episode.score == replace(score, reward=1.0, parts={"hears": 0.5})
+
+
+def test_what_cannot_be_scored_has_failed():
+    async def fails(answer):
+        raise RewardFailed("no key")
+
+    with pytest.raises(PlayFailed, match="it could not be scored: reward hears: no key"):
+        asyncio.run(scored_by(None, fails).scored(Play(Task("t"), 0, 0), Episode((), Score(1.0), 1.0)))
+
+
+def test_others_are_played_while_one_is_scored():
+    """There is one place to play in: with it taken by what is scored, the second would never be played."""
+
+    async def run():
+        heard, both = [], asyncio.Event()
+
+        async def together(answer):
+            heard.append(answer)
+            if len(heard) == 2:
+                both.set()
+            await both.wait()
+            return 1.0
+
+        async def plays(number, episode, attempt):
+            return 0.0
+
+        script, collect = Script(plays), CollectSettings(groups=1, group_size=2, concurrency=1)
+        feed = Feed(script, scored_by(script.player(collect), together), collect, 0, 11)
+        feed.begin(0)
+        (group,) = await feed.take(0)
+        await feed.close()
+        return group.rewards
+
+    assert ran(run()) == (1.0, 1.0)
