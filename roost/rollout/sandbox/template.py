@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import IO
 
-from roost.rollout.sandbox.inside.template import FORK, LONGEST, NOT_YET, STATUS
+from roost.rollout.sandbox.inside.template import FORK, LONGEST, NONE, STATUS
 from roost.rollout.sandbox.interpreter import start_interpreter
 
 _ANSWERS_WITHIN_S = 30.0  # it has next to nothing to do
@@ -46,7 +46,10 @@ class Template:
     def fork(self, stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> Forked:
         """A new sandbox."""
         given = stdin if isinstance(stdin, int) else stdin.fileno()
-        pid = int(self._answer(FORK, [given, output.fileno(), connection.fileno()]))
+        told = self._answer(FORK, [given, output.fileno(), connection.fileno()])
+        if told == NONE:
+            raise BlockingIOError(errno.EAGAIN, "no process could be forked: the machine allows no more")
+        pid = int(told)
         try:
             return Forked(self, pid, os.pidfd_open(pid))
         except OSError:  # there are too many open files
@@ -61,18 +64,19 @@ class Template:
             told = self._answer(STATUS + str(pid).encode())
         except TemplateGone:
             return -signal.SIGKILL  # as the kernel does to what the template leaves behind
-        return None if told == NOT_YET else int(told)
+        return None if told == NONE else int(told)
 
     def _answer(self, request: bytes, descriptors: Sequence[int] = ()) -> str:
         try:
             socket.send_fds(self._control, [request], descriptors)
             told = self._control.recv(LONGEST)
-        except OSError as error:
-            self._end()  # an answer that comes late must not be taken for that to the next request
-            raise TemplateGone from error
-        if not told:
+            if not told:
+                raise ConnectionResetError("it ended")
+        except BaseException as error:  # an answer that comes late must not be taken for that to the next request
             self._end()
-            raise TemplateGone
+            if isinstance(error, OSError):
+                raise TemplateGone from error
+            raise
         return told.decode()
 
 

@@ -1,6 +1,7 @@
 """What sandboxes are forked from: it comes and goes unseen, and they share nothing by it."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from roost.rollout.sandbox import child, template
 from roost.rollout.sandbox.execution import Fault
+from roost.rollout.sandbox.inside import template as inside_template
 from roost.rollout.sandbox.sandbox import Sandbox, run_once
 from tests.rollout.sandbox.playground import LIMIT_S, PATIENT, executed, ran
 
@@ -241,6 +243,29 @@ def test_a_template_that_does_not_answer_is_replaced():
 
     stopped, output = ran(in_new_thread(work))
     assert output == "1\n" and not stopped.is_running()
+
+
+def test_no_room_for_one_more_is_no_end_of_others(monkeypatch):
+    def no_room():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_room)
+    ours, theirs = os.pipe()
+    assert inside_template._forked(None, [ours, theirs]) == inside_template.NONE
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ours)  # it keeps nothing of what did not come to be
+
+
+def test_that_there_is_no_room_is_told(monkeypatch):
+    async def run():
+        async with await Sandbox.start() as sandbox:
+            with monkeypatch.context() as patch:
+                patch.setattr(template.Template, "_answer", lambda *_: inside_template.NONE)
+                with pytest.raises(BlockingIOError, match="no process could be forked"):
+                    await Sandbox.start()
+            return await sandbox.execute("print('alive')")
+
+    assert ran(run()).output == "alive\n"
 
 
 def test_where_nothing_can_be_forked_a_fresh_interpreter_does(monkeypatch):

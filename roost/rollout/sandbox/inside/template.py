@@ -19,7 +19,7 @@ from typing import NoReturn, cast
 from roost.rollout.sandbox.inside.kernel import PR_SET_PDEATHSIG, Kernel
 from roost.rollout.sandbox.inside.main import main
 
-FORK, STATUS, NOT_YET = b"fork", b"status ", "-"
+FORK, STATUS, NONE = b"fork", b"status ", "-"
 LONGEST = 64  # of requests and answers, in bytes
 DESCRIPTORS = 3  # of a sandbox: its input, its output, its connection
 _CONNECTION = 3  # where a sandbox has it, after input, output and errors
@@ -69,24 +69,28 @@ def serve(descriptor: int, owner: int) -> None:
         if not request:
             return
         is_fork = request == FORK
-        answer = str(_forked(control, descriptors)) if is_fork else _status(int(request.removeprefix(STATUS)))
+        answer = _forked(control, descriptors) if is_fork else _status(int(request.removeprefix(STATUS)))
         control.send(answer.encode())
 
 
-def _forked(control: socket.socket, descriptors: list[int]) -> int:
-    pid = os.fork()
+def _forked(control: socket.socket, descriptors: list[int]) -> str:
+    """The number of a new sandbox; none where the machine has no room for one, which is nothing to end others for."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
     if pid == 0:
         control.detach()  # its number becomes another's
         _be_a_sandbox(*descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
-    return pid
+    return str(pid) if pid > 0 else NONE
 
 
 def _status(pid: int) -> str:
     """How a fork ended, which is told once; nothing where it has not."""
     ended, status = os.waitpid(pid, os.WNOHANG)
-    return str(os.waitstatus_to_exitcode(status)) if ended else NOT_YET
+    return str(os.waitstatus_to_exitcode(status)) if ended else NONE
 
 
 def _be_a_sandbox(given: int, output: int, connection: int) -> NoReturn:
