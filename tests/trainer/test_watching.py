@@ -13,6 +13,7 @@ from roost.trainer.evaluation import Evaluation
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import open_metrics
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.summary import print_summary
 from roost.trainer.watching import Watching
 from tests.trainer.made_groups import made_group
 
@@ -75,6 +76,14 @@ def test_a_step_says_how_many_failed(watched):
     watched.step(2, [made_group(1, [1.0])], samples__failed=3.0)
     assert ["failed" in line for line in watched.said] == [False, True]
     assert "failed 3" in watched.said[1]
+
+
+def test_the_summary_says_how_many_failed(watched):
+    for step, failed in ((1, 0.0), (2, 3.0), (3, 1.0)):
+        watched.step(step, [made_group(step, [1.0])], samples__failed=failed)
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(watched.run, console)
+    assert "failed   4 episodes" in console.file.getvalue()
 
 
 def test_an_evaluation_says_how_many_failed_and_why(watched):
