@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from roost.rollout.episode import Episode, Group
-from roost.rollout.playing import Play, Player, ScoresApart
+from roost.rollout.place import Place
+from roost.rollout.playing import Play, Player
 from roost.rollout.scenario import Task
 from roost.runtime.failure import WorkerFailed
 from roost.spec.training import CollectSettings
@@ -83,11 +84,8 @@ class GroupPlay:
     async def _play(self, index: int) -> None:
         for attempt in range(self._settings.attempts):
             try:
-                asked = Play(self.task, self.number, index, attempt)
-                async with self._places:
-                    episode = await self._player.play(asked)
-                if isinstance(self._player, ScoresApart):  # engines play others meanwhile
-                    episode = await self._player.scored(asked, episode)
+                async with Place(self._places):
+                    episode = await self._player.play(Play(self.task, self.number, index, attempt))
             except WorkerFailed as error:  # of somebody else than who plays: more is lost than this episode
                 self.fatal = error
                 return

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from roost.rollout.bounded import within
 from roost.rollout.episode import Episode, Ints
@@ -47,15 +47,6 @@ class Player(Protocol):
 
     async def play(self, asked: Play) -> Episode:
         """Play to the end; whatever goes wrong is a PlayFailed. Cancelling it ends the episode."""
-        ...
-
-
-@runtime_checkable
-class ScoresApart(Protocol):
-    """A player whose episodes are scored once they were played, when they have no more use for an engine."""
-
-    async def scored(self, asked: Play, played: Episode) -> Episode:
-        """The episode with its score; PlayFailed where it cannot be scored."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roost.rollout.episode import Episode
+from roost.rollout.place import leave_place
 from roost.rollout.playing import Play, Player, PlayFailed, whole_traceback
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
@@ -18,12 +19,11 @@ class ScoredPlayer:
         self._player, self._rewards = player, rewards
 
     async def play(self, asked: Play) -> Episode:
-        return await self._player.play(asked)
-
-    async def scored(self, asked: Play, played: Episode) -> Episode:
-        given = played.score
+        episode = await self._player.play(asked)
+        given = episode.score
+        leave_place()  # engines play others meanwhile
         try:
             scored = await self._rewards.score(Answer(asked.task, given.answer or given.shown, given.reward))
         except RewardFailed as error:
             raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
-        return replace(played, score=replace(given, reward=scored.reward, parts=scored.parts))
+        return replace(episode, score=replace(given, reward=scored.reward, parts=scored.parts))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from roost.rollout.episode import Episode
+from roost.rollout.place import Place, leave_place
 from roost.rollout.playing import Play, PlayFailed
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.routing import Route, Routing
@@ -30,6 +31,16 @@ class Hears:
         pass
 
 
+class Plays:
+    """A player of one episode that was scored by its scenario."""
+
+    def __init__(self, score):
+        self._score = score
+
+    async def play(self, asked):
+        return Episode((), self._score, 1.0)
+
+
 def scored_by(player, scores, weight=1.0):
     return ScoredPlayer(player, Rewards(Routing((Route("hears", weight=weight),)), {"hears": Hears(scores)}))
 
@@ -48,8 +59,7 @@ def test_what_is_judged(score, judged):
         heard.append((answer.text, answer.reward))
         return 0.5
 
-    scoring = scored_by(None, half, weight=2.0).scored(Play(Task("t"), 0, 0), Episode((), score, 1.0))
-    episode = asyncio.run(scoring)
+    episode = asyncio.run(scored_by(Plays(score), half, weight=2.0).play(Play(Task("t"), 0, 0)))
     assert heard == [(judged, 9.0)]
     assert episode.score == replace(score, reward=1.0, parts={"hears": 0.5})
 
@@ -59,7 +69,7 @@ def test_what_cannot_be_scored_has_failed():
         raise RewardFailed("no key")
 
     with pytest.raises(PlayFailed, match="it could not be scored: reward hears: no key"):
-        asyncio.run(scored_by(None, fails).scored(Play(Task("t"), 0, 0), Episode((), Score(1.0), 1.0)))
+        asyncio.run(scored_by(Plays(Score(1.0)), fails).play(Play(Task("t"), 0, 0)))
 
 
 def test_others_are_played_while_one_is_scored():
@@ -86,3 +96,21 @@ def test_others_are_played_while_one_is_scored():
         return group.rewards
 
     assert ran(run()) == (1.0, 1.0)
+
+
+def test_a_place_that_was_left_is_left_once():
+    """One more than there are would be free if its end counted again."""
+
+    async def run():
+        places = asyncio.Semaphore(1)
+        for _ in range(2):
+            async with Place(places):
+                assert places.locked()
+                leave_place()
+                leave_place()
+                assert not places.locked()
+        await places.acquire()
+        leave_place()  # of nobody who plays
+        return places.locked()
+
+    assert asyncio.run(run())
