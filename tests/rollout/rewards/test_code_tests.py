@@ -254,7 +254,7 @@ if __name__ == "__main__":
     ],
 )
 def test_a_file_of_unittest(text, expected):
-    assert scored(text, SUITE, limit_s=3 if "while" in text else 10) == expected
+    assert scored(text, SUITE, limit_s=0.5 if "while" in text else 30) == expected
 
 
 FUNCTIONS = """
