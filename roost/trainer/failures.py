@@ -13,6 +13,7 @@ from roost.rollout.playing import Play, Player, PlayFailed
 from roost.spec.errors import counted
 
 MOST_REASONS = 50  # files in the folder
+_TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # by name, which is another in every group
 LONGEST = 4_000  # characters of a reason, and of a task's name; those who send a traceback cut it
 
 
@@ -58,13 +59,13 @@ class NotingPlayer:
 
 
 def file_name(reason: str) -> str:
-    """A name for all reasons that differ in numbers alone, but not in the line of a file.
+    """A name for all reasons that differ in numbers or the task alone, but not in the line of a file.
 
     >>> file_name("ValueError: 3 is odd (a.py:7)"), file_name("ValueError: 5 is odd (a.py:7)")
     ('ValueError-da29793b.txt', 'ValueError-da29793b.txt')
     """
     kind = re.sub(r"\W.*", "", reason.strip(), flags=re.DOTALL)[:40] or "failure"
-    alike = re.sub(r"(?<![:\d])\d+", "0", reason[:LONGEST])
+    alike = re.sub(r"(?<![:\d])\d+", "0", _TASK.sub("task", reason[:LONGEST]))
     return f"{kind}-{zlib.crc32(alike.encode(errors='replace')):08x}.txt"
 
 

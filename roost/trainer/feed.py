@@ -57,7 +57,6 @@ class Feed:
         on_progress: Callable[[int, int], None] | None = None,
         on_end: Callable[[int], None] | None = None,  # of a group, by its number
         steps: int | None = None,  # that are left: no group is begun for steps that will not be
-        on_failure: Callable[[str], None] | None = None,  # of an episode; why it was
     ) -> None:
         position = position or Position()
         self.tally = Tally()
@@ -74,7 +73,7 @@ class Feed:
         self._lost_in_a_row = 0
         self._places = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
-        self._on_progress, self._on_end, self._on_failure = on_progress, on_end, on_failure
+        self._on_progress, self._on_end = on_progress, on_end
         self._wanted = None if steps is None else steps * settings.groups
 
     @property
@@ -154,8 +153,6 @@ class Feed:
         )
 
     def _is_wanted(self, group: Group) -> bool:
-        if group.failed and self._on_failure is not None:
-            self._on_failure(group.last_error)
         if not group.episodes:
             self.tally.lost_groups += 1
             self._lost_in_a_row += 1

@@ -161,7 +161,6 @@ class Running:
             lambda done, total: self._watching.advance(done),
             self._stages.training.on_end,
             settings.steps - self.state.step,
-            self._watching.failed,
         )
         loop = Loop(
             settings,

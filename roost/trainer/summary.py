@@ -26,9 +26,6 @@ def print_summary(run: RunFolder, console: Console) -> None:
     if rewards:
         console.print(f"reward   {sparkline(tuple(rewards))}  {rewards[0]:.3f} -> {rewards[-1]:.3f}")
     _print_samples(run, console)
-    failed = sum(number_of(step, "samples/failed") or 0.0 for step in steps)
-    if failed:
-        console.print(f"failed   {failed:,.0f} episodes, which were not learnt from")
     if steps:
         _print_failures(run, steps, console)
         _print_times(steps, console)

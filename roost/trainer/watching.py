@@ -10,9 +10,9 @@ from roost.rollout.episode import Group
 from roost.rollout.rewards.routing import Routing
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import Evaluation
+from roost.trainer.idle_rewards import idle_rewards
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import FanOut
-from roost.trainer.notes import Notes
 from roost.trainer.run_folder import RunFolder
 
 SHOWN_SAMPLES = 4  # of each step, kept to be looked at
@@ -27,7 +27,7 @@ class Watching:
         self._fleet: Fleet | None = None
         self._worked: dict[str, int] = {}
         self._routing: Routing | None = None
-        self._notes = Notes()
+        self._idle: set[str] = set()  # rewards that were told to have nothing to score
 
     def watch(self, fleet: Fleet) -> None:
         """Count the work of these engines from now on."""
@@ -37,12 +37,6 @@ class Watching:
     def watch_rewards(self, routing: Routing | None) -> None:
         """From now on these rewards score."""
         self._routing = routing
-
-    def failed(self, reason: str) -> None:
-        """An episode failed for good; each reason is told once."""
-        note = self._notes.of_failure(reason)
-        if note is not None:
-            self.note(note)
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._live.phase(name, total)
@@ -60,8 +54,10 @@ class Watching:
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(_shown(groups, "train", state.step, state.version - 1))
         if self._routing is not None:
-            for note in self._notes.of_unused(self._routing, [group.task.tag for group in groups]):
-                self.note(note)
+            for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
+                if name not in self._idle:
+                    self._idle.add(name)
+                    self.note(note)
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
@@ -69,9 +65,6 @@ class Watching:
         failed = found.figures["samples/failed"]
         told = f", {failed:,.0f} failed" if failed else ""
         self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{told}")
-        for group in found.groups:
-            if group.failed:
-                self.failed(group.last_error)
 
     def _busy(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The part of the step in which learner and engines had work."""

@@ -7,7 +7,7 @@ from rich.console import Console
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed
 from roost.rollout.scenario import Task
 from roost.trainer import failures
-from roost.trainer.failures import FailureFiles, NotingPlayer
+from roost.trainer.failures import FailureFiles, NotingPlayer, file_name
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary
 
@@ -88,3 +88,11 @@ def test_the_summary_says_where_they_are(tmp_path, notes):
     print_summary(run, paper)
     told = f"failed   3 episodes after all attempts; 1 reason, with tracebacks, in {run.failures}"
     assert told in paper.file.getvalue()
+
+
+def test_one_reason_for_all_tasks():
+    """Each group has another task; what is wrong with all of them is told once."""
+    first, second, other = ("reward exact: the data of task '1+1' has no 'answer'",
+                            'reward exact: the data of task "it\'s 2" has no \'answer\'',
+                            "reward exact: the data of task '1+1' has no 'tests'")  # fmt: skip
+    assert file_name(first) == file_name(second) != file_name(other)

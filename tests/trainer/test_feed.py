@@ -619,26 +619,3 @@ def test_no_group_is_begun_for_steps_that_will_not_be():
         return taken, ended, feed.position
 
     assert ran(collect()) == ([0, 1, 2, 3], [0, 1, 2, 3], Position(4, ()))
-
-
-def test_why_an_episode_failed_is_told_at_once():
-    """While others of the step are still being played."""
-
-    async def one_fails(number, episode, attempt):
-        if number == 0:
-            raise ValueError("the judge is down")
-        await for_ever()
-
-    async def run():
-        told, scenario = asyncio.Queue(), Script(one_fails)
-        collect = CollectSettings(groups=2, group_size=2, attempts=1)
-        feed = Feed(scenario, scenario.player(collect), collect, 0, 11, on_failure=told.put_nowait)
-        feed.begin(0)
-        taking = asyncio.create_task(feed.take(0))
-        said = await told.get()
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
-        await feed.close()
-        return said
-
-    assert "ValueError: the judge is down" in ran(run())

@@ -13,7 +13,6 @@ from roost.trainer.evaluation import Evaluation
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import open_metrics
 from roost.trainer.run_folder import RunFolder
-from roost.trainer.summary import print_summary
 from roost.trainer.watching import Watching
 from tests.trainer.made_groups import made_group
 
@@ -55,22 +54,6 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
     ]
 
 
-def test_each_reason_of_failures_is_told_once(watched):
-    for task in ("'1+1'", "'2+2'"):
-        watched.watching.failed(f"it could not be scored: reward exact: the data of task {task} has no 'answer'")
-    watched.watching.failed("TimeoutError: it was not over after 9 s")
-    assert watched.said == [
-        "an episode failed: it could not be scored: reward exact: the data of task '1+1' has no 'answer'",
-        "an episode failed: TimeoutError: it was not over after 9 s",
-    ]
-
-
-def test_many_reasons_are_too_many(watched):
-    for letter in "abcdefghijklmnopqrstuvwxyz":
-        watched.watching.failed(letter * 3)
-    assert len(watched.said) == 11 and "many more reasons" in watched.said[-1]
-
-
 def test_a_step_says_how_many_failed(watched):
     watched.step(1, [made_group(0, [1.0])], samples__failed=0.0)
     watched.step(2, [made_group(1, [1.0])], samples__failed=3.0)
@@ -78,21 +61,9 @@ def test_a_step_says_how_many_failed(watched):
     assert "failed 3" in watched.said[1]
 
 
-def test_the_summary_says_how_many_failed(watched):
-    for step, failed in ((1, 0.0), (2, 3.0), (3, 1.0)):
-        watched.step(step, [made_group(step, [1.0])], samples__failed=failed)
-    console = Console(file=io.StringIO(), width=200)
-    print_summary(watched.run, console)
-    assert "failed   4 episodes" in console.file.getvalue()
-
-
-def test_an_evaluation_says_how_many_failed_and_why(watched):
-    group = made_group(0, [1.0], failed=2, last_error="the judge is down")
-    watched.watching.evaluated(1, Evaluation(1, (group,)))
-    assert watched.said == [
-        "evaluation of version 1: mean reward 1.000, 2 failed",
-        "an episode failed: the judge is down",
-    ]
+def test_an_evaluation_says_how_many_failed(watched):
+    watched.watching.evaluated(1, Evaluation(1, (made_group(0, [1.0], failed=2),)))
+    assert watched.said == ["evaluation of version 1: mean reward 1.000, 2 failed"]
 
 
 def test_rollouts_have_what_each_reward_gave(watched):
