@@ -10,16 +10,21 @@ import typer
 from rich.console import Console
 
 from roost.cli.options import (
+    WITH_TRAINING,
     AsJson,
     GpusPerNode,
     InventoryFile,
     LayoutChoice,
     NotationChoice,
     Strict,
+    import_from_here,
     planned,
 )
 from roost.placement.plan_file import finding_to_dict
+from roost.spec.compose import load
 from roost.spec.errors import Findings
+from roost.spec.job import Notation
+from roost.spec.notation import read_job
 from roost.view.text import print_findings
 
 
@@ -31,13 +36,23 @@ def check_command(
     notation: NotationChoice = None,
     layout: LayoutChoice = None,
     strict: Strict = False,
+    imports: Annotated[
+        bool,
+        typer.Option(
+            "--imports", help="Also import the classes that each config names by _target_, and check the keys they get."
+        ),
+    ] = False,
 ) -> None:
     """Print what is wrong or doubtful in each config. Exit code 1 means that at least one has errors."""
     console = Console(highlight=False)
+    if imports:
+        import_from_here()
     reports = {}
     for config in configs:
         findings = Findings()
         planned(config, findings, inventory, gpus_per_node, layout, notation=notation, strict=strict)
+        if imports:
+            _check_imports(config, notation, findings)
         reports[config] = findings
         if not as_json:
             print_findings(findings.found, console)
@@ -58,3 +73,17 @@ def check_command(
         console.print(f"{len(reports)} checked, {len(wrong)} with errors; {errors} errors, {warnings} warnings")
     if wrong:
         raise typer.Exit(1)
+
+
+def _check_imports(config: Path, notation: Notation | None, findings: Findings) -> None:
+    """What is wrong with the classes that a config names; nothing where it cannot be read or says nothing of them."""
+    unread = Findings()  # `planned` has told of these
+    source = load(config, (), unread)
+    job = None if source is None else read_job(source, unread, notation)
+    if job is None or job.training is None:
+        return
+    try:
+        from roost.trainer.named import check_named
+    except ImportError as error:
+        raise typer.BadParameter(f"{error.name} is missing; install it with: {WITH_TRAINING}") from None
+    check_named(job.training, job, findings)

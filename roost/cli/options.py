@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from roost.placement.planner import try_plan
 from roost.spec.errors import Findings
 from roost.spec.job import Layout, Notation
 
+WITH_TRAINING = "pip install 'roost[ray,train]'"
 GpusPerNode = Annotated[
     int | None,
     typer.Option(
@@ -72,3 +74,9 @@ def planned(
         accelerators_per_node=gpus_per_node,
         strict=strict,
     )
+
+
+def import_from_here() -> None:
+    """Classes that a config names may be in files of the folder that the command was called in."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from roost.cli.options import NotationChoice, Overrides
+from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings
 from roost.spec.notation import read_job
@@ -41,8 +40,7 @@ def train_command(
     Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
     console = Console(highlight=False)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # for the classes that a config names
+    import_from_here()
     findings = Findings()
     source = load(config, tuple(overrides or ()), findings)
     job = None if source is None else read_job(source, findings, notation)
@@ -57,6 +55,6 @@ def train_command(
         print_findings(error.findings, Console(stderr=True, highlight=False))
         raise typer.Exit(1) from None
     except ImportError as error:
-        console.print(f"error: {error.name} is missing; install it with: pip install 'roost[ray,train]'")
+        console.print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}")
         raise typer.Exit(1) from None
     run_job(job, runs / (name or job.training.name or config.stem), resume, address, tuple(metrics or ()), console)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from roost.rollout.bounded import GRACE_S
-from roost.rollout.environments.blocking import BlockingEnvironments, is_blocking
 from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.environments.making import make_environments
 from roost.rollout.playing import told, whole_traceback
 from roost.rollout.scenario import Scenario, Task
 from roost.runtime.worker import Worker
@@ -148,20 +148,6 @@ async def _called(environment: Environment, method: str, arguments: Sequence[Any
 def import_from(paths: Sequence[str]) -> None:
     """Let classes that a config names be found where the driver finds them, if this machine has those folders."""
     sys.path += [path for path in paths if path not in sys.path and Path(path).is_dir()]
-
-
-def make_environments(config: Mapping[str, Any], hardware: Sequence[Mapping[str, Any]] = ()) -> Environments:
-    """What a config names by `_target_`; where there is declared hardware, also made with its configs.
-
-    A class of plain, blocking functions is called in threads.
-    """
-    from hydra.utils import instantiate
-
-    # Not through the config, where a `$` or a `???` in what was declared would mean something.
-    more = {"hardware": [dict(each) for each in hardware]} if hardware else {}
-    make = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)
-    made: Environments = make(**more)
-    return BlockingEnvironments(made) if is_blocking(made) else made
 
 
 class RemoteEnvironments:

@@ -22,10 +22,10 @@ from roost.spec.job import Job
 from roost.spec.training import Estimator, TrainSettings
 from roost.spec.training_read import setting_place
 from roost.trainer.checkpoints import Checkpoints, TrainerState
-from roost.trainer.engine_options import check_engine_options
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
+from roost.trainer.named import check_named
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
 from roost.trainer.surroundings import made_rewards
@@ -137,7 +137,7 @@ def _attempt(
 def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, str]:
     """The scenario of a job, and the class of the tokenizer that it was made with."""
     findings = Findings()
-    check_engine_options(settings, job, findings)
+    check_named(settings, job, findings)
     findings.raise_errors()
     try:
         tokenizer = load_tokenizer(settings.learner.model)

@@ -161,6 +161,16 @@ def test_check_many_files(tmp_path):
     assert json.loads(run("check", bad, "--json").stdout)[str(bad)][0]["severity"] == "error"
 
 
+def test_check_imports_what_a_config_names(tmp_path):
+    """Only when it is asked to: whoever plans need not have what a run needs."""
+    pytest.importorskip("torch")
+    text = (EXAMPLES / "arithmetic" / "rlinf.yaml").read_text()
+    config = write(tmp_path, text.replace("roost.rollout.arithmetic.Arithmetic", "roost.rollout.arithmetic.Aritmetic"))
+    assert run("check", config).exit_code == 0
+    result = run("check", config, "--imports")
+    assert (result.exit_code, "did you mean Arithmetic?" in result.stdout) == (1, True), result.stdout
+
+
 def test_markup_in_a_config_is_printed_as_it_is(tmp_path):
     file = write(tmp_path, cluster_yaml(1, **{"[red]x[/red]": "all"}))
     assert "[red]x[/red] 0-7" in run("plan", file).stdout

@@ -16,6 +16,7 @@ from roost.rollout.agents.making import make_agent
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.check_target import Part
 from roost.rollout.environments.environment import Environment, Environments
+from roost.rollout.environments.making import make_environments
 from roost.rollout.parts import AGENT, ENVIRONMENT, TASKS
 from roost.rollout.scenario import Score, Split, Task
 from roost.rollout.transcript import Transcript
@@ -80,7 +81,7 @@ class AgentScenario:
     async def play(self, task: Task, transcript: Transcript) -> Score:
         """An episode, from opening its environment to closing it."""
         if self._environments is None:
-            self._environments = _made(self._environment, is_recursive=False)
+            self._environments = make_environments(self._environment)
         environment = await self._environments.open()
         try:
             return await self._played(task, transcript, WatchedEnvironment(environment, transcript))
@@ -138,10 +139,10 @@ def _note(closing: asyncio.Future[None]) -> None:
         logger.warning("an environment did not close: %s", closing.exception())
 
 
-def _made(named: Any, is_recursive: bool = True) -> Any:
+def _made(named: Any) -> Any:
     """What a mapping names by `_target_`; anything else as it is."""
     if not isinstance(named, Mapping):
         return named
     from hydra.utils import instantiate
 
-    return instantiate(dict(named), _convert_="all", _recursive_=is_recursive)
+    return instantiate(dict(named), _convert_="all")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from roost.rollout.check_target import Part
 from roost.rollout.environments.control_tokens import END, Actions, ControlTokens, ObservationBins, vocabulary
 from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.environments.making import make_environments
 from roost.rollout.parts import ENVIRONMENT
 from roost.rollout.scenario import Score, Split, Task
 from roost.rollout.transcript import Transcript
@@ -140,11 +141,7 @@ class ControlScenario:
 def _made(environment: Mapping[str, Any] | Environments | None) -> Environments:
     if environment is None:
         raise ValueError("there is no environment; write environment: {_target_: ...}, or call use_environments")
-    if isinstance(environment, Mapping):
-        from roost.rollout.env_worker import make_environments
-
-        return make_environments(environment)
-    return environment
+    return make_environments(environment)
 
 
 def write_control_model(

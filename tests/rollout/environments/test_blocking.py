@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from roost.rollout.env_worker import make_environments
 from roost.rollout.environments.blocking import BlockingEnvironments
 from roost.rollout.environments.environment import Observation
+from roost.rollout.environments.making import make_environments
 from roost.rollout.scenario import Task
 from tests.rollout.script import ran
 
