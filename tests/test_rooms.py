@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "trainer": {"spec", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout"},
     "cli": {"spec", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout", "trainer"},
 }
-EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "requests", "httpx", "socket", "time", "asyncio"}
+NETWORK = {"requests", "httpx", "aiohttp", "socket"}
+EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "time", "asyncio"} | NETWORK
 PURE_ROOMS = ("spec", "cluster", "placement", "view")
 
 

@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from roost.engines.errors import EngineLost, EngineRefused
-from roost.engines.http_lanes import LANE_WIDTH, Lanes
+from roost.engines.http_client import Answer, CallFailed, ClientClosed, HttpClient, NothingSent
 
 BUSY = frozenset({429, 502, 503, 504})  # answers that another try may not get
-NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+SECOND_LOOK_S = 5.0
 LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prompt
 
 Query = Sequence[tuple[str, str]]
@@ -50,11 +48,16 @@ class RetryRule:
     tries: int = 4
     first_wait_s: float = 0.2
     longest_wait_s: float = 5.0
+    longest_told_s: float = 60.0  # of what a server asks for
 
-    def wait_s(self, failures: int, chance: float) -> float:
-        """Twice as long after each failure; half of it is left to chance, so that clients do not return together."""
+    def wait_s(self, failures: int, chance: float, told: str | None = None) -> float:
+        """Twice as long after each failure; half of it is left to chance, so that clients do not return together.
+
+        `told` is a server's Retry-After, where it gave one: nobody comes back earlier.
+        """
         longest = min(self.first_wait_s * 2.0 ** (failures - 1), self.longest_wait_s)
-        return longest * (0.5 + 0.5 * chance)
+        told_s = float(told) if told and told.isdecimal() else 0.0
+        return min(told_s, self.longest_told_s) + longest * (0.5 + 0.5 * chance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +82,21 @@ class HttpCalls:
         api_key: str | None = None,
         *,
         retry: RetryRule | None = None,
+        asks_proxy: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.url = url.rstrip("/")
         self._retry = retry or RetryRule()
         self._sleep = sleep
         self._chance = chance
-        # A server may close an idle connection just when it is used again. What may be repeated then is; what may not
-        # gets a connection of its own.
-        self._client = Lanes(lambda: _client(self.url, api_key, kept=LANE_WIDTH))
-        self._orders = Lanes(lambda: _client(self.url, api_key, kept=0))
+        # A server may close an idle connection just when it is used again. What may be repeated then is, on a new one;
+        # what may not gets a new one at once.
+        self._kept = HttpClient(url, api_key, asks_proxy=asks_proxy)
+        self._new = HttpClient(url, api_key, is_kept=False, asks_proxy=asks_proxy)
+
+    @property
+    def url(self) -> str:
+        return self._new.url
 
     async def get(self, path: str, *, limit_s: float, query: Query = ()) -> Any:
         """The answer to a question that changes nothing."""
@@ -109,66 +116,63 @@ class HttpCalls:
         return await self._answer(Call("POST", path, limit_s, body, query, may_repeat, about))
 
     async def status(self, method: str, path: str, body: Any = None, *, limit_s: float) -> int | None:
-        """The status code of a single try, or None where no answer came, as from connections that were closed."""
-        try:
-            async with asyncio.timeout(limit_s):
-                return (await self._send(Call(method, path, limit_s, body))).status_code
-        except (TimeoutError, httpx.TransportError, EngineLost):
-            return None
+        """The status code of a question that changes nothing, or None where no answer came.
+
+        Silence is looked at twice, shortly the second time: a connection may break, and an event loop that was held up
+        finds its limit passed beside the answer. Neither makes a server dead.
+        """
+        for limit in (limit_s, min(limit_s, SECOND_LOOK_S)):
+            try:
+                async with asyncio.timeout(limit):
+                    return (await self._new.request(method, path, body)).status
+            except ClientClosed:
+                return None
+            except (TimeoutError, CallFailed):
+                continue
+        return None
 
     async def close(self) -> None:
-        await self._client.close()
-        await self._orders.close()
+        await self._kept.close()
+        await self._new.close()
 
     async def _answer(self, call: Call) -> Any:
         asked = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")
         try:
             async with asyncio.timeout(call.limit_s):
-                response = await self._until_answered(call)
+                answer = await self._until_answered(call)
         except TimeoutError as error:
             raise EngineLost(f"{asked}: no answer within {call.limit_s:g} s") from error
-        except httpx.TransportError as error:
-            raise EngineLost(f"{asked}: {_named(error)}") from error
-        if response.is_success:
-            return _content(response)
-        told = f"{asked}: {response.status_code}, {server_message(response.text)}"
-        if response.status_code in BUSY or response.is_server_error:
+        except CallFailed as error:
+            raise EngineLost(f"{asked}: {error}") from error
+        if answer.is_success:
+            return _content(answer)
+        told = f"{asked}: {answer.status}, {server_message(answer.text)}"
+        if answer.status in BUSY or answer.status >= 500:
             raise ServerFailed(told)
         raise EngineRefused(told)
 
-    async def _until_answered(self, call: Call) -> httpx.Response:
-        failures = 0
+    async def _until_answered(self, call: Call) -> Answer:
+        failures, end = 0, asyncio.get_running_loop().time() + call.limit_s
         while True:
+            client = self._new if failures or not call.may_repeat else self._kept
             try:
-                response = await self._send(call)
-                if not (call.may_repeat and response.status_code in BUSY):
-                    return response
+                answer = await client.request(call.method, call.path, call.body, call.query)
+                if not (call.may_repeat and answer.status in BUSY):
+                    return answer
                 failures += 1
-                if failures >= self._retry.tries:
-                    return response
-            except httpx.TransportError as error:
+                wait_s = self._retry.wait_s(failures, self._chance(), answer.retry_after)
+                # Rather the server's own words than a limit that passes while nobody asks.
+                if failures >= self._retry.tries or asyncio.get_running_loop().time() + wait_s > end:
+                    return answer
+            except ClientClosed:
+                raise
+            except CallFailed as error:
                 failures += 1
-                safe = call.may_repeat or isinstance(error, NOTHING_SENT)
-                if not safe or failures >= self._retry.tries:
+                is_safe = call.may_repeat or isinstance(error, NothingSent)
+                if not is_safe or failures >= self._retry.tries:
                     raise
-            await self._sleep(self._retry.wait_s(failures, self._chance()))
-
-    async def _send(self, call: Call) -> httpx.Response:
-        if self._client.is_closed:  # by whoever saw that the server is gone, perhaps between two tries
-            raise EngineLost(f"{call.method} {self.url}{call.path}: the connections to this server were closed")
-        client = self._client if call.may_repeat else self._orders
-        return await client.request(call.method, call.path, json=call.body, params=list(call.query))
-
-
-def _client(url: str, api_key: str | None, kept: int) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=url,
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        # A held generation keeps its connection: with a limit there might be none left to say resume.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=2.0),
-        timeout=httpx.Timeout(None, connect=5.0),
-        trust_env=False,  # engines are in the cluster, never behind the proxy of a user's shell
-    )
+                wait_s = self._retry.wait_s(failures, self._chance())
+            await self._sleep(wait_s)
 
 
 def server_message(text: str) -> str:
@@ -204,15 +208,10 @@ def _found_message(said: Any) -> str:
     return ""
 
 
-def _content(response: httpx.Response) -> Any:
-    if not response.content:
+def _content(answer: Answer) -> Any:
+    if not answer.content:
         return None
     try:
-        return response.json()
+        return answer.json()
     except ValueError:
-        return response.text
-
-
-def _named(error: Exception) -> str:
-    """An error as words: some of httpx's have no text."""
-    return f"{type(error).__name__} {error}".strip()
+        return answer.text

@@ -7,11 +7,11 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 
-import httpx
-
 from roost.engines.errors import EngineError
+from roost.engines.http_client import CallFailed, HttpClient
 from roost.engines.server_process import ServerProcess
 from roost.engines.spec import ServerSpec
 
@@ -65,12 +65,8 @@ async def wait_ready(
     """Return when a server answers; raise when it has died, or has not come up within `limit` seconds."""
     begin = time.monotonic()
     pause, next_report = FIRST_PAUSE, report_every
-    key = process.spec.api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # A proxy of the environment is for the outside.
-    async with httpx.AsyncClient(
-        base_url=process.url, headers=headers, timeout=REQUEST_LIMIT, trust_env=False
-    ) as client:
+    client = HttpClient(process.url, process.spec.api_key, is_kept=False)
+    try:
         while not await _answers(client, process):
             waited = time.monotonic() - begin
             if not process.alive:
@@ -82,15 +78,18 @@ async def wait_ready(
                 next_report += report_every
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+    finally:
+        await client.close()
 
 
-async def _answers(client: httpx.AsyncClient, process: ServerProcess) -> bool:
+async def _answers(client: HttpClient, process: ServerProcess) -> bool:
     """Whether the server is healthy and knows its models; that another program answers on its port does not count."""
     try:
         for route in ("/health", "/v1/models"):
-            if (await client.get(route)).status_code != httpx.codes.OK:
-                return False
-    except httpx.HTTPError:
+            async with asyncio.timeout(REQUEST_LIMIT):
+                if (await client.request("GET", route)).status != HTTPStatus.OK:
+                    return False
+    except (TimeoutError, CallFailed):
         return False
     return process.is_listening()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 
@@ -9,48 +10,8 @@ import pytest
 
 from roost.engines.errors import EngineLost, EngineRefused
 from roost.engines.http_calls import HttpCalls, RetryRule, ServerFailed, server_message
-
-DROP = "the connection is closed without an answer"
-HANG = "no answer comes"
-WAIT_LIMIT = 20.0  # seconds until a test that hangs is given up
-
-
-class ScriptedServer:
-    """Answers each request with the next line of its script, and the last line for ever after."""
-
-    def __init__(self, *script):
-        self.script = list(script)
-        self.asked = []  # the first line of each request
-        self.closed_by_client = asyncio.Event()
-        self.hanging = asyncio.Semaphore(0)
-
-    async def _serve(self, reader, writer):
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = next((int(x.split(":")[1]) for x in head.splitlines() if x.lower().startswith("content-l")), 0)
-                await reader.readexactly(length)
-                self.asked.append(head.splitlines()[0])
-                line = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-                if line == DROP:
-                    break
-                if line == HANG:
-                    self.hanging.release()
-                    await reader.read()  # returns when the client closes the connection
-                    self.closed_by_client.set()
-                    break
-                status, body = line
-                writer.write(f"HTTP/1.1 {status} -\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-                await writer.drain()
-        writer.close()
-
-    async def __aenter__(self):
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_):
-        self.server.close()
+from roost.engines.http_client import proxy_for
+from tests.engines.scripted_server import DROP, HANG, OK, ScriptedServer, bounded
 
 
 @contextlib.asynccontextmanager
@@ -68,15 +29,6 @@ async def calls_to(port, **options):
         await calls.close()
 
 
-def bounded(scenario):
-    async def body():
-        async with asyncio.timeout(WAIT_LIMIT):
-            return await scenario
-
-    return asyncio.run(body())
-
-
-OK = (200, '{"is": "fine"}')
 BUSY = (503, "{}")
 TRIES = [
     pytest.param([OK], True, None, 1, id="answered"),
@@ -113,6 +65,50 @@ def test_each_wait_is_twice_the_last_up_to_a_limit_and_half_of_it_is_chance():
     assert [rule.wait_s(failures, chance=0.0) for failures in (1, 2, 3, 9)] == [0.5, 1.0, 1.5, 1.5]
 
 
+def test_a_server_that_says_when_to_come_back_is_obeyed():
+    rule = RetryRule(first_wait_s=1.0, longest_wait_s=3.0, longest_told_s=10.0)
+    told = (None, "0", "7", "600", "Fri, 31 Dec 1999 23:59:59 GMT")
+    assert [rule.wait_s(1, chance=1.0, told=each) for each in told] == [1.0, 1.0, 8.0, 11.0, 1.0]
+
+    async def scenario():
+        come_back = [(429, "", "Retry-After: 3"), (503, "", "Retry-After: 4"), OK]
+        async with ScriptedServer(*come_back) as server, calls_to(server.port) as (calls, waits):
+            assert await calls.get("/version", limit_s=60.0) == {"is": "fine"}
+            assert waits == [3.2, 4.4]
+
+    bounded(scenario())
+
+
+def test_a_server_that_asks_for_more_time_than_there_is_has_answered():
+    async def scenario():
+        too_late = [(503, "being mended", "Retry-After: 30"), OK]
+        async with ScriptedServer(*too_late) as server, calls_to(server.port) as (calls, waits):
+            with pytest.raises(ServerFailed, match="503, being mended"):
+                await calls.get("/version", limit_s=5.0)
+            assert not waits
+
+    bounded(scenario())
+
+
+LOOKS = [
+    pytest.param([OK], 200, id="answered"),
+    pytest.param([DROP, OK], 200, id="dropped-once"),
+    pytest.param([HANG, OK], 200, id="silent-once"),
+    pytest.param([BUSY, OK], 503, id="an-answer-is-an-answer"),
+    pytest.param([DROP], None, id="always-dropped"),
+    pytest.param([HANG, HANG, OK], None, id="silent-twice"),
+]
+
+
+@pytest.mark.parametrize(("script", "status"), LOOKS)
+def test_silence_is_looked_at_twice(script, status):
+    async def scenario():
+        async with ScriptedServer(*script) as server, calls_to(server.port) as (calls, _):
+            assert await calls.status("GET", "/health", limit_s=0.5 if HANG in script else 10.0) == status
+
+    bounded(scenario())
+
+
 @pytest.fixture
 def free_port():
     with socket.socket() as probe:
@@ -140,7 +136,7 @@ def test_an_order_is_repeated_when_the_connection_was_refused_before_anything_wa
 def test_nobody_there_is_a_lost_engine_after_a_few_tries(free_port):
     async def scenario():
         async with calls_to(free_port) as (calls, waits):
-            with pytest.raises(EngineLost, match=rf"POST http://127.0.0.1:{free_port}/pause: ConnectError"):
+            with pytest.raises(EngineLost, match=rf"POST http://127.0.0.1:{free_port}/pause: no connection, .*failed"):
                 await calls.post("/pause", limit_s=5.0)
             assert waits == [0.2, 0.4, 0.8]
             assert await calls.status("GET", "/health", limit_s=5.0) is None
@@ -184,6 +180,67 @@ def test_cancelling_a_call_closes_its_connection():
     bounded(scenario())
 
 
+def test_what_may_be_repeated_keeps_its_connection_and_what_may_not_gets_a_new_one():
+    async def scenario():
+        async with ScriptedServer(OK) as server, calls_to(server.port) as (calls, _):
+            for _ in range(3):
+                await calls.get("/version", limit_s=5.0)
+            assert server.connections == 1
+            for _ in range(2):
+                await calls.post("/pause", limit_s=5.0)
+            assert server.connections == 3
+
+    bounded(scenario())
+
+
+def test_a_connection_that_was_closed_while_nobody_used_it_is_no_lost_engine():
+    async def scenario():
+        async with ScriptedServer(OK, OK, DROP, OK) as server, calls_to(server.port) as (calls, waits):
+            for _ in range(3):  # the last one finds its connection closed, and is asked again on a new one
+                assert await calls.get("/version", limit_s=5.0) == {"is": "fine"}
+            assert server.connections == 2
+            assert len(server.asked) == 4
+            assert len(waits) <= 1
+
+    bounded(scenario())
+
+
+def test_a_call_under_way_is_told_when_its_connections_are_closed():
+    async def scenario():
+        async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
+            asked = [calls.get("/version", limit_s=60.0), calls.post("/generate", {}, limit_s=60.0, may_repeat=True)]
+            asked = [asyncio.create_task(call) for call in [*asked, calls.post("/pause", limit_s=60.0)]]
+            for _ in asked:
+                await server.hanging.acquire()
+            await calls.close()
+            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(outcome, EngineLost)
+                assert "were closed" in str(outcome)
+
+    bounded(scenario())
+
+
+def test_calls_from_several_event_loops_leave_nothing_open(caplog):
+    calls = []
+
+    async def ask(closes=False):
+        async with ScriptedServer(OK) as server:
+            if not calls:
+                calls.append(HttpCalls(f"http://127.0.0.1:{server.port}"))
+                await calls[0].get("/version", limit_s=5.0)
+        if closes:
+            await calls[0].close()
+
+    with asyncio.Runner() as still_open:
+        still_open.run(ask())
+        asyncio.run(ask())
+        asyncio.run(ask(closes=True))
+        still_open.run(asyncio.sleep(0))
+        calls.clear()
+        gc.collect()
+    assert not [record.message for record in caplog.records if "Unclosed" in record.message]
+
+
 def test_hundreds_of_held_calls_leave_a_connection_for_an_order():
     held = 300
 
@@ -209,6 +266,28 @@ def test_a_proxy_of_the_users_shell_is_not_asked(monkeypatch, free_port):
             assert await calls.get("/version", limit_s=5.0) == {"is": "fine"}
 
     bounded(scenario())
+
+
+PROXY = "http://proxy.test:3128"
+PROXIES = [
+    pytest.param("http://judge.test/v1", PROXY, id="outside"),
+    pytest.param("https://judge.test/v1", None, id="another-scheme"),
+    pytest.param("http://models.here.test:8000", None, id="told-not-to"),
+    pytest.param("http://127.0.0.1:8000", None, id="loopback"),
+    pytest.param("http://localhost:8000", None, id="localhost"),
+    pytest.param("http://10.0.0.7:8000", None, id="cluster"),
+    pytest.param("http://[fd00::7]:8000", None, id="cluster-ipv6"),
+    pytest.param("http://8.8.8.8:8000", PROXY, id="outside-address"),
+]
+
+
+@pytest.mark.parametrize(("url", "proxy"), PROXIES)
+def test_a_proxy_is_for_servers_outside(monkeypatch, url, proxy):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "REQUEST_METHOD", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", PROXY)
+    monkeypatch.setenv("no_proxy", "here.test")
+    assert proxy_for(url) == proxy
 
 
 CONTENTS = [

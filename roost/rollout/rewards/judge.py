@@ -53,7 +53,7 @@ class Judge:
         for name, value in (("tries", tries), ("concurrency", concurrency), ("limit_s", limit_s)):
             if value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
-        self._calls = HttpCalls(base_url, _api_key(api_key_env))
+        self._calls = HttpCalls(base_url, _api_key(api_key_env), asks_proxy=True)
         self._asked = {"model": model, "max_tokens": max_tokens, "temperature": 0.0, **(sampling or {})}
         self._template, self._question, self._reference = template, question, reference
         self._reading = Reading(lowest, highest, pattern, json_key)

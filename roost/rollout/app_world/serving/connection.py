@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-
 from roost.engines.http_calls import server_message
-from roost.engines.http_lanes import LANE_WIDTH, Lanes
+from roost.engines.http_client import Answer, CallFailed, ClientClosed, HttpClient
 
 ABOUT_LIMIT_S = 10.0
-KEPT_S = 2.0  # less than a server keeps a connection that nobody uses
 
 
 class ServerLost(ConnectionError):
@@ -31,9 +28,12 @@ class Connection:
     """To one server, for many requests at a time. Nothing is asked twice: code that ran must not run again."""
 
     def __init__(self, url: str, limit_s: float) -> None:
-        self.url = url.rstrip("/")
         self._limit_s = limit_s
-        self._clients = Lanes(self._client)
+        self._client = HttpClient(url, asks_proxy=True)  # a user's own server may be anywhere
+
+    @property
+    def url(self) -> str:
+        return self._client.url
 
     async def about(self) -> Mapping[str, Any]:
         """What the server says of itself."""
@@ -48,37 +48,26 @@ class Connection:
         return said["output"]
 
     async def close(self) -> None:
-        await self._clients.close()
+        await self._client.close()
 
     async def _answer(self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float) -> Any:
-        response = await self._response(method, route, body, limit_s)
-        if not response.is_success:
-            told = server_message(response.text)
-            message = f"the server at {self.url} answered {route} with {response.status_code}: {told}"
-            raise ServerRefused(response.status_code, message)
+        answer = await self._asked(method, route, body, limit_s)
+        if not answer.is_success:
+            told = server_message(answer.text)
+            message = f"the server at {self.url} answered {route} with {answer.status}: {told}"
+            raise ServerRefused(answer.status, message)
         try:
-            return response.json()
+            return answer.json()
         except ValueError:
             return None  # some other server
 
-    async def _response(
-        self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float
-    ) -> httpx.Response:
-        if self._clients.is_closed:
-            raise ServerLost(f"the server at {self.url} was left before {route}")
+    async def _asked(self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float) -> Answer:
         try:
             async with asyncio.timeout(limit_s):
-                return await self._clients.request(method, route, json=body)
+                return await self._client.request(method, route, body)
         except TimeoutError:
             raise ServerLost(f"the server at {self.url} did not answer {route} in {limit_s:g} s") from None
-        except httpx.TransportError as error:
-            why = f"{type(error).__name__} {error}".strip()
-            raise ServerLost(f"the server at {self.url} did not answer {route}: {why}") from error
-
-    def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=self.url,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=LANE_WIDTH, keepalive_expiry=KEPT_S),
-            timeout=httpx.Timeout(None, connect=5.0),
-            trust_env=False,  # servers are in the cluster, never behind the proxy of a user's shell
-        )
+        except ClientClosed:
+            raise ServerLost(f"the server at {self.url} was left before {route} was answered") from None
+        except CallFailed as error:
+            raise ServerLost(f"the server at {self.url} did not answer {route}: {error}") from error

@@ -1,0 +1,48 @@
+"""A server that is well is not lost for what happens to its connections: a real socket, and a process that is there."""
+
+import asyncio
+
+import pytest
+
+from roost.engines.connect import connect
+from roost.engines.crew import Crew
+from roost.engines.member import Standing
+from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.supervision import Supervisor, Watchfulness
+from tests.engines.scripted_server import DROP, OK, ScriptedServer, bounded
+
+
+class OwnerOfWhatRuns:
+    """Its process is there all the time."""
+
+    spec = ServerSpec(EngineKind.TORCH, "model", name="one")
+
+    async def is_running(self):
+        return True
+
+
+EXAMINED = [
+    pytest.param([OK, OK], True, id="connections-stay-open"),
+    pytest.param([OK, DROP, OK], True, id="an-idle-connection-is-closed-when-it-is-used-again"),
+    pytest.param([OK, DROP], False, id="every-connection-is-closed"),
+]
+
+
+@pytest.mark.parametrize(("script", "is_well"), EXAMINED)
+def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
+    said = []
+
+    async def scenario():
+        crew = Crew([OwnerOfWhatRuns()])
+        (member,) = crew.members.values()
+        supervisor = Supervisor(crew, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=said.append)
+        async with ScriptedServer(*script) as server:
+            engine = connect(EngineKind.TORCH, f"http://127.0.0.1:{server.port}")
+            member._engine, member.standing = engine, Standing.READY
+            await engine._calls.get("/version", limit_s=5.0)
+            assert await supervisor.examine(member) is is_well
+            await supervisor.stop()
+            await member.disconnect()
+
+    bounded(scenario())
+    assert said[:1] == ([] if is_well else ["one is lost: it does not answer"])
