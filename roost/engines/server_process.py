@@ -8,26 +8,23 @@ import itertools
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from roost.engines import server_keeper
 from roost.engines.child_env import child_env
 from roost.engines.command import ServerCommand, server_command
 from roost.engines.errors import EngineError
 from roost.engines.installed_vllm import ask_for_vllm
+from roost.engines.kept_start import start_kept
 from roost.engines.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link, end_all, members
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.runtime.logs import last_lines
 from roost.runtime.ports import PortLeases
 
-START_LIMIT = 60.0  # seconds for the keeper to have started the server's process, not for the server to be ready
 GRACE = 10.0
 MARGIN = 5.0  # seconds that a keeper may take longer than its own limits
 LOOK_EVERY = 0.05
@@ -67,8 +64,11 @@ class ServerProcess:
             port = leases.lease() if port is None else port
             command = _command(spec, port)
             log_path = _new_log(Path(log_folder), spec.name, f"$ {command.shown(spec.api_key)}\n")
-            link = _start_keeper(spec.name, log_path)
-            server = _start_server(link, spec, command, log_path)
+            try:
+                link, pid = start_kept(spec.name, command.argv, child_env(os.environ, command.env), log_path)
+            except OSError as error:
+                raise EngineError(f"{error}. Log: {log_path}") from error
+            server = psutil.Process(pid)  # the keeper lets it be found, even one that has ended already
         except BaseException:
             leases.close()
             raise
@@ -169,40 +169,6 @@ def _new_log(folder: Path, name: str, first_line: str) -> Path:
         with contextlib.suppress(FileExistsError), path.open("x") as log:
             log.write(first_line)
             return path
-
-
-def _start_keeper(name: str, log_path: Path) -> Link:
-    ours, theirs = socket.socketpair()
-    with theirs, log_path.open("ab") as log:
-        launcher = subprocess.Popen(
-            # -P: the folder of the program is no place to import from; the name is for those who list processes
-            [sys.executable, "-P", server_keeper.__file__, name],
-            stdin=theirs.fileno(),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # an interrupt from the terminal is for the owner
-        )
-    try:
-        launcher.wait(START_LIMIT)  # it goes as soon as the keeper is there
-    except subprocess.TimeoutExpired as error:
-        launcher.kill()
-        ours.close()
-        raise EngineError(f"{name}: no process could be started within {START_LIMIT:.0f} s; log: {log_path}") from error
-    return Link(ours)
-
-
-def _start_server(link: Link, spec: ServerSpec, command: ServerCommand, log_path: Path) -> psutil.Process:
-    env = child_env(os.environ, command.env)
-    link.tell(argv=command.argv, env=env, log=str(log_path), owner=os.getpid())
-    answer: list[dict[str, Any]] = []
-    deadline = time.monotonic() + START_LIMIT
-    while not answer and not link.is_closed and time.monotonic() < deadline:
-        answer = link.heard(wait=max(0.0, deadline - time.monotonic()))
-    if answer and "started" in answer[0]:
-        return psutil.Process(answer[0]["started"])  # the keeper lets it be found, even one that has ended already
-    link.close()
-    why = answer[0]["failed"] if answer else last_lines(log_path, 5)
-    raise EngineError(f"{spec.name} could not be started with {command.argv[0]}: {why}. Log: {log_path}")
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from roost.engines.errors import EngineError, EngineRefused
 from roost.engines.generation import Completion, Finish, VersionSpan
 from roost.engines.http_calls import HttpCalls
+from roost.engines.loop_server import LoopServer
 from roost.rollout.playing import OpenDraw
 from roost.rollout.transcript import Draw
 
@@ -52,20 +53,11 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def serving(self, host: str = "127.0.0.1") -> AsyncIterator[Contact]:
         """Serve in the running event loop."""
-        import uvicorn
-
-        from roost.engines.torch_engine.listening import bound_socket, url_of
-
-        bound = bound_socket(host, 0)
-        config = uvicorn.Config(self, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60)
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # they are the trainer's
-        serving = asyncio.create_task(server.serve([bound]))
+        server = LoopServer(self, host)
         try:
-            yield Contact(url_of(bound), self._key)
+            yield Contact(server.url, self._key)
         finally:
-            server.should_exit = server.force_exit = True
-            await serving
+            await server.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

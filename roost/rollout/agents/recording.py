@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from roost.engines.errors import EngineRefused
+from roost.engines.loop_server import LoopServer
 from roost.rollout.agents.chat import ChatPolicy, RecordedReply
 from roost.rollout.agents.completions import TextPolicy
-
-BACKLOG = 512  # connections that wait to be taken: many episodes begin at the same moment
 
 
 class EpisodeOver(Exception):
@@ -69,15 +68,16 @@ class Recorder:
     def __init__(self, model: str = "policy") -> None:
         self.model = model
         self._episodes: dict[str, RecordedEpisode] = {}
-        self._url = ""
-        self._serving: asyncio.Task[None] | None = None
+        self._server: LoopServer | None = None
 
     @contextlib.asynccontextmanager
     async def episode(self, policy: ChatPolicy, max_turns: int | None = None) -> AsyncIterator[RecordedEpisode]:
         """An address for an episode, for as long as it lasts."""
-        if self._serving is None or self._serving.done():
-            self._start()
-        opened = RecordedEpisode(self._url, policy, max_turns)
+        if self._server is None or not self._server.is_running:
+            from roost.rollout.agents.recording_routes import recording_app
+
+            self._server = LoopServer(recording_app(self))
+        opened = RecordedEpisode(self._server.url, policy, max_turns)
         self._episodes[opened.api_key] = opened
         try:
             yield opened
@@ -90,21 +90,6 @@ class Recorder:
 
     async def close(self) -> None:
         """End the server."""
-        if self._serving is not None:
-            self._server.should_exit = self._server.force_exit = True
-            await asyncio.wait([self._serving])
-            self._serving = None
-
-    def _start(self) -> None:
-        import uvicorn
-
-        from roost.engines.torch_engine.listening import bound_socket, url_of
-        from roost.rollout.agents.recording_routes import recording_app
-
-        bound = bound_socket("127.0.0.1", 0)
-        bound.listen(BACKLOG)  # so that nobody is refused before the server runs
-        self._url = url_of(bound)
-        config = uvicorn.Config(recording_app(self), log_config=None, access_log=False, lifespan="off", backlog=BACKLOG)
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore  # signals are the trainer's
-        self._serving = asyncio.create_task(self._server.serve([bound]))
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()

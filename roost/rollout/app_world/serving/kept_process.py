@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from roost.engines import server_keeper
+from roost.engines.kept_start import start_kept
 from roost.engines.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
 from roost.runtime.logs import last_lines
 
-START_LIMIT_S = 60.0  # for the process to be there, not for the server to be ready
 GRACE_S = 3.0
 MARGIN_S = 5.0  # that a keeper may take longer than its own limits
 LOOK_EVERY_S = 0.05
@@ -34,7 +28,7 @@ class KeptProcess:
     @classmethod
     async def start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
         """Start a program; what it prints goes to the log."""
-        starting = asyncio.ensure_future(asyncio.to_thread(cls._start, name, list(command), dict(env), log))
+        starting = asyncio.ensure_future(asyncio.to_thread(cls._start, name, command, env, log))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:  # threads cannot be: end what it has started
@@ -42,18 +36,8 @@ class KeptProcess:
             raise
 
     @classmethod
-    def _start(cls, name: str, command: list[str], env: dict[str, str], log: Path) -> KeptProcess:
-        link = _keeper(name, log)
-        link.tell(argv=command, env=env, log=str(log), owner=os.getpid())
-        deadline = time.monotonic() + START_LIMIT_S
-        heard: list[dict[str, Any]] = []
-        while not heard and not link.is_closed and time.monotonic() < deadline:
-            heard = link.heard(wait=deadline - time.monotonic())
-        if not heard or "started" not in heard[0]:
-            link.close()
-            why = heard[0]["failed"] if heard else last_lines(log, LINES_TOLD)
-            raise OSError(f"{name} could not be started with {command[0]}: {why}")
-        return cls(name, link, heard[0]["started"], log)
+    def _start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
+        return cls(name, *start_kept(name, command, env, log), log)
 
     @property
     def is_alive(self) -> bool:
@@ -81,22 +65,3 @@ class KeptProcess:
         for message in self._link.heard(wait=0.0):
             self._exit_code = message["ended"]
             self._is_over = self._is_over or "ending" in message
-
-
-def _keeper(name: str, log: Path) -> Link:
-    ours, theirs = socket.socketpair()
-    with theirs, log.open("ab") as printed:
-        launcher = subprocess.Popen(
-            [sys.executable, "-P", server_keeper.__file__, name],  # the name is for those who list processes
-            stdin=theirs.fileno(),
-            stdout=printed,
-            stderr=printed,
-            start_new_session=True,  # an interrupt from the terminal is for the owner
-        )
-    try:
-        launcher.wait(START_LIMIT_S)  # it goes as soon as the keeper is there
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-        ours.close()
-        raise OSError(f"{name}: no process could be started within {START_LIMIT_S:g} s") from None
-    return Link(ours)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
@@ -10,14 +9,11 @@ from collections.abc import AsyncIterator
 import uvicorn
 from fastapi import FastAPI
 
+from roost.engines.loop_server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer
 from roost.engines.torch_engine.listening import bound_socket, url_of
 from roost.rollout.app_world.serving.limits import ServingLimits
 from roost.rollout.app_world.serving.routes import app_world_app
 from roost.rollout.app_world.serving.worlds import Worlds
-
-BACKLOG = 1024
-GRACE_S = 1  # for answers on their way out
-KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is used again
 
 
 def ready_line(url: str, limits: ServingLimits) -> str:
@@ -32,16 +28,11 @@ def ready_line(url: str, limits: ServingLimits) -> str:
 @contextlib.asynccontextmanager
 async def serving(limits: ServingLimits | None = None, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """Serve in the running event loop; gives the address."""
-    bound = bound_socket(host, port)
-    bound.listen(BACKLOG)  # so that nobody is refused before the server runs
-    server = _Server(app_world_app(Worlds(limits or ServingLimits())))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # they are the trainer's
-    running = asyncio.create_task(server.serve([bound]))
+    server = LoopServer(app_world_app(Worlds(limits or ServingLimits())), host, port, in_order=True)
     try:
-        yield url_of(bound)
+        yield server.url
     finally:
-        server.should_exit = True
-        await asyncio.wait([running])
+        await server.stop()
 
 
 def run(limits: ServingLimits, host: str, port: int) -> None:
@@ -51,7 +42,7 @@ def run(limits: ServingLimits, host: str, port: int) -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, ready: str = "") -> None:
+    def __init__(self, app: FastAPI, ready: str) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -66,5 +57,4 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._ready:
-            print(self._ready, flush=True)
+        print(self._ready, flush=True)

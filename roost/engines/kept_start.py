@@ -1,0 +1,58 @@
+"""Starting a program with a keeper, which ends it with all it started when this process ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roost.engines import server_keeper
+from roost.engines.server_keeper import Link
+from roost.runtime.logs import last_lines
+
+START_LIMIT = 60.0  # seconds for the process to be there, not for what it serves to be ready
+LINES_TOLD = 15
+
+
+def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[Link, int]:
+    """Start a program whose prints go to the log; its keeper, and the number of its process.
+
+    Closing the link, or losing it, ends the program. OSError where it cannot be started.
+    """
+    link = _keeper(name, log)
+    link.tell(argv=list(command), env=dict(env), log=str(log), owner=os.getpid())
+    deadline = time.monotonic() + START_LIMIT
+    heard: list[dict[str, Any]] = []
+    while not heard and not link.is_closed and time.monotonic() < deadline:
+        heard = link.heard(wait=max(0.0, deadline - time.monotonic()))
+    if heard and "started" in heard[0]:
+        return link, heard[0]["started"]
+    link.close()
+    why = heard[0]["failed"] if heard else last_lines(log, LINES_TOLD)
+    raise OSError(f"{name} could not be started with {command[0]}: {why}")
+
+
+def _keeper(name: str, log: Path) -> Link:
+    ours, theirs = socket.socketpair()
+    with theirs, log.open("ab") as printed:
+        launcher = subprocess.Popen(
+            # -P: the folder of the program is no place to import from; the name is for those who list processes
+            [sys.executable, "-P", server_keeper.__file__, name],
+            stdin=theirs.fileno(),
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,  # an interrupt from the terminal is for the owner
+        )
+    try:
+        launcher.wait(START_LIMIT)  # it goes as soon as the keeper is there
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
+        ours.close()
+        raise OSError(f"{name}: no process could be started within {START_LIMIT:g} s") from None
+    return Link(ours)

@@ -1,0 +1,50 @@
+"""A web application served in the running event loop, beside everything else that runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from roost.engines.torch_engine.listening import bound_socket, url_of
+
+BACKLOG = 1024  # connections that wait to be taken: many episodes begin at the same moment
+KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is used again
+GRACE_S = 1  # for answers on their way out
+
+
+class LoopServer:
+    """Takes connections from the moment it is made, on any free port unless one is given.
+
+    One that ends `in_order` lets answers out and tells the application; else whatever is under way is dropped.
+    """
+
+    def __init__(self, app: Any, host: str = "127.0.0.1", port: int = 0, *, in_order: bool = False) -> None:
+        import uvicorn
+
+        bound = bound_socket(host, port)
+        bound.listen(BACKLOG)  # so that nobody is refused before the server runs
+        self.url = url_of(bound)
+        self._in_order = in_order
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="auto" if in_order else "off",
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # the trainer's
+        self._serving = asyncio.create_task(self._server.serve([bound]))
+
+    @property
+    def is_running(self) -> bool:
+        return not self._serving.done()
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        self._server.force_exit = not self._in_order
+        await asyncio.wait([self._serving])
