@@ -15,7 +15,7 @@ _HOMES = {
     "generation": ("Completion", "Finish", "Sampling", "VersionSpan"),
     "protocol": ("InFlight", "Part"),
     "member": ("Standing",),
-    "errors": ("EngineError", "EngineLost", "EngineRefused", "NotOffered", "UpdateFailed"),
+    "errors": ("ContextFull", "EngineError", "EngineLost", "EngineRefused", "NotOffered", "UpdateFailed"),
     "supervision": ("Watchfulness",),
     "restarts": ("RestartLimit",),
     "planned": ("EnginePlan", "plan_engines"),

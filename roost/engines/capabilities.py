@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from roost.engines.errors import NotOffered
+from roost.engines.errors import ContextFull, EngineRefused, NotOffered
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ class Capabilities:
         2
         """
         return wanted if self.max_context is None else max(1, min(wanted, self.max_context - prompt))
+
+    @contextmanager
+    def refusing(self, prompt: int) -> Iterator[None]:
+        """Whatever words a server finds for it: a prompt that fills the context leaves no room."""
+        try:
+            yield
+        except EngineRefused as error:
+            if self.max_context is None or prompt < self.max_context or isinstance(error, ContextFull):
+                raise
+            raise ContextFull(f"{error}; its context length is {self.max_context} tokens") from error
 
     def require(self, route: str, instead: str) -> None:
         """Refuse what the server has no route for, and say what to do instead.

@@ -11,6 +11,10 @@ class EngineRefused(EngineError):
     """The request itself is wrong (a token out of the vocabulary, a prompt too long): the same one fails everywhere."""
 
 
+class ContextFull(EngineRefused):
+    """The prompt leaves no room for a completion: what was made before it is all that there will be."""
+
+
 class EngineLost(EngineError):
     """The engine is dead, hung or unreachable: another one, or the same one after a restart, can do it."""
 

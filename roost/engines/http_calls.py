@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.engines.errors import EngineLost, EngineRefused
+from roost.engines.errors import EngineLost
 from roost.engines.http_client import Answer, CallFailed, ClientClosed, HttpClient, NothingSent
+from roost.engines.told_by_servers import refusal
 
 BUSY = frozenset({429, 502, 503, 504})  # answers that another try may not get
 SECOND_LOOK_S = 5.0
@@ -149,7 +150,7 @@ class HttpCalls:
         told = f"{asked}: {answer.status}, {server_message(answer.text)}"
         if answer.status in BUSY or answer.status >= 500:
             raise ServerFailed(told)
-        raise EngineRefused(told)
+        raise refusal(told)
 
     async def _until_answered(self, call: Call) -> Answer:
         failures, end = 0, asyncio.get_running_loop().time() + call.limit_s

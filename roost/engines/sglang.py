@@ -54,7 +54,8 @@ class SglangEngine(ServerClient):
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         await self._admission()
         with self._versions.request() as ticket:
-            answer = await self._ask(body, about)
+            with known.refusing(len(token_ids)):
+                answer = await self._ask(body, about)
             if bodies.tells_spans(answer):
                 return bodies.completion(answer, None)
             spans = self._versions.spans(ticket, len(answer.get("output_ids") or ()))

@@ -1,13 +1,32 @@
-"""What servers of every kind tell in the same words: why a completion ended, which version made it, what they serve."""
+"""What servers tell, each in its words: why a completion ended, which version made it, what they serve or refuse."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roost.engines.errors import EngineError
+from roost.engines.errors import ContextFull, EngineError, EngineRefused
 from roost.engines.generation import Finish, VersionSpan, joined_spans
 from roost.engines.version_ledger import version_number
+
+# A prompt that leaves no room: of the built-in engine; of OpenAI, vLLM and SGLang; of vLLM; of SGLang.
+NO_ROOM = re.compile(
+    r"which leaves no room for|a context of \d+ has room for|context.length|maximum model length|"
+    r"exceeds the maximum allowed length",
+    re.IGNORECASE,
+)
+
+
+def refusal(message: str) -> EngineRefused:
+    """What a server's refusal is, by its words.
+
+    >>> type(refusal("This model's maximum context length is 64 tokens. However, you requested 80")).__name__
+    'ContextFull'
+    >>> type(refusal("token id 900 is not in the vocabulary of 512")).__name__
+    'EngineRefused'
+    """
+    return ContextFull(message) if NO_ROOM.search(message) else EngineRefused(message)
 
 
 def version_spans(told: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:

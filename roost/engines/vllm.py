@@ -72,7 +72,8 @@ class VllmEngine(ServerClient):
         if known.has("/weight_info") and not known.takes_manifest:  # our own engine keeps versions apart itself
             body = bodies.salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
-        return await self._calls.post(route, body, limit_s=self._limits.generate, may_repeat=True, about=about)
+        with known.refusing(len(token_ids)):
+            return await self._calls.post(route, body, limit_s=self._limits.generate, may_repeat=True, about=about)
 
     async def abort(self, request_ids: Collection[str] | None = None) -> None:
         known = await self.capabilities()

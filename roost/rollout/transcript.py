@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
+from roost.engines.errors import ContextFull
 from roost.engines.generation import Completion, Finish
 from roost.rollout.episode import NOT_MADE, Ints, Tokens
 
@@ -43,7 +44,10 @@ class Transcript:
         self._add(token_ids, [0.0] * len(token_ids), [NOT_MADE] * len(token_ids), NOT_MADE)
 
     async def take(self, max_tokens: int | None = None) -> tuple[int, ...]:
-        """The policy's next turn; `max_tokens` is less than the run's own limit, if anything."""
+        """The policy's next turn; `max_tokens` is less than the run's own limit, if anything.
+
+        Raises ContextFull where the engine has no room for another: then the episode is worth what it is.
+        """
         if not self._token_ids:
             raise ValueError("the policy was shown nothing yet; give it a prompt before its first turn")
         first = self._first
@@ -52,7 +56,11 @@ class Transcript:
             raise asyncio.CancelledError("the episode is over; nothing more is drawn for it")
         shown, turn = self.token_ids, first._begun_turns
         first._begun_turns += 1
-        made = await self._draw(shown, turn, max_tokens)
+        try:
+            made = await self._draw(shown, turn, max_tokens)
+        except ContextFull:
+            self.finish = Finish.LENGTH
+            raise
         if len(self._token_ids) != len(shown):
             raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
         self._add(made.token_ids, made.logprobs, token_versions(made), turn)
@@ -105,9 +113,10 @@ class Transcript:
 def token_versions(made: Completion) -> list[int]:
     """The policy version of each token.
 
-    >>> from roost.engines.generation import VersionSpan
-    >>> token_versions(Completion((5, 6), (0.0, 0.0), Finish.STOP, (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))))
-    [3, 4]
+        >>> from roost.engines.errors import ContextFull
+    from roost.engines.generation import VersionSpan
+        >>> token_versions(Completion((5, 6), (0.0, 0.0), Finish.STOP, (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))))
+        [3, 4]
     """
     versions = [NOT_MADE] * len(made.token_ids)
     for span in made.versions:

@@ -3,7 +3,7 @@ import asyncio
 import httpx
 import pytest
 
-from roost.engines.errors import EngineLost, EngineRefused
+from roost.engines.errors import ContextFull, EngineLost, EngineRefused
 from roost.rollout.gateway import PATH, Contact, Gateway, GatewayDraws
 from roost.rollout.transcript import Transcript
 from tests.rollout.script import completion, for_ever, ran, settled
@@ -73,7 +73,8 @@ def test_many_turns_at_a_time():
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        pytest.param(EngineRefused("the prompt is too long"), EngineRefused, id="refused"),
+        pytest.param(EngineRefused("a token is wrong"), EngineRefused, id="refused"),
+        pytest.param(ContextFull("the context length is 64"), ContextFull, id="full"),
         pytest.param(EngineLost("every engine has failed"), EngineLost, id="lost"),
     ],
 )

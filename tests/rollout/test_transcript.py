@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from roost.engines.errors import ContextFull
 from roost.engines.generation import Completion, Finish, VersionSpan
 from roost.rollout.episode import NOT_MADE
 from roost.rollout.transcript import Transcript
@@ -42,6 +43,26 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
     assert transcript.finish is Finish.LENGTH
     # The second turn is asked for with the very ids of the first, which nobody has tokenised again.
     assert asked == [((1, 2), 0, None), ((1, 2, 11, 12, 13, 3), 1, 1)]
+
+
+def test_a_turn_for_which_there_is_no_room_ends_for_its_length():
+    async def draw(token_ids, turn, max_tokens):
+        if turn:
+            raise ContextFull("the context length is 3")
+        return completion((5,))
+
+    async def play():
+        transcript = Transcript(draw)
+        transcript.give([1])
+        await transcript.take()
+        transcript.give([2])
+        with pytest.raises(ContextFull):
+            await transcript.take()
+        return transcript
+
+    transcript = ran(play())
+    assert transcript.finish is Finish.LENGTH
+    assert transcript.token_ids == (1, 5, 2)
 
 
 def test_a_turn_without_tokens_is_a_turn():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.appworld_task import AppworldTask, appworld_task
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, RolloutCancelled, in_thread
@@ -163,9 +163,9 @@ class _BlockingPolicy:
         asked = [{"role": message.role, "content": message.content} for message in messages]
         try:
             reply = self._bridge.wait(lambda: self._policy.chat(asked))
-        except EngineRefused as error:
+        except ContextFull as error:
             if self._turns == 0:
-                raise  # what the engine does not take from the beginning is no matter of length
+                raise  # there is nothing to learn from
             raise MaxSeqLenExceeded(str(error)) from error
         if not isinstance(reply, RecordedReply):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(self._policy).__name__}")

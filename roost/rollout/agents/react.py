@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.code_blocks import cut_at_line, python_in
 from roost.rollout.environments.environment import Environment, Observation
@@ -67,7 +67,7 @@ class ReactCoder:
                 return
             try:
                 reply = await policy.chat(messages, self._max_tokens)
-            except EngineRefused:
+            except ContextFull:
                 if turn == 0:
                     raise
                 return  # the conversation has become longer than the engine takes: the episode is worth what it is

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull
 from roost.engines.loop_server import LoopServer
 from roost.rollout.agents.chat import ChatPolicy, RecordedReply
 from roost.rollout.agents.completions import TextPolicy
@@ -45,7 +45,7 @@ class RecordedEpisode:
             turn.cancel()  # whoever asked is gone
         if turn.cancelled():
             raise EpisodeOver("the episode was cancelled")
-        if isinstance(turn.exception(), EngineRefused) and self._answered:
+        if isinstance(turn.exception(), ContextFull) and self._answered:
             self.is_used_up = True
         reply = turn.result()
         self._answered += 1

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull, EngineRefused
 from roost.engines.torch_engine.http_errors import Refused, answer_errors, error_response
 from roost.rollout.agents.chat import RecordedReply, TurnUnderWay
 from roost.rollout.agents.recording import EpisodeOver, RecordedEpisode
@@ -21,6 +21,7 @@ from roost.rollout.agents.recording_rules import RequestRules
 if TYPE_CHECKING:
     from roost.rollout.agents.recording import Recorder
 
+CONTEXT_FULL = "context_length_exceeded"  # by which programs know that they must shorten what they show
 GONE = 410  # clients do not try again what is answered so
 
 
@@ -100,6 +101,11 @@ def recording_app(recorder: Recorder) -> FastAPI:
     async def over(_: Request, error: EpisodeOver) -> JSONResponse:
         return error_response(str(error), GONE)
 
+    @app.exception_handler(ContextFull)
+    async def full(_: Request, error: ContextFull) -> JSONResponse:
+        told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": CONTEXT_FULL}
+        return JSONResponse({"error": told}, 400)
+
     def episode_of(key: str) -> RecordedEpisode:
         episode = recorder.find(key)
         if episode is None:
@@ -161,6 +167,8 @@ async def _unless_gone(work: Coroutine[Any, Any, RecordedReply], request: Reques
         raise EpisodeOver("whoever asked is gone")
     try:
         return turn.result()
+    except ContextFull:
+        raise
     except (EngineRefused, TurnUnderWay, ValueError) as error:
         raise Refused(str(error)) from error
 

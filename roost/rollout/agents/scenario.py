@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from roost.engines.errors import ContextFull
 from roost.rollout.agents.account import WatchedEnvironment
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
@@ -100,7 +101,11 @@ class AgentScenario:
         playing: Any = agent.play(ChatPolicy(transcript, self._format), environment, first, self._max_turns)
         if not inspect.isawaitable(playing):
             raise TypeError(f"{type(agent).__name__}.play is not asynchronous; write async def, or next_code_block")
-        await playing
+        try:
+            await playing
+        except ContextFull:
+            if not any(len(each.made_by) for each in transcript.sequences()):
+                raise  # the task itself is too long for the engines
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in {task.name}; there is nothing to learn from")
         return Score(await environment.score(), environment.told(), environment.rewards_of_turns)

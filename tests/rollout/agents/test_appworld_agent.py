@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull
 from roost.rollout.agents import bridge
 from roost.rollout.agents.appworld_agent import (
     NO_CODE,
@@ -90,7 +90,7 @@ def all_threads_end():
 
 
 async def refused():
-    raise EngineRefused("the prompt is too long")
+    raise ContextFull("the prompt is too long")
 
 
 def test_a_conversation_that_becomes_too_long_ends_the_episode():
@@ -100,7 +100,7 @@ def test_a_conversation_that_becomes_too_long_ends_the_episode():
 
 
 def test_a_first_prompt_that_is_refused_is_a_failure():
-    with pytest.raises(EngineRefused):
+    with pytest.raises(ContextFull):
         play(refused)
 
 

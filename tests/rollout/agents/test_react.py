@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 import roost
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull, EngineRefused
 from roost.rollout.agents.react import ReactCoder
 from roost.rollout.environments.environment import Observation
 from roost.rollout.scenario import Task
@@ -16,7 +16,7 @@ DEFAULT = Path(roost.__file__).parent / "conf" / "appworld" / "agent" / "default
 
 
 async def refused():
-    raise EngineRefused("the prompt is too long")
+    raise ContextFull("the prompt is too long")
 
 
 def play(*says, first="print a word", max_turns=10, task=TASK, **keys):
@@ -48,8 +48,16 @@ def test_it_ends_when_it_cannot_go_on(says, turns):
 
 
 def test_a_first_prompt_that_is_refused_is_a_failure():
-    with pytest.raises(EngineRefused):
+    with pytest.raises(ContextFull):
         play(refused)
+
+
+def test_a_refusal_for_another_reason_is_a_failure():
+    async def wrong():
+        raise EngineRefused("token id 900 is not in the vocabulary of 512")
+
+    with pytest.raises(EngineRefused, match="900"):
+        play(python("a"), wrong)
 
 
 def test_a_turn_without_code_is_told_so_and_changes_nothing():

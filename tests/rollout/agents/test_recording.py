@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from roost.engines.errors import EngineRefused
+from roost.engines.errors import ContextFull, EngineRefused
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.episode import NOT_MADE
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine, assistant, ids, talk, tool, user
@@ -179,7 +179,11 @@ def test_completions_go_on_from_their_own_text():
 
 
 async def refused():
-    raise EngineRefused("the prompt is too long")
+    raise EngineRefused("a token is wrong")
+
+
+async def full():
+    raise ContextFull("the context length is 64 tokens")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ async def refused():
         pytest.param({"messages": []}, "messages: List should have at least 1 item", id="no messages"),
         pytest.param({"messages": [{"content": "x"}]}, "a mapping with role", id="nobody says it"),
         pytest.param({"messages": [user([{"type": "image_url"}])]}, "only text is read", id="a picture"),
-        pytest.param({"messages": HELLO}, "the prompt is too long", id="the engine refuses"),
+        pytest.param({"messages": HELLO}, "a token is wrong", id="the engine refuses"),
     ],
 )
 def test_requests_that_cannot_be_answered(request_, told):
@@ -201,6 +205,21 @@ def test_requests_that_cannot_be_answered(request_, told):
     answer = ran(play())
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("before", "is_used_up"), [([], False), (["one"], True)], ids=["at once", "later"])
+def test_a_full_context_is_told_as_openai_tells_it(before, is_used_up):
+    """Where the policy has made something, the program's error that follows is the end and no failure."""
+
+    async def play():
+        async with recorded(*before, full) as (client, _, _, episode):
+            for _ in before:
+                await chat(client)
+            with pytest.raises(openai.BadRequestError, match="the context length is 64 tokens") as caught:
+                await chat(client, [user("y")])
+            return caught.value.code, caught.value.type, episode.is_used_up
+
+    assert ran(play()) == ("context_length_exceeded", "invalid_request_error", is_used_up)
 
 
 def test_several_prompts_are_refused():

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from roost.engines.errors import ContextFull
 from roost.rollout.agents import scenario as module
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.playing import checked_score
@@ -42,6 +43,23 @@ def play(*says, agent=REACT, worlds=None, task=TASK, **keys):
         return checked_score(score, transcript.turns), transcript
 
     return ran(playing())
+
+
+async def full():
+    raise ContextFull("the context length is 64 tokens")
+
+
+@pytest.mark.parametrize("agent", [REACT, GUESSER, CODER, PROGRAM], ids=["react", "own", "AppWorld", "program"])
+def test_an_episode_ends_with_the_engines_context_and_is_worth_what_it_is(agent):
+    say = python("look") if agent is REACT else "look"
+    score, transcript = play(say, full, agent=agent)
+    assert score.shown.startswith("> look\nsaw look")
+    assert len(transcript.sequences()[0].made_by) > 0
+
+
+def test_a_task_that_fills_the_context_by_itself_is_a_failure():
+    with pytest.raises(ContextFull):
+        play(full, agent=GUESSER)
 
 
 def test_tasks_come_from_the_source():
