@@ -152,6 +152,8 @@ class Delivery:
     async def _after_sending(self, member: Member, sent: Sent) -> None:
         # Compared before it goes on, so that requests on hold are not continued with weights that are wrong.
         is_checked = member.abilities.undoes_updates and await verify_by_fingerprints(member.engine, sent.fingerprints)
+        # Who sent them may be another process: of servers that do not tell their version, this client keeps count.
+        await member.engine.set_version(self._release.version)
         await self._close(member)
         if not is_checked:
             await self._verify(member)

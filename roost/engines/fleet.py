@@ -23,7 +23,7 @@ from roost.engines.protocol import Engine, InFlight
 from roost.engines.scratch import scratch_folder
 from roost.engines.spec import ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
-from roost.engines.update_rules import check_hold, check_version
+from roost.engines.update_rules import check_base, check_hold, check_version
 from roost.engines.weights.release import Release
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
 
@@ -192,6 +192,7 @@ class Fleet:
         async with self._changing(*RUNNING, Standing.ASLEEP) as members:
             check_version(self.release, release)
             check_hold(members, release, in_flight)
+            check_base(members, release, self._sleep_level)
             if not members:
                 self._hold_for_the_lost(release)
                 return

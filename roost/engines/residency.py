@@ -25,7 +25,7 @@ class HandOver:
     """
 
     decision: Decision
-    sleep_level: int = 2  # new weights come anyway before the engines work again, so that none need be kept
+    sleep_level: int = 2  # all weights come anew before the engines work again; adapters alone need level 1
     in_flight: InFlight = InFlight.DRAIN
     displaced: Collection[str] | None = None  # the servers that make room, where the others go on; None: all
 

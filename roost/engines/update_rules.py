@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roost.engines.errors import NotOffered
-from roost.engines.member import Member
+from roost.engines.member import Member, Standing
 from roost.engines.protocol import InFlight
 from roost.engines.spec import EngineKind
 from roost.engines.weights.release import Release
@@ -16,6 +16,16 @@ def check_version(current: Release | None, release: Release) -> None:
     if current is not None and current is not release and release.version <= current.version:
         raise ValueError(
             f"the engines are on version {current.version}; a new policy needs a higher one than {release.version}"
+        )
+
+
+def check_base(members: Sequence[Member], release: Release, sleep_level: int) -> None:
+    """An adapter comes on top of weights that the engine has."""
+    asleep = [member.name for member in members if member.standing is Standing.ASLEEP]
+    if release.adapter is not None and asleep and sleep_level > 1:
+        raise NotOffered(
+            f"{', '.join(asleep)}: the weights were dropped when the engines went to sleep, and an adapter does not "
+            "bring them back; let engines that take adapters sleep at level 1"
         )
 
 

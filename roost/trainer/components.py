@@ -70,7 +70,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         ]
         engines = replace(engines, servers=tuple(plain))
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
-    hand_over = HandOver(engines.decision, in_flight=in_flight_of(settings), displaced=displaced)
+    hand_over = HandOver(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
     turns = Turns(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
     sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
     return Layout(engines, turns, on_gpu, scorers, sharing, threads)
@@ -122,6 +122,11 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
     if is_held:
         return InFlight.HOLD
     return InFlight.DROP if settings.max_policy_lag else InFlight.DRAIN
+
+
+def sleep_level_of(settings: TrainSettings) -> int:
+    """What engines keep asleep: nothing, as all weights come anew; or the weights, where only an adapter comes."""
+    return 2 if settings.learner.adapter is None else 1
 
 
 def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:

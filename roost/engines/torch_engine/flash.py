@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from roost.engines.torch_engine.attention import LayerCall, OneByOne, Tables, kept
@@ -27,6 +29,9 @@ class Flash:
         self._tables = tables
         self._longest_chunk = longest_chunk
         self._longest = longest
+        self._key_starts = F.pad(tables.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        # One pass over each sequence: how keys are split depends on the longest of a batch, and results would with it.
+        self._options: dict[str, Any] = {"num_splits": 1} if "num_splits" in _parameters() else {}
 
     def __call__(self, call: LayerCall) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
@@ -37,7 +42,7 @@ class Flash:
             keys,
             values,
             self._tables.starts,
-            None,
+            self._key_starts,  # keys are found by their blocks, but the kernel insists on them
             self._longest_chunk,
             self._longest,
             scale=call.scale,
@@ -45,6 +50,7 @@ class Flash:
             enable_gqa=True,
             seqused_k=self._tables.lengths,
             block_table=self._tables.tables,
+            **self._options,
         )
         return cast(Tensor, output)
 
@@ -55,11 +61,7 @@ def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype,
         return False
     if any(layer.key_size != layer.value_size or layer.key_size > FLASH_HEAD for layer in layers):
         return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    if not {"block_table", "seqused_k"} <= inspect.signature(varlen_attn).parameters.keys():
+    if not {"block_table", "seqused_k"} <= _parameters():
         return False
     try:
         is_right = _agrees(layers[0], block_size, dtype, device)
@@ -69,6 +71,16 @@ def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype,
     if not is_right:
         log.warning("flash attention over blocks gives wrong results here; blocks are gathered instead")
     return is_right
+
+
+@cache
+def _parameters() -> frozenset[str]:
+    """What this torch's flash attention takes."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 @torch.inference_mode()

@@ -1,0 +1,114 @@
+"""The version that an engine's client puts tokens down to, however the weights came: servers of vLLM 0.22 tell none."""
+
+import asyncio
+
+import pytest
+
+from roost.engines.connect import connect
+from roost.engines.delivery import Delivery
+from roost.engines.errors import NotOffered
+from roost.engines.generation import Sampling, VersionSpan
+from roost.engines.member import Member, Standing
+from roost.engines.protocol import InFlight
+from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.update_rules import check_base
+from roost.engines.weights.parcel import Manifest
+from roost.engines.weights.probe import Probe
+from roost.engines.weights.release import Release, Way
+from roost.engines.weights.send import Sent
+from tests.engines.vllm_standin import NEW, OLD, running_standin
+
+LIMIT_S = 30.0
+PROBE = Probe((5, 6), (-0.5,), tolerance=0.1)
+
+
+class Owner:
+    """A server that runs already, wherever it is started."""
+
+    def __init__(self, url):
+        self.spec = ServerSpec(EngineKind.VLLM, "tiny", name="one", weight_transfer="ipc", adapter_rank=8)
+        self._url = url
+
+    async def start(self, model=None):
+        return self._url
+
+
+class SentByAnother:
+    """Sends with a client of its own, as a learner does from its own process."""
+
+    def __init__(self, way):
+        self._way = way
+
+    def way_to(self, server):
+        return self._way
+
+    async def send(self, engines, version):
+        for engine in engines:
+            own = connect(EngineKind.VLLM, engine.url)
+            await own.start_update(Manifest(version, (), False))
+            await own.finish_update(version)
+            await own.close()
+        return Sent(0, 0, {}, {})
+
+    async def write(self, model, folder):
+        pass
+
+
+def release_by(way):
+    if way is Way.ADAPTER:
+        return Release(7, PROBE, adapter="adapter")
+    if way in (Way.RELOAD, Way.RESTART):
+        return Release(7, PROBE, checkpoint="checkpoint")
+    return Release(7, PROBE, SentByAnother(way))
+
+
+@pytest.mark.parametrize("routes", [OLD | {"/v1/load_lora_adapter"}, NEW], ids=["0.22", "0.32"])
+@pytest.mark.parametrize("way", [Way.DEVICE, Way.RELOAD, Way.RESTART, Way.ADAPTER])
+def test_tokens_are_put_down_to_the_release_by_every_way(way, routes, tmp_path):
+    # Without the route for tokens no server tells spans, so the client's own count is what tokens are put down to.
+    with running_standin(routes, opens_token_route=False) as (url, server):
+        told = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": told}]}
+        plain = type(server).on_v1_completions
+        server.on_v1_completions = lambda asked: (
+            (200, scored) if "prompt_logprobs" in asked.body else plain(server, asked)
+        )
+
+        async def scenario():
+            member = Member(Owner(url))
+            await member.connect(connect(EngineKind.VLLM, url))
+            member.standing = Standing.UPDATING
+            if way is Way.RESTART:
+                member.useless_ways = {Way.RELOAD}
+            delivery = Delivery(release_by(way), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
+            errors = await delivery.bring([member])
+            made = await member.engine.generate([1], Sampling(max_tokens=2))
+            version = await member.engine.version()
+            await member.disconnect()
+            return errors, made.versions, version, member.version
+
+        async def bounded():
+            async with asyncio.timeout(LIMIT_S):
+                return await scenario()
+
+        assert asyncio.run(bounded()) == ({}, (VersionSpan(7, 0, 2),), 7, 7)
+
+
+ASLEEP = [
+    pytest.param(Standing.ASLEEP, 2, "adapter", True, id="dropped"),
+    pytest.param(Standing.ASLEEP, 1, "adapter", False, id="kept"),
+    pytest.param(Standing.READY, 2, "adapter", False, id="awake"),
+    pytest.param(Standing.ASLEEP, 2, None, False, id="all-weights-come"),
+]
+
+
+@pytest.mark.parametrize(("standing", "level", "adapter", "is_refused"), ASLEEP)
+def test_an_adapter_does_not_bring_back_weights_that_were_dropped(standing, level, adapter, is_refused):
+    member = Member(Owner("http://127.0.0.1:1"))
+    member.standing = standing
+    release = Release(1, PROBE, adapter=adapter, checkpoint=None if adapter else "checkpoint")
+    if not is_refused:
+        check_base([member], release, level)
+        return
+    with pytest.raises(NotOffered, match=r"one: the weights were dropped.*level 1"):
+        check_base([member], release, level)
