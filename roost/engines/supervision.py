@@ -41,12 +41,15 @@ class Supervisor:
         self._silent: dict[str, int] = {}
         self._examined: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in crew.members}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
 
     def start(self) -> None:
         for member in self._crew.members.values():
             self._spawn(self._watch(member))
 
     async def stop(self) -> None:
+        """Nobody is looked after any more; a change that breaks off from now on starts nobody again."""
+        self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -117,6 +120,9 @@ class Supervisor:
                 self._report(f"{member.name} could not be looked at: {error}")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        if self._is_stopped:
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -46,3 +46,24 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
 
     bounded(scenario())
     assert said[:1] == ([] if is_well else ["one is lost: it does not answer"])
+
+
+def test_nobody_is_started_again_once_the_watch_has_ended():
+    recovered = []
+
+    async def recover(member):
+        recovered.append(member.name)
+
+    async def scenario(is_stopped):
+        crew = Crew([OwnerOfWhatRuns()])
+        (member,) = crew.members.values()
+        member.standing = Standing.LOST
+        supervisor = Supervisor(crew, Watchfulness(), recover, report=lambda _: None)
+        if is_stopped:
+            await supervisor.stop()
+        supervisor.start_again_soon(member)
+        await asyncio.sleep(0)
+        return recovered
+
+    assert bounded(scenario(is_stopped=True)) == []
+    assert bounded(scenario(is_stopped=False)) == ["one"]
