@@ -113,10 +113,9 @@ class Transcript:
 def token_versions(made: Completion) -> list[int]:
     """The policy version of each token.
 
-        >>> from roost.engines.errors import ContextFull
-    from roost.engines.generation import VersionSpan
-        >>> token_versions(Completion((5, 6), (0.0, 0.0), Finish.STOP, (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))))
-        [3, 4]
+    >>> from roost.engines.generation import VersionSpan
+    >>> token_versions(Completion((5, 6), (0.0, 0.0), Finish.STOP, (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))))
+    [3, 4]
     """
     versions = [NOT_MADE] * len(made.token_ids)
     for span in made.versions:
