@@ -39,7 +39,7 @@ class Score:
     # A limit cut it off, and the task would have gone on from what the policy was shown last: to a critic, what it
     # expects there follows the last reward.
     goes_on: bool = False
-    answer: str = ""  # the text that rewards judge, where that is not what is shown
+    answer: str | None = None  # the text that rewards judge, where that is not what is shown
     parts: Mapping[str, float] = field(default_factory=dict)  # what each reward gave, before it was weighted
 
 

@@ -67,6 +67,13 @@ class Transcript:
         self.finish = made.finish
         return made.token_ids
 
+    def leave_out(self, start: int, count: int) -> None:
+        """Take tokens that the policy made for tokens that it was shown: nothing is learnt from them."""
+        end = start + count
+        self._turns[start:end] = [NOT_MADE] * count
+        self._logprobs[start:end] = [0.0] * count
+        self._versions[start:end] = [NOT_MADE] * count
+
     def branch(self) -> Transcript:
         """Another sequence of the same episode, with nothing in it yet."""
         opened = Transcript(self._draw, self._first)

@@ -126,21 +126,24 @@ class AppworldAdapter:
         llm = _BlockingPolicy(bridge, policy)
         try:
             task = appworld_task(self._task, first)
-            await in_thread(lambda: self._play(task, llm, world, max_turns), bridge.close)
+            kept = await in_thread(lambda: self._play(task, llm, world, max_turns), bridge.close)
         except RolloutCancelled as error:
             raise asyncio.CancelledError(str(error)) from error
+        llm.keep(kept)
 
-    def _play(self, task: AppworldTask, llm: LLM, world: AppWorldInterface, max_turns: int) -> None:
+    def _play(self, task: AppworldTask, llm: LLM, world: AppWorldInterface, max_turns: int) -> Sequence[SaidMessage]:
+        """The conversation that came of it."""
         agent = self._make(task=task, llm=llm, **self._keys)
         output: str | None = None
         for _ in range(max_turns):
             if world.task_completed():
-                return
+                break
             try:
                 code = agent.next_code_block(output, world)
             except MaxSeqLenExceeded:
-                return
+                break
             output = world.execute(code) if code else NO_CODE
+        return agent.history_as_messages(output or "")
 
 
 class _World:
@@ -157,23 +160,34 @@ class _World:
 class _BlockingPolicy:
     def __init__(self, bridge: Bridge, policy: Policy) -> None:
         self._bridge, self._policy = bridge, policy
-        self._turns = 0
+        self._said: list[tuple[PolicyMessage, RecordedReply]] = []
+
+    def keep(self, conversation: Sequence[SaidMessage]) -> None:
+        """Learn only from what is in the conversation: an agent may ask for several answers, and drop some.
+
+        One without any of them has messages of its own making, which say nothing about that.
+        """
+        is_kept = [any(message == each for each in conversation) for message, _ in self._said]
+        for (_, reply), stays in zip(self._said, is_kept, strict=True):
+            if any(is_kept) and not stays:
+                reply.leave_out()
 
     def generate(self, messages: Sequence[SaidMessage]) -> PolicyMessage:
         asked = [{"role": message.role, "content": message.content} for message in messages]
         try:
             reply = self._bridge.wait(lambda: self._policy.chat(asked))
         except ContextFull as error:
-            if self._turns == 0:
+            if not self._said:
                 raise  # there is nothing to learn from
             raise MaxSeqLenExceeded(str(error)) from error
         if not isinstance(reply, RecordedReply):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(self._policy).__name__}")
-        self._turns += 1
-        return PolicyMessage(
+        message = PolicyMessage(
             content=reply.text,
             prompt_tokens=reply.prompt_ids,
             generated_tokens=reply.token_ids,
             generated_token_logprobs=reply.logprobs,
             stopped_by_max_tokens_limit=reply.is_cut,
         )
+        self._said.append((message, reply))
+        return message

@@ -31,6 +31,10 @@ class RecordedReply(Reply):
         """What the policy was shown."""
         return self.transcript.token_ids[: self.start]
 
+    def leave_out(self) -> None:
+        """Nothing is to be learnt from it: the agent has dropped it."""
+        self.transcript.leave_out(self.start, len(self.token_ids))
+
     @property
     def logprobs(self) -> tuple[float, ...]:
         """Of each of its tokens."""
@@ -106,6 +110,7 @@ class ChatPolicy:
         self._first, self.format = transcript, chat_format
         self._conversations: list[_Conversation] = []
         self._under_way: set[tuple[tuple[Key, ...], str]] = set()
+        self.last_reply: RecordedReply | None = None  # of all its conversations and texts
 
     async def chat(
         self, messages: Sequence[Message], max_tokens: int | None = None, tools: Tools = None
@@ -124,6 +129,7 @@ class ChatPolicy:
         finally:
             self._under_way.remove(asked)
         conversation.answered(reply)
+        self.last_reply = reply
         return reply
 
     def open_sequence(self) -> Transcript:

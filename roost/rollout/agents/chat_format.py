@@ -100,10 +100,10 @@ class ChatFormat:
         """The tokens of what follows a turn, without the token that the policy ended it with."""
         end = "" if ending is None else self.token(ending)
         if end and written.lstrip().startswith(end):
-            return self._ids_after(end, written.lstrip()[len(end) :])
-        return self._ids_after(stand_in, written)
+            return self.ids_after(end, written.lstrip()[len(end) :])
+        return self.ids_after(stand_in, written)
 
-    def _ids_after(self, before: str, text: str) -> Ids:
+    def ids_after(self, before: str, text: str) -> Ids:
         """A text in its place: some tokenizers begin a text otherwise than they go on with it."""
         alone, together = self.ids(before), self.ids(before + text)
         return together[len(alone) :] if together[: len(alone)] == alone else self.ids(text)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from roost.rollout.agents.chat import ChatPolicy, RecordedReply, recorded_turn
 from roost.rollout.transcript import Transcript
 
+LOOKED_BACK = 40  # characters: how a text goes on depends on little of what is before
+
 
 @dataclass(frozen=True, slots=True)
 class _Written:
@@ -37,6 +39,7 @@ class TextPolicy:
             self._written.append(_Written(transcript, before, None))  # its turn may be asked for again
             raise
         self._written.append(_Written(transcript, before + reply.text, reply.ending))
+        self._policy.last_reply = reply
         return reply
 
     def _shown(self, prompt: str | Sequence[int]) -> Transcript:
@@ -49,8 +52,8 @@ class TextPolicy:
             rest = prompt[len(source.text) :]
             end = "" if source.ending is None else self._format.token(source.ending)
             if not rest.startswith(end):  # it goes on from what was said, not from its end
-                return self._opened((*known[:-1], *self._format.ids(rest)))
-            new = self._format.ids(rest.removeprefix(end))
+                return self._opened((*known[:-1], *self._format.ids_after(source.text[-LOOKED_BACK:], rest)))
+            new = self._format.ids_after(end or source.text[-LOOKED_BACK:], rest.removeprefix(end))
         else:
             new = tuple(prompt[len(known) :])
         self._written.remove(source)  # nobody else goes on with it meanwhile

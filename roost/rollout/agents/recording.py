@@ -49,6 +49,7 @@ class RecordedEpisode:
             self.is_used_up = True
         reply = turn.result()
         self._answered += 1
+        self.is_used_up = False  # it showed less, and went on
         return reply
 
     @property

@@ -97,8 +97,8 @@ class AgentScenario:
 
     async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> Score:
         first = await environment.reset(task, seed_of(task))
-        agent = make_agent(self._agent, task, self._recorder)
-        playing: Any = agent.play(ChatPolicy(transcript, self._format), environment, first, self._max_turns)
+        agent, policy = make_agent(self._agent, task, self._recorder), ChatPolicy(transcript, self._format)
+        playing: Any = agent.play(policy, environment, first, self._max_turns)
         if not inspect.isawaitable(playing):
             raise TypeError(f"{type(agent).__name__}.play is not asynchronous; write async def, or next_code_block")
         try:
@@ -108,7 +108,8 @@ class AgentScenario:
                 raise  # the task itself is too long for the engines
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in {task.name}; there is nothing to learn from")
-        return Score(await environment.score(), environment.told(), environment.rewards_of_turns)
+        said = None if policy.last_reply is None else policy.last_reply.text
+        return Score(await environment.score(), environment.told(), environment.rewards_of_turns, answer=said)
 
 
 def seed_of(task: Task) -> int:

@@ -43,10 +43,17 @@ class Routing:
         chosen = self.of(tag)
         if not chosen:
             return own
-        weighted = [route.weight * scores[route.name] for route in chosen]
-        if self.own is not None and self.own.takes(tag):
-            weighted.append(self.own.weight * own)
-        return sum(weighted)
+        return sum((route.weight * scores[route.name] for route in chosen), self.own_weight(tag) * own)
+
+    def own_weight(self, tag: str) -> float:
+        """By how much the scenario's own reward counts for a task, and so what it gave for each turn.
+
+        >>> Routing((Route("exact"),)).own_weight(""), Routing((Route("exact", frozenset({"math"})),)).own_weight("")
+        (0.0, 1.0)
+        """
+        if not self.of(tag):
+            return 1.0
+        return self.own.weight if self.own is not None and self.own.takes(tag) else 0.0
 
     def parts(self, tag: str, own: float, scores: Mapping[str, float]) -> dict[str, float]:
         """What the answer's worth is made of, before it is weighted.

@@ -23,7 +23,10 @@ class ScoredPlayer:
         given = episode.score
         leave_place()  # engines play others meanwhile
         try:
-            scored = await self._rewards.score(Answer(asked.task, given.answer or given.shown, given.reward))
+            text = given.shown if given.answer is None else given.answer
+            scored = await self._rewards.score(Answer(asked.task, text, given.reward))
         except RewardFailed as error:
             raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
-        return replace(episode, score=replace(given, reward=scored.reward, parts=scored.parts))
+        weight = self._rewards.routing.own_weight(asked.task.tag)
+        of_turns = tuple(weight * reward for reward in given.of_turns) if weight else ()
+        return replace(episode, score=replace(given, reward=scored.reward, of_turns=of_turns, parts=scored.parts))

@@ -76,6 +76,34 @@ def test_the_contract():
     assert (first.stopped_by_max_tokens_limit, first.rollout_cancelled) == (False, False)
 
 
+class Chooser(Coder):
+    """Asks twice for each block, and goes on with the second answer."""
+
+    def next_code_block(self, output, world):
+        self._llm.generate(self._messages)
+        return super().next_code_block(output, world)
+
+
+def test_answers_that_an_agent_drops_are_not_learnt_from():
+    *_, engine, transcript = play("first", "look", "second", "done", agent=Chooser)
+    made = [
+        "".join(engine.of.decode([token for token, turn in zip(each.token_ids, each.turns, strict=True) if turn >= 0]))
+        for each in transcript.sequences()
+    ]
+    assert "".join(made).count("look") == 1 and "".join(made).count("done") == 1
+    assert not any(dropped in text for dropped in ("first", "second") for text in made)
+
+
+class Retold(Coder):
+    def history_as_messages(self, last_execution_output):
+        return [UserMessage("it went well")]
+
+
+def test_a_history_without_the_policy_s_messages_keeps_all_turns():
+    *_, transcript = play("look", "done", agent=Retold)
+    assert set(transcript.sequences()[0].turns) == {-1, 0, 1}
+
+
 def test_a_turn_that_was_cut_says_so():
     agent, *_ = play(ids("ab"), "done")
     assert agent.history_as_messages("")[2].stopped_by_max_tokens_limit

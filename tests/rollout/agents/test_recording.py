@@ -222,6 +222,18 @@ def test_a_full_context_is_told_as_openai_tells_it(before, is_used_up):
     assert ran(play()) == ("context_length_exceeded", "invalid_request_error", is_used_up)
 
 
+def test_a_program_that_shows_less_and_goes_on_may_fail_later():
+    async def play():
+        async with recorded("one", full, "two") as (client, _, _, episode):
+            await chat(client)
+            with pytest.raises(openai.BadRequestError):
+                await chat(client, [user("long")])
+            await chat(client, [user("short")])
+            return episode.is_used_up
+
+    assert ran(play()) is False
+
+
 def test_several_prompts_are_refused():
     async def play():
         async with recorded() as (client, *_):

@@ -57,6 +57,12 @@ def test_an_episode_ends_with_the_engines_context_and_is_worth_what_it_is(agent)
     assert len(transcript.sequences()[0].made_by) > 0
 
 
+def test_rewards_judge_what_the_policy_said_last():
+    long = "x" * 1000
+    score, _ = play(python("look"), f"{long}\n{python('done')}", worlds=Worlds())
+    assert score.answer.startswith(long), "whole, whatever is shown of it"
+
+
 def test_a_task_that_fills_the_context_by_itself_is_a_failure():
     with pytest.raises(ContextFull):
         play(full, agent=GUESSER)

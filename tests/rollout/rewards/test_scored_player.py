@@ -50,6 +50,7 @@ def scored_by(player, scores, weight=1.0):
     [
         pytest.param(Score(9.0, "shown"), "shown", id="what is shown"),
         pytest.param(Score(9.0, "shown", answer="answered"), "answered", id="the answer"),
+        pytest.param(Score(9.0, "shown", answer=""), "", id="an answer of nothing"),
     ],
 )
 def test_what_is_judged(score, judged):
@@ -114,3 +115,25 @@ def test_a_place_that_was_left_is_left_once():
         return places.locked()
 
     assert asyncio.run(run())
+
+
+OWN = Route("scenario", weight=0.5)
+
+
+@pytest.mark.parametrize(
+    ("routing", "reward", "of_turns"),
+    [
+        pytest.param(Routing((Route("hears"),)), 0.5, (), id="rewards alone"),
+        pytest.param(Routing((Route("hears"),), OWN), 2.0, (0.5, 1.0), id="beside the scenario's"),
+        pytest.param(Routing((Route("hears", frozenset({"other"})),)), 3.0, (1.0, 2.0), id="of other tasks"),
+    ],
+)
+def test_what_turns_earned_counts_as_the_scenario_s_reward_does(routing, reward, of_turns):
+    """A critic is told what each turn earned: what does not count in the sum must not count there."""
+
+    async def half(answer):
+        return 0.5
+
+    player = ScoredPlayer(Plays(Score(3.0, of_turns=(1.0, 2.0))), Rewards(routing, {"hears": Hears(half)}))
+    score = ran(player.play(Play(Task("a"), 0, 0))).score
+    assert (score.reward, score.of_turns) == (reward, of_turns)
