@@ -117,16 +117,21 @@ class Child:
         return self._process.returncode
 
     async def end(self) -> None:
-        """End it, and let go of everything that belongs to it."""
+        """End it, and let go of everything that belongs to it. Whoever is cancelled meanwhile, is so after that."""
         self._process.kill()
         while self._read():
             pass
         self._stop_reading()
         self._writer.close()
-        pause_s = 0.0005
+        pause_s, cancelled = 0.0005, None
         while self._process.poll() is None:
-            await asyncio.sleep(pause_s)
+            try:
+                await asyncio.sleep(pause_s)
+            except asyncio.CancelledError as error:
+                cancelled = error
             pause_s = min(pause_s * 2, 0.05)
+        if cancelled is not None:
+            raise cancelled
 
     def _read(self) -> bool:
         """Take a piece of what was printed; whether there was one."""

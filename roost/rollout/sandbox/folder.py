@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 _MOST_ENTRIES = 20_000  # more are as bad as too many bytes
+_HIDDEN = (errno.EACCES, errno.ENAMETOOLONG)  # as nobody needs a folder that cannot be listed, or lies that deep
 
 
-def is_larger(folder: Path, most_bytes: int) -> bool:
-    """Whether the files in it take more of the disk than that, or are too many to be counted.
+def is_larger(folder: Path, most_bytes: int, others: Iterable[int] = ()) -> bool:
+    """Whether the files in it take more of the disk than that, are too many to be counted, or are hidden from that.
+
+    Other files count as well, by their bytes.
 
     >>> is_larger(Path(__file__).parent / "inside", most_bytes=1)
     True
     """
-    pending, size, entries = [os.fspath(folder)], 0, 0
+    size = 0
+    try:
+        for entries, one in enumerate(chain(others, _sizes(folder)), start=1):
+            size += one
+            if size > most_bytes or entries > _MOST_ENTRIES:
+                return True
+    except _Hidden:
+        return True
+    return False
+
+
+class _Hidden(Exception):
+    """There are files that cannot be counted."""
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """What each file and folder in it takes of the disk."""
+    pending = [os.fspath(folder)]
     while pending:
         try:
             listing = os.scandir(pending.pop())
-        except OSError:
-            continue  # it went away meanwhile, cannot be listed, or lies too deep
+        except OSError as error:
+            _check_gone(error)
+            continue
         with listing:
             for entry in listing:
-                entries += 1
                 try:
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
-                except OSError:
-                    continue
-                if size > most_bytes or entries > _MOST_ENTRIES:
-                    return True
-    return False
+                    yield entry.stat(follow_symlinks=False).st_blocks * 512
+                except OSError as error:
+                    _check_gone(error)
+                    yield 0
+
+
+def _check_gone(error: OSError) -> None:
+    """What went away meanwhile can be done without; what cannot be looked at cannot."""
+    if error.errno in _HIDDEN:
+        raise _Hidden from error
 
 
 def remove(folder: Path) -> None:

@@ -19,6 +19,7 @@ from roost.rollout.sandbox.execution import Execution, Fault
 from roost.rollout.sandbox.folder import is_larger, remove
 from roost.rollout.sandbox.isolation import Isolation, libraries, readable
 from roost.rollout.sandbox.limits import Limits
+from roost.rollout.sandbox.nameless import nameless_files
 from roost.rollout.sandbox.printed import Printed
 
 Call = Callable[[str, str, dict[str, Any]], Awaitable[Any]]  # app, api and arguments; what it raises, the code sees
@@ -68,7 +69,7 @@ class Sandbox:
         place = tempfile.mkdtemp(prefix="roost-sandbox-") if folder is None else folder
         sandbox = cls(limits or Limits(), call, Path(place).resolve(), allows_weak, folder is None)
         try:
-            sandbox._child = await sandbox._launch(stdin)
+            await sandbox._launch(stdin)
         except BaseException:
             await sandbox.close()
             raise
@@ -88,11 +89,9 @@ class Sandbox:
     async def execute(self, code: str) -> Execution:
         """Run a piece of code; whatever it does, this returns. One runs at a time."""
         async with self._turn:
-            if self._is_closed:
-                raise RuntimeError("the sandbox is closed; start another one")
-            if self._child is None:
-                self._child = await self._launch(None)
-            child, printed, began = self._child, Printed(self._limits.output_chars), time.monotonic()
+            self._check_open()
+            child = self._child or await self._launch(None)
+            printed, began = Printed(self._limits.output_chars), time.monotonic()
             is_alive = False
             try:
                 child.go_on(printed)
@@ -100,19 +99,19 @@ class Sandbox:
                 is_alive = fault is None or not fault.is_fatal
             finally:
                 if not is_alive:  # also when whoever waited for it was cancelled
-                    self._child = None
-                    await child.end()
+                    await self._end(child)
             return Execution(printed.text() + sentence, fault, time.monotonic() - began)
 
     async def close(self) -> None:
-        """End its process and remove its folder; it may be called again."""
+        """End its process and remove its folder, also when it is cancelled meanwhile; it may be called again."""
         self._is_closed = True
-        child, self._child = self._child, None
-        if child is not None:
-            await child.end()
-        if self._owns_folder:
-            self._owns_folder = False
-            await asyncio.to_thread(remove, self._folder)
+        try:
+            if self._child is not None:
+                await self._end(self._child)
+        finally:
+            if self._owns_folder:
+                self._owns_folder = False
+                await _to_the_end(asyncio.get_running_loop().run_in_executor(None, remove, self._folder))
 
     async def __aenter__(self) -> Sandbox:
         return self
@@ -122,21 +121,36 @@ class Sandbox:
     ) -> None:
         await self.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the sandbox is closed; start another one")
+
+    async def _end(self, child: Child) -> None:
+        """Until it has ended it is known, so that nobody removes its folder before."""
+        try:
+            await child.end()
+        finally:
+            self._child = None
+
     async def _launch(self, stdin: str | None) -> Child:
+        """A new process. It may be closed before it is there."""
         printed = Printed(self._limits.output_chars)
         with _input(stdin) as given:
-            child = await Child.start(given, printed)
+            self._child = child = await Child.start(given, printed)
         try:
+            self._check_open()
             await child.say(self._request(child.parent, waits_for_threads=stdin is not None))
             in_force = await within(_STARTS_WITHIN_S, child.hear())
             self._isolation = Isolation(**in_force["in_force"])
             if not self._allows_weak:
                 self._isolation.check()
+            self._check_open()
         except Gone:
-            await child.end()
+            await self._end(child)
+            self._check_open()
             raise RuntimeError(f"a sandbox of {self._limits} did not start: {printed.text()}") from None
         except BaseException:
-            await child.end()
+            await self._end(child)
             raise
         child.pause()
         return child
@@ -197,9 +211,11 @@ class Sandbox:
 
     async def _watch(self, child: Child) -> None:
         """End a process that fills the disk."""
+        limits, folder = self._limits, self._folder
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if await asyncio.to_thread(is_larger, self._folder, self._limits.folder_mb * _MB):
+            nameless = nameless_files(child.pid, folder, limits.file_mb * _MB)
+            if await asyncio.to_thread(is_larger, folder, limits.folder_mb * _MB, nameless):
                 child.kill(Fault.DISK)
 
 
@@ -221,6 +237,19 @@ async def _answer(call: Call, app: str, api: str, arguments: dict[str, Any]) -> 
         return {"value": await call(app, api, arguments)}
     except Exception as error:
         return {"error": str(error)}
+
+
+async def _to_the_end(work: asyncio.Future[None]) -> None:
+    """Wait for work that must not be left undone; whoever is cancelled meanwhile, is so after that."""
+    cancelled = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    work.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 def _input(stdin: str | None) -> IO[bytes]:
@@ -245,7 +274,7 @@ def _sentence(fault: Fault, status: int | None, limits: Limits) -> str:
         Fault.TIMED_OUT: f"the code ran for more than {limits.wall_s:g} s",
         Fault.CPU: f"the code used more than {limits.cpu_s} s of CPU time",
         Fault.FLOODED: f"the code printed more than {FLOOD_BYTES // _MB} MB",
-        Fault.DISK: f"the files took more than {limits.folder_mb} MB, or were too many",
+        Fault.DISK: f"the files took more than {limits.folder_mb} MB, were too many, or could not be counted",
         Fault.BROKEN: "the code interfered with the connection of its process",
         Fault.DIED: f"the process {_death(status)}",
     }

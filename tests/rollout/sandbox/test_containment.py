@@ -82,6 +82,7 @@ WRITING = {
     "a symbolic link": "import os; os.symlink('/', '<folder>/link')",
     "emptying": "import os; os.truncate('<secret>', 0)",
     "emptying to read": "import os; os.open('<secret>', os.O_RDONLY | os.O_TRUNC)",
+    "emptying to neither read nor write": "import os; os.open('<secret>', 3 | os.O_TRUNC)",
     "the mode": "import os; os.chmod('<secret>', 0o640); assert os.stat('<secret>').st_mode & 0o777 == 0o640",
     "the time": "import os; os.utime('<secret>', (1, 1)); assert os.stat('<secret>').st_mtime == 1",
     "a fifo": "import os; os.mkfifo('<folder>/fifo')",
@@ -166,6 +167,9 @@ def test_there_is_no_way_out(code, surroundings, tmp_path):
         pytest.param("import ctypes\nif ctypes.CDLL(None).prctl(1, 0, 0, 0, 0): raise OSError", id="outliving"),
         pytest.param("import ctypes\nif ctypes.CDLL(None).mount(b'', b'.', b'tmpfs', 0, 0): raise OSError", id="mount"),
         pytest.param("import ctypes\nif ctypes.CDLL(None).syscall(425, 1, 0) < 0: raise OSError", id="io_uring"),
+        pytest.param("import ctypes, os\nfile, size = os.open('a', os.O_RDWR | os.O_CREAT), ctypes.c_long(1 << 20)\n"
+                     "if ctypes.CDLL(None).fallocate(file, 1, ctypes.c_long(0), size): raise OSError",
+                     id="room beyond a file's end"),
     ],
 )  # fmt: skip
 def test_calls_of_the_kernel_are_refused(code):

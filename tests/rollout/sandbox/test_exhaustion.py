@@ -12,6 +12,19 @@ from roost.rollout.sandbox.sandbox import Sandbox
 from tests.rollout.sandbox.playground import PATIENT, executed, ran
 
 HASTY = Limits(wall_s=1.0)
+DELETING = """
+import ctypes, os
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+def deleted():  # a descriptor of a file without a name
+    file = os.open("a", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.write(file, bytes(3 * 10**5))
+    os.unlink("a")
+    return file
+def mapped(file):  # its first page only; the mmap of Python would keep a descriptor
+    assert library.mmap(None, ctypes.c_size_t(4096), 1, 2, file, ctypes.c_long(0)) != ctypes.c_void_p(-1).value
+    os.close(file)
+"""
 
 
 @pytest.mark.parametrize(
@@ -113,11 +126,48 @@ def test_a_file_is_bounded(tmp_path):
     [
         pytest.param("for i in range(60): open(f'{i}', 'wb').write(bytes(10**5))", id="files"),
         pytest.param("import os\nfor i in range(1200): os.mkdir(f'{i}')", id="folders"),
+        pytest.param("import os\nfor _ in range(30): os.mkdir('d' * 200); os.chdir('d' * 200)", id="too deep to look"),
+        pytest.param(f"{DELETING}kept = [deleted() for _ in range(20)]", id="deleted and open"),
+        pytest.param(f"{DELETING}for _ in range(20): mapped(deleted())", id="deleted and mapped"),
+        pytest.param(
+            f"{DELETING}import threading, time\n"
+            "def run():\n"
+            "  library.syscall(436, 1000, 1000, 2)  # from here on its descriptors are its own\n"
+            "  kept = [deleted() for _ in range(20)]\n"
+            "  time.sleep(20)\n"
+            "threading.Thread(target=run).start()",
+            id="deleted and open in a thread",
+        ),
     ],
 )
 def test_many_files_are_bounded(code):
     (execution,) = executed(f"{code}\nimport time; time.sleep(20)", limits=Limits(wall_s=30, folder_mb=4))
-    assert execution.error == Fault.DISK
+    assert execution.error == Fault.DISK, execution.output
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(f"{DELETING}for _ in range(20): os.close(deleted())", id="deleted and closed"),
+        pytest.param(f"{DELETING}one = deleted()\nkept = [os.dup(one) for _ in range(20)]", id="open often"),
+        pytest.param(
+            f"{DELETING}one = deleted()\nmapped(os.dup(one))\nfor _ in range(20): mapped(os.dup(one))",
+            id="mapped often, and open",
+        ),
+        pytest.param("import mmap; kept = mmap.mmap(-1, 8 << 20); kept[:] = bytes(8 << 20)", id="shared memory"),
+    ],
+)
+def test_what_is_not_on_the_disk_does_not_count(code):
+    (execution,) = executed(f"{code}\nimport time; time.sleep(1)", limits=Limits(wall_s=30, folder_mb=4))
+    assert execution.error is None, execution.output
+
+
+def test_room_for_a_file_can_be_asked_for_within_its_limit():
+    asking = "import os\nfile = os.open('a', os.O_RDWR | os.O_CREAT)\nos.posix_fallocate(file, 0, <size>)\n"
+    codes = (asking.replace("<size>", size) + "print(os.fstat(file).st_size)" for size in ("5000", "10 ** 7"))
+    few, many = executed(*codes, limits=Limits(wall_s=30, file_mb=4))
+    assert few.output == "5000\n"
+    assert many.error == Fault.RAISED and "File too large" in many.output
 
 
 BOMBS = {

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,7 @@ import pytest
 
 from roost.rollout.sandbox.limits import Limits
 from roost.rollout.sandbox.sandbox import Sandbox, run_once
-from tests.rollout.sandbox.playground import PATIENT, ran
+from tests.rollout.sandbox.playground import LIMIT_S, PATIENT, ran
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,6 +97,119 @@ def test_a_cancelled_execution_ends_its_process():
             return await sandbox.execute("print('fresh')")
 
     assert ran(run()).output == "fresh\n"
+
+
+@pytest.fixture
+def nothing_is_left(tmp_path, monkeypatch):
+    """Of the sandboxes of a test: no folder, no process (a zombie neither), no descriptor."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ran(run_once("1", limits=PATIENT))  # so that what they are forked from is there
+    before, children = descriptors(), psutil.Process().children(recursive=True)
+    yield
+    assert not list(tmp_path.iterdir())
+    assert set(psutil.Process().children(recursive=True)) <= set(children)
+    assert descriptors() <= before
+
+
+async def cancelled(task, times):
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.usefixtures("nothing_is_left")
+def test_cancelled_while_it_is_closed(times):
+    async def run():
+        sandbox = await Sandbox.start(PATIENT)
+        closing = asyncio.create_task(sandbox.close())
+        await asyncio.sleep(0)
+        await cancelled(closing, times)
+
+    ran(run())
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_cancelled_while_its_process_is_ended():
+    async def run():
+        async with await Sandbox.start(PATIENT) as sandbox:
+            execution = asyncio.create_task(sandbox.execute("while True: pass"))
+            await asyncio.sleep(0.05)
+            await cancelled(execution, times=20)
+
+    ran(run())
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_closed_while_its_process_is_ended():
+    async def run():
+        sandbox = await Sandbox.start(PATIENT)
+        execution = asyncio.create_task(sandbox.execute("while True: open('a', 'a').write('a')"))
+        await asyncio.sleep(0.05)
+        execution.cancel()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        await sandbox.close()
+        left = Path(sandbox._folder).exists()
+        await cancelled(execution, times=1)
+        return left
+
+    assert not ran(run())
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_cancelled_before_its_folder_is_removed():
+    async def run():
+        free = threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(free.wait, LIMIT_S))  # whoever removes has to wait for that
+        sandbox = await Sandbox.start(PATIENT)
+        closing = asyncio.create_task(sandbox.close())
+        while sandbox.pid is not None:
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.sleep(0)
+        free.set()
+        await busy
+        await cancelled(closing, times=0)
+
+    ran(run())
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_loop_that_ends_meanwhile():
+    """It cancels everything, and waits for what comes of that."""
+
+    async def busy(sandbox):
+        async with sandbox:
+            await sandbox.execute("while True: pass")
+
+    async def run():
+        one, other = await Sandbox.start(PATIENT), await Sandbox.start(PATIENT)
+        tasks = [asyncio.create_task(one.close()), asyncio.create_task(busy(other))]
+        await asyncio.sleep(0)
+        return tasks
+
+    ran(run())
+
+
+@pytest.mark.parametrize("turns", range(1, 5))  # so few that no process can have answered
+@pytest.mark.usefixtures("nothing_is_left")
+def test_closed_while_it_starts_again(turns):
+    async def run():
+        sandbox = await Sandbox.start(PATIENT)
+        await sandbox.execute("import os; os._exit(1)")
+        execution = asyncio.create_task(sandbox.execute("while True: pass"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await sandbox.close()
+        with pytest.raises(RuntimeError, match="the sandbox is closed"):
+            await execution
+        return sandbox.pid
+
+    assert ran(run()) is None
 
 
 OWNER = """

@@ -50,6 +50,7 @@ def decided(machine, number, arguments=(), architecture=None):
         pytest.param((435, 435), (), NO_CALL, id="clone3"),
         pytest.param((9999, 9999), (), NO_CALL, id="a call of the future"),
         pytest.param((268, 53), (), DONE, id="fchmodat"),
+        pytest.param((285, 47), (3, 1, 0, 1 << 40), ERROR | 95, id="fallocate"),
         pytest.param((56, 220), (THREAD,), ALLOW, id="a thread"),
         pytest.param((56, 220), (17,), PERMISSION, id="a process"),
         pytest.param((56, 220), (THREAD | 0x10000000,), PERMISSION, id="a namespace"),
@@ -61,7 +62,10 @@ def decided(machine, number, arguments=(), architecture=None):
         pytest.param((44, 206), (3, 0, 0, 0, 0), ALLOW, id="send"),
         pytest.param((44, 206), (3, 0, 0, 0, 1 << 32), PERMISSION, id="send to an address"),
         pytest.param((257, 56), (0, 0, 0o1000), PERMISSION, id="empty a file that is read"),
+        pytest.param((257, 56), (0, 0, 0o1003), PERMISSION, id="empty a file that is neither read nor written"),
         pytest.param((257, 56), (0, 0, 0o1101), ALLOW, id="empty a file that is written"),
+        pytest.param((257, 56), (0, 0, 0o1002), ALLOW, id="empty a file that is read and written"),
+        pytest.param((257, 56), (0, 0, 0o0003), ALLOW, id="neither read nor write a file"),
         pytest.param((16, 29), (0, 0x5412), ERROR | 25, id="type into a terminal"),
         pytest.param((72, 25), (0, 8), PERMISSION, id="signals by ownership"),
         pytest.param((157, 167), (1, 0), PERMISSION, id="outlive the owner"),
@@ -76,6 +80,18 @@ def test_calls(calls, arguments, decision):
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_calls_of_another_architecture_end_the_process(machine):
     assert decided(machine, 0, architecture=0x40000003) == KILL  # i386, whose numbers mean something else
+
+
+@pytest.mark.parametrize(
+    ("flags", "decision"),
+    [
+        pytest.param(0o1000, PERMISSION, id="read"),
+        pytest.param(0o1003, PERMISSION, id="neither"),
+        pytest.param(0o1002, ALLOW, id="write"),
+    ],
+)
+def test_the_older_way_to_open_empties_no_file_either(flags, decision):
+    assert decided("x86_64", 2, (0, flags)) == decision
 
 
 def test_numbers_of_the_other_abi_of_x86_are_refused():

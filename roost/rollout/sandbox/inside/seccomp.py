@@ -22,7 +22,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # where they lie in what the filt
 
 _THREAD = 0x10000  # CLONE_THREAD
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, -CGROUP, -UTS, -IPC, -USER, -PID, -NET and -TIME
-_TRUNCATE, _ACCESS_MODE = 0o1000, 0o3
+_TRUNCATE, _ACCESS_MODE = 0o1000, 0o3  # of the four modes, 0 reads and 3 does neither
 _OWNERS_AND_SIGNALS = (8, 10, 15, 1024)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE: signals to others
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, sizes, FIONREAD, FIONBIO, FIOCLEX
 _NAMES = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
@@ -82,9 +82,9 @@ def _checks(pid: int) -> dict[str, list[Instruction]]:
 
 
 def _check_open(argument: int) -> list[Instruction]:
-    """Opening to read can empty a file; before its third version Landlock lets that pass."""
+    """Opening a file can empty it without writing to it; before its third version Landlock lets that pass."""
     empties = [*_load_argument(argument), (_AND, 0, 0, _TRUNCATE | _ACCESS_MODE)]
-    return [*empties, *_answer([_TRUNCATE], ERROR | EPERM), _return(ALLOW)]
+    return [*empties, *_answer([_TRUNCATE, _TRUNCATE | _ACCESS_MODE], ERROR | EPERM), _return(ALLOW)]
 
 
 def _load(offset: int) -> list[Instruction]:
