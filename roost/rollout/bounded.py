@@ -18,7 +18,7 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
     'done'
     """
     task = asyncio.ensure_future(work)
-    task.add_done_callback(_look_at)
+    task.add_done_callback(look_at)
     try:
         done, _ = await asyncio.wait([task], timeout=limit_s)
     finally:
@@ -32,7 +32,7 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
     return task.result()
 
 
-def _look_at(task: asyncio.Future[T]) -> None:
+def look_at(task: asyncio.Future[T]) -> None:
     """An error that comes too late for anybody is no reason for the event loop to complain."""
     if not task.cancelled():
         task.exception()

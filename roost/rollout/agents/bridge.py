@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from roost.rollout.bounded import look_at
+from roost.rollout.daemon_thread import begun
 from roost.rollout.environments.environment import Environment, Observation
 
 GRACE_S = 4.0  # for a thread to end once nothing that it waits for will come; episodes have less than 10 s in all
@@ -58,38 +59,13 @@ async def in_thread(call: Callable[[], T], at_end: Callable[[], None]) -> T:
 
     A thread that goes on all the same is left behind once its grace is over: threads cannot be ended.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: Any, error: Exception | None) -> None:
-        if outcome.cancelled():
-            return
-        if error is None:
-            outcome.set_result(value)
-        else:
-            outcome.set_exception(error)
-            outcome.exception()  # nobody may be there to look at it any more
-
-    def body() -> None:
-        value, error = _outcome(call)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=body, name="agent", daemon=True).start()
+    outcome = asyncio.wrap_future(begun("agent", call))
+    outcome.add_done_callback(look_at)  # as nobody may be there any more
     try:
         return await asyncio.shield(outcome)
     finally:
         at_end()
         await asyncio.wait([outcome], timeout=GRACE_S)
-
-
-def _outcome(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return call(), None
-    except (StopIteration, SystemExit) as error:  # a future does not take the one, and the other is for a process
-        return None, RuntimeError(f"the agent raised {type(error).__name__}({error})")
-    except Exception as error:
-        return None, error
 
 
 class BlockingEnvironment:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from roost.rollout.daemon_thread import DaemonThread, begun
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.scenario import Task
 
@@ -31,31 +31,31 @@ class BlockingEnvironments:
 
     async def prepare(self) -> None:
         """Where they have something to look for before anything begins."""
-        await asyncio.to_thread(getattr(self._environments, "prepare", lambda: None))
+        await asyncio.wrap_future(begun("environments", getattr(self._environments, "prepare", lambda: None)))
 
     async def open(self) -> Environment:
         """One for an episode; `open` may block while all are taken."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        thread = DaemonThread("environment")
         opening = thread.submit(self._environments.open)
         try:
             return BlockingEnvironment(await asyncio.shield(asyncio.wrap_future(opening)), thread)
         except asyncio.CancelledError:
             # It may come all the same, and then nobody is there to give it back.
             thread.submit(lambda: opening.exception() or opening.result().close())
-            thread.shutdown(wait=False)
+            thread.shutdown()
             raise
         except Exception:
-            thread.shutdown(wait=False)
+            thread.shutdown()
             raise
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._environments.close)
+        await asyncio.wrap_future(begun("environments", self._environments.close))
 
 
 class BlockingEnvironment:
     """One of them. Calls follow one another also where an episode was cancelled: what it began is waited for."""
 
-    def __init__(self, environment: Any, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, environment: Any, thread: DaemonThread) -> None:
         self._environment, self._thread = environment, thread
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
@@ -73,7 +73,7 @@ class BlockingEnvironment:
         try:
             await self._called(self._environment.close)
         finally:
-            self._thread.shutdown(wait=False)
+            self._thread.shutdown()
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
         # Shielded, as a call that has not begun would otherwise be dropped: `close` has to come in any case.

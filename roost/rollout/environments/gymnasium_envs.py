@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from roost.rollout.daemon_thread import DaemonThread
 from roost.rollout.environments.environment import Observation
 from roost.rollout.scenario import Task
 
@@ -45,7 +45,7 @@ class GymnasiumEnvironments:
         self._id, self._slots, self._vectorization, self._stall_s = id, slots, vectorization, stall_s
         self._as_text, self._make_kwargs = as_text, make_kwargs
         self._vector: VectorSlots | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")  # simulators may be bound to a thread
+        self._thread = DaemonThread("simulator")  # simulators may be bound to a thread
         self._free: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(slots):
             self._free.put_nowait(slot)
@@ -75,8 +75,10 @@ class GymnasiumEnvironments:
             await asyncio.wait([self._work])
         for environment in list(self._open):
             environment.lose(RuntimeError("the environments were closed while the episode was under way"))
-        await self._drop_vector()
-        self._thread.shutdown(wait=False)
+        try:
+            await self._drop_vector()
+        finally:
+            self._thread.shutdown()
 
     def _release(self, environment: GymnasiumEnvironment) -> None:
         if environment in self._open:
@@ -161,7 +163,7 @@ class GymnasiumEnvironments:
             await self._in_thread(vector.close)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.wrap_future(self._thread.submit(work))
 
 
 @dataclass(eq=False)

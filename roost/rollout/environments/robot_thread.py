@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from roost.rollout.daemon_thread import DaemonThread
 from roost.rollout.environments.robot import Limits, Numbers, Reading, RobotDriver, action_within
 from roost.rollout.scenario import Task
 
@@ -22,8 +23,8 @@ class RobotThread:
     def __init__(self, driver: RobotDriver, config: Mapping[str, Any], limit_s: float) -> None:
         self.config = config
         self._driver, self._limit_s = driver, limit_s
-        self._calls = ThreadPoolExecutor(1, thread_name_prefix="robot")
-        self._stops = ThreadPoolExecutor(1, thread_name_prefix="robot-stop")  # what hangs is what has to be stopped
+        self._calls = DaemonThread("robot")
+        self._stops = DaemonThread("robot's stop")  # what hangs is what has to be stopped
         self._is_connected = False
         self._last: Future[Any] | None = None  # the last call, which may still be under way
 
@@ -74,13 +75,13 @@ class RobotThread:
             if self._is_connected:
                 self._calls.submit(self._abandon)
             for thread in (self._calls, self._stops):
-                thread.shutdown(wait=False)
+                thread.shutdown()
 
     async def _call(self, work: Callable[[], T]) -> T:
         """What a call of the driver gives. One that fails, or takes too long, is the last of its connection."""
         if not await self._is_free():
             raise RuntimeError(f"the robot {dict(self.config)} still hangs in a call; look after it, then start again")
-        call = self._calls.submit(self._made, work)
+        call: Future[T] = self._calls.submit(self._made, work)
         self._last = call
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(call)), self._limit_s)

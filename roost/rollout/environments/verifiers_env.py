@@ -16,6 +16,7 @@ from typing import Any
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import Recorder
+from roost.rollout.daemon_thread import begun
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.scenario import Split, Task
 
@@ -115,10 +116,13 @@ class VerifiersEnvironments:
         """Tasks are loaded, which may take long, and what rollouts share is up."""
         async with self._starting:
             if self._environment is None:
-                environment = await asyncio.to_thread(lambda: _loaders().load_environment(_resolved(self._config)))
-                self._rows = await asyncio.to_thread(_rows_of, environment.taskset)
+                environment, self._rows = await asyncio.wrap_future(begun("environments", self._loaded))
                 await self._serving.enter_async_context(environment.serving())
                 self._environment = environment
+
+    def _loaded(self) -> tuple[Any, list[Any]]:
+        environment = _loaders().load_environment(_resolved(self._config))
+        return environment, _rows_of(environment.taskset)
 
 
 class VerifiersEnvironment:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from roost.rollout.bounded import within
+from roost.rollout.daemon_thread import begun
 from roost.rollout.located import located
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
@@ -43,8 +43,7 @@ class Function:
         self._named = named_arguments(self._function, self._keys)
         self._limit_s = limit_s
         self._is_async = inspect.iscoroutinefunction(self._function)
-        self._places = asyncio.Semaphore(threads)  # the limit counts from when there is a thread for it
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"reward-{self._name}")
+        self._places = asyncio.Semaphore(threads)  # the limit counts from when there is one for it
 
     async def score(self, answer: Answer) -> float:
         offered = dict(zip(OFFERED, (answer, answer.task, answer.task.data, answer.text, answer.reward), strict=True))
@@ -57,13 +56,12 @@ class Function:
 
     async def close(self) -> None:
         """A thread cannot be ended; one that still runs is left behind."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _called(self, arguments: dict[str, Any]) -> Any:
         if self._is_async:
             return await self._function(**arguments)
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._threads, lambda: self._function(**arguments))
+        # A thread for each call: one that hangs takes none from the answers after it.
+        result = await asyncio.wrap_future(begun(f"reward {self._name}", lambda: self._function(**arguments)))
         return await result if inspect.isawaitable(result) else result
 
 

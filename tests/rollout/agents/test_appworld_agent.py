@@ -146,7 +146,14 @@ def test_what_an_agent_raises_is_the_episode_s_failure():
         play(agent=Broken)
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), StopIteration()], ids=["exit", "stop iteration"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(SystemExit(3), id="exit"),
+        pytest.param(StopIteration(), id="stop iteration"),
+        pytest.param(asyncio.CancelledError(), id="cancelled within"),  # as it leaves an asyncio.run of the agent's own
+    ],
+)
 def test_an_agent_cannot_end_more_than_its_episode(error):
     class Ending(Coder):
         def next_code_block(self, output, world):

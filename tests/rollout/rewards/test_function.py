@@ -9,6 +9,7 @@ from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.function import Function
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.scenario import Task
+from tests.rollout.script import ran
 
 ANSWER = Answer(Task("say five", {"most": 5}, "chat"), "five!", reward=0.25)
 
@@ -102,6 +103,29 @@ def test_a_slow_function_does_not_hold_up_the_loop():
         return await asyncio.gather(reward.score(ANSWER), reward.score(ANSWER))
 
     assert asyncio.run(run()) == [1.0, 1.0]
+
+
+def test_a_call_that_hangs_takes_no_thread_from_the_answers_after_it():
+    hangs, may_end = threading.Event(), threading.Event()
+
+    def length(text):
+        if text == "hang":
+            hangs.set()
+            may_end.wait(60)
+        return len(text)
+
+    async def run():
+        reward = Function(length, threads=1)
+        hung = asyncio.create_task(reward.score(Answer(Task(""), "hang")))
+        while not hangs.is_set():
+            await asyncio.sleep(0.01)
+        hung.cancel()  # nobody waits for it any more, as after its limit
+        return await reward.score(ANSWER)
+
+    try:
+        assert ran(run()) == 5.0
+    finally:
+        may_end.set()
 
 
 def test_what_takes_too_long_is_a_failure():
