@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 from roost.engines.fleet import Fleet
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
+from roost.rollout.bounded import within
 from roost.rollout.draw import FleetDraws
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
 from roost.rollout.finishing import finish_workers
@@ -37,6 +39,8 @@ TRAINING, EVALUATION = "group", "evaluation"
 FINISH_LIMIT_S = 60.0
 PREPARE_LIMIT_S = 900.0  # for what users bring along to be made: tokenizers, simulators, connections to robots
 RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,11 @@ async def open_stages(
     failures: FailureFiles,
 ) -> AsyncIterator[Stages]:
     """Everybody who plays, ready to. `is_alone`: there is no machine but this one."""
-    environments = await _environments(groups.get(ENV))
     draws = draws_of(fleet, settings)
     async with contextlib.AsyncExitStack() as stack:
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
+        environments = await _environments(groups.get(ENV))  # where one is wrong, the others are still to be let go
         players: dict[str, Player] = {}
         if AGENT in groups:
             gateway = Gateway()
@@ -130,7 +134,7 @@ async def open_stages(
                 play_in(scenario, environments)
             limit = settings.collect.episode_limit_s
             players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
-            stack.push_async_callback(close_scenario, scenario)
+            stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None
         if settings.rewards:
             rewards = await _opened_rewards(settings, groups)
@@ -155,6 +159,14 @@ async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGr
     for group in elsewhere.values():
         await asyncio.to_thread(group.wait_ready)
     return Rewards(made.routing, made.local, elsewhere)
+
+
+async def _finish(scenario: Scenario) -> None:
+    """End what the scenario holds; one that hangs then does not undo a run that is over."""
+    try:
+        await within(FINISH_LIMIT_S, close_scenario(scenario))
+    except TimeoutError as error:
+        logger.warning("the scenario did not close and is left behind: %s", error)
 
 
 async def _prepared(who: str, preparing: Awaitable[Any]) -> Any:

@@ -12,11 +12,14 @@ import pytest
 
 from roost import NodePlacementStrategy
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.env_worker import EnvWorker, RemoteEnvironments
+from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
 from roost.rollout.environments.environment import Observation
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import Play, PlayFailed
 from roost.rollout.scenario import Score, Task
+from roost.spec.training import LearnerSettings, TrainSettings
+from roost.trainer.failures import FailureFiles
+from roost.trainer.surroundings import open_stages
 from roost.trainer.targets import load_scenario
 from roost.trainer.tokenizers import class_name_of, load_tokenizer
 from tests.rollout.script import completion
@@ -72,6 +75,23 @@ class Robot(Counters):
 
     async def close(self):
         self.closed += 1
+
+
+class Declared(Counters):
+    """One of which, whichever looks first, is not as it was declared; a file tells that one was let go."""
+
+    def __init__(self, folder):
+        self._folder = Path(folder)
+
+    async def prepare(self):
+        try:
+            (self._folder / "wrong").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        raise OSError("no camera")
+
+    async def close(self):
+        (self._folder / f"closed {os.getpid()}").touch()
 
 
 class Counting:
@@ -377,3 +397,17 @@ def test_what_a_player_that_died_left_open_is_closed(robots):
         await robots.finish()
 
     asyncio.run(run())
+
+
+def test_where_one_environment_is_wrong_all_are_let_go(cluster, tmp_path):
+    target = {"_target_": "tests.rollout.live.test_agent_workers.Declared", "folder": str(tmp_path)}
+    group = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, NodePlacementStrategy([0, 0]), "declared")
+
+    async def run():
+        settings, failures = TrainSettings(LearnerSettings("model")), FailureFiles(tmp_path / "failures", print)
+        async with open_stages({"env": group}, Counting(), None, settings, True, failures):
+            raise AssertionError("nobody looked")
+
+    with pytest.raises(EnvironmentFailed, match="the environments cannot be made: OSError: no camera"):
+        asyncio.run(asyncio.wait_for(run(), LIMIT_S))
+    assert len(list(tmp_path.glob("closed *"))) == 2
