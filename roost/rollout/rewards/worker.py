@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roost.rollout.bounded import within
 from roost.rollout.env_worker import import_from
 from roost.rollout.rewards.config import make_reward
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.scoring import LIMIT_S
 from roost.runtime.worker import Worker
 
 AT_A_TIME = 256  # answers that a worker scores side by side; a reward may have tighter limits of its own
@@ -20,11 +22,16 @@ class RewardWorker(Worker):
     """Scores answers with one reward. What goes wrong with an answer is told, and is no failure of the worker."""
 
     def __init__(
-        self, name: str, keys: Mapping[str, Any], paths: Sequence[str] = (), at_a_time: int = AT_A_TIME
+        self,
+        name: str,
+        keys: Mapping[str, Any],
+        paths: Sequence[str] = (),
+        at_a_time: int = AT_A_TIME,
+        limit_s: float = LIMIT_S,
     ) -> None:
         super().__init__()
         import_from(paths)
-        self._name = name
+        self._name, self._limit_s = name, limit_s
         self._reward = make_reward(name, keys)
         self._places = asyncio.Semaphore(at_a_time)
 
@@ -41,7 +48,8 @@ class RewardWorker(Worker):
     async def _scored(self, answer: Answer) -> float | str:
         async with self._places:
             try:
-                return finite(await self._reward.score(answer), self._name)
+                # The driver has given up by then, but what hangs must not keep its place from other answers.
+                return finite(await within(self._limit_s, self._reward.score(answer)), self._name)
             except RewardFailed as error:
                 return str(error)
             except Exception as error:  # whatever a user's reward raises
