@@ -91,9 +91,11 @@ class AgentScenario:
 
     async def close(self) -> None:
         """End what episodes share."""
-        await self._recorder.close()
-        if self._environments is not None:
-            await self._environments.close()
+        try:
+            await self._recorder.close()
+        finally:
+            if self._environments is not None:
+                await self._environments.close()
 
     async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> Score:
         first = await environment.reset(task, seed_of(task))

@@ -92,6 +92,17 @@ def test_an_episode_with_each_kind_of_agent(agent, says):
     assert worlds.is_closed
 
 
+def test_environments_are_closed_though_the_recorder_cannot_be(monkeypatch):
+    async def fail(recorder):
+        raise OSError("its port is gone")
+
+    monkeypatch.setattr(module.Recorder, "close", fail)
+    worlds = Worlds()
+    with pytest.raises(OSError, match="its port is gone"):
+        play(python("done"), worlds=worlds)
+    assert worlds.is_closed
+
+
 def test_environments_are_made_here_where_nobody_brings_others():
     score, _ = play(python("done"))
     assert score.reward == 1.0
