@@ -14,7 +14,7 @@ from roost import Cluster, NodePlacementStrategy
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.routing import Route, Routing
-from roost.rollout.rewards.scoring import Rewards
+from roost.rollout.rewards.scoring import Rewards, Scored
 from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Task
 from roost.runtime.failure import WorkerFailed
@@ -65,7 +65,9 @@ def answers(*texts, right="4"):
 
 
 async def outcomes(rewards, asked):
-    return await asyncio.gather(*(rewards.score(answer) for answer in asked), return_exceptions=True)
+    """What each answer is worth, or why that is not known."""
+    found = await asyncio.gather(*(rewards.score(answer) for answer in asked), return_exceptions=True)
+    return [one.reward if isinstance(one, Scored) else one for one in found]
 
 
 def test_scores_come_back_in_order_and_from_all_ranks(cluster, own_folder):
