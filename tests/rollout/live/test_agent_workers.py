@@ -18,8 +18,6 @@ from roost.rollout.gateway import Gateway
 from roost.rollout.playing import Play, PlayFailed
 from roost.rollout.scenario import Score, Task
 from roost.spec.training import LearnerSettings, TrainSettings
-from roost.trainer.failures import FailureFiles
-from roost.trainer.surroundings import open_stages
 from roost.trainer.targets import load_scenario
 from roost.trainer.tokenizers import class_name_of, load_tokenizer
 from tests.rollout.script import completion
@@ -400,6 +398,9 @@ def test_what_a_player_that_died_left_open_is_closed(robots):
 
 
 def test_where_one_environment_is_wrong_all_are_let_go(cluster, tmp_path):
+    from roost.trainer.failures import FailureFiles  # here, as workers import this module, and these bring torch along
+    from roost.trainer.surroundings import open_stages
+
     target = {"_target_": "tests.rollout.live.test_agent_workers.Declared", "folder": str(tmp_path)}
     group = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, NodePlacementStrategy([0, 0]), "declared")
 
