@@ -53,3 +53,8 @@ def get() -> Current:
     if not _entered:
         raise RuntimeError("this process is no part of a job; call this in a worker, or after making a Cluster")
     return _entered[-1]
+
+
+def worker_setup() -> ProcessSetup | None:
+    """What the worker of this process was started with; None in a driver, and where there is no job."""
+    return _entered[-1].setup if _entered else None

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from roost.engines.fleet import Fleet
+from roost.engines.owner import START_LIMIT_S
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.bounded import within
@@ -38,6 +39,7 @@ AGENT, ENV, REWARD = "agent", "env", "reward"
 TRAINING, EVALUATION = "group", "evaluation"
 FINISH_LIMIT_S = 60.0
 PREPARE_LIMIT_S = 900.0  # for what users bring along to be made: tokenizers, simulators, connections to robots
+REWARDS_LIMIT_S = START_LIMIT_S + 60.0  # a judge's engine that does not start says itself why
 RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
 
 logger = logging.getLogger(__name__)
@@ -139,6 +141,7 @@ async def open_stages(
         if settings.rewards:
             rewards = await _opened_rewards(settings, groups)
             stack.push_async_callback(rewards.close)
+            await _prepared("the rewards", rewards.prepare(), REWARDS_LIMIT_S)
             players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
         players = {label: NotingPlayer(player, failures) for label, player in players.items()}
         training, evaluation = (Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION))
@@ -169,13 +172,13 @@ async def _finish(scenario: Scenario) -> None:
         logger.warning("the scenario did not close and is left behind: %s", error)
 
 
-async def _prepared(who: str, preparing: Awaitable[Any]) -> Any:
+async def _prepared(who: str, preparing: Awaitable[Any], limit_s: float = PREPARE_LIMIT_S) -> Any:
     try:
-        async with asyncio.timeout(PREPARE_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             return await preparing
     except TimeoutError:
         raise TimeoutError(
-            f"{who} were not made within {PREPARE_LIMIT_S:g} s; see their logs for what their constructors wait for"
+            f"{who} were not made within {limit_s:g} s; see their logs for what their constructors wait for"
         ) from None
 
 

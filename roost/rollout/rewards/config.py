@@ -132,6 +132,11 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
         return None
     if not _keys_fit(written, target, own, where, findings):
         return None
+    if hasattr(target, "check_config"):
+        before = findings.num_errors
+        target.check_config(own, where, findings)
+        if findings.num_errors > before:
+            return None
     return (lambda: target(**own)) if isinstance(target, type) else (lambda: Function(target, own))
 
 

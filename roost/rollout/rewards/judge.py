@@ -1,4 +1,4 @@
-"""Answers judged by a language model, behind an OpenAI-compatible endpoint."""
+"""Answers judged by a language model, behind an OpenAI-compatible endpoint or on an engine of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import os
 import random
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.engines.errors import EngineError, EngineLost, EngineRefused
 from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.rewards.judge_engine import check_served
 from roost.rollout.rewards.judge_reply import PATTERN, TEMPLATE, Reading, filled
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.task_data import datum
+from roost.spec.errors import Findings, Where
+
+if TYPE_CHECKING:
+    from roost.engines.http_calls import HttpCalls
+    from roost.rollout.rewards.judge_server import Served
 
 REMINDER = (
     "I cannot read a number from {lowest} to {highest} in your reply. Give it again, in the form that was asked for."
@@ -27,8 +33,9 @@ class Judge:
 
     def __init__(
         self,
-        base_url: str,
         model: str,
+        base_url: str | None = None,
+        engine: Mapping[str, Any] | None = None,
         api_key_env: str | None = None,
         template: str = TEMPLATE,
         question: str | None = None,
@@ -46,14 +53,15 @@ class Judge:
         max_tokens: int = 1024,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        from roost.engines.http_calls import HttpCalls
-
+        findings = Findings()
+        served = {"base_url": base_url, "model": model, "engine": engine, "api_key_env": api_key_env}
+        self.check_config(served, Where(), findings)
+        findings.raise_errors()
         if "{answer}" not in template:
             raise ValueError("the template has no {answer}; the judge would not see what it judges")
         for name, value in (("tries", tries), ("concurrency", concurrency), ("limit_s", limit_s)):
             if value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
-        self._calls = HttpCalls(base_url, _api_key(api_key_env), asks_proxy=True)
         self._asked = {"model": model, "max_tokens": max_tokens, "temperature": 0.0, **(sampling or {})}
         self._template, self._question, self._reference = template, question, reference
         self._reading = Reading(lowest, highest, pattern, json_key)
@@ -63,11 +71,21 @@ class Judge:
         self._limit_s, self._patience_s = limit_s, patience_s
         self._places = asyncio.Semaphore(concurrency)
         self._malformed = self._failed = 0
+        self._server = _served(base_url, api_key_env, engine, model)
+
+    @staticmethod
+    def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
+        """Find a model that nobody serves, and an engine that cannot be started."""
+        check_served(config, where, findings)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many replies had no number, and how many answers were not judged in the end."""
-        return {"malformed": self._malformed, "failed": self._failed}
+        """How many replies had no number, how many answers were not judged, how often its engine was restarted."""
+        return {"malformed": self._malformed, "failed": self._failed, **self._server.counts}
+
+    async def prepare(self) -> None:
+        """Start its engine, if it has one of its own: models are long in loading."""
+        await self._server.calls()
 
     async def score(self, answer: Answer) -> float:
         prompt = filled(self._template, self._texts(answer))
@@ -83,7 +101,7 @@ class Judge:
         return (number - reading.lowest) / (reading.highest - reading.lowest) if self._scale else number
 
     async def close(self) -> None:
-        await self._calls.close()
+        await self._server.close()
 
     def _texts(self, answer: Answer) -> dict[str, str]:
         task = answer.task
@@ -122,32 +140,48 @@ class Judge:
         raise RewardFailed(f"the judge gave no number in {self._tries} tries; {failure}")
 
     async def _patient_reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
-        """What the judge says; one that is busy, or not there, is asked again later, for so long."""
-        began, wait_s = time.monotonic(), FIRST_WAIT_S
+        """What the judge says; one that is busy, or not there, is asked again later, for so long.
+
+        Where its own engine has died, a new one is asked, but no third one: the answer may be what ends them.
+        """
+        asked: HttpCalls | None = None
+        servers, began, wait_s = 0, 0.0, FIRST_WAIT_S
         while True:
+            calls = await self._server.calls()
+            if calls is not asked:
+                asked, servers, began, wait_s = calls, servers + 1, time.monotonic(), FIRST_WAIT_S
             try:
-                return await self._reply(messages)
+                return await self._reply(calls, messages)
             except EngineLost:
                 pause_s = wait_s * random.uniform(0.5, 1.0)  # so that not all come back at the same time
-                if time.monotonic() + pause_s - began > self._patience_s:
+                is_late = time.monotonic() + pause_s - began > self._patience_s
+                if servers > 1 if await self._server.is_lost() else is_late:
                     raise
             await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    async def _reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
+    async def _reply(self, calls: HttpCalls, messages: list[dict[str, str]]) -> tuple[str, bool]:
         """What the judge says, and whether it was cut off: then its last number may be half a number."""
         body = {**self._asked, "messages": messages}
-        told = await self._calls.post("/chat/completions", body, limit_s=self._limit_s, may_repeat=True, about="judge")
+        told = await calls.post("/chat/completions", body, limit_s=self._limit_s, may_repeat=True, about="judge")
         match told:
             case {"choices": [{"message": {"content": str(content)}, **choice}, *_]}:
                 return content, choice.get("finish_reason") == "length"
             case {"choices": [{"message": {}}, *_]}:
                 return "", True  # a model that thinks may have used up its tokens before it said anything
-        raise EngineError(f"{self._calls.url} does not answer as an OpenAI-compatible endpoint: {str(told)[:200]}")
+        raise EngineError(f"{calls.url} does not answer as an OpenAI-compatible endpoint: {str(told)[:200]}")
 
     @property
     def _reminder(self) -> str:
         return filled(REMINDER, {"lowest": f"{self._reading.lowest:g}", "highest": f"{self._reading.highest:g}"})
+
+
+def _served(base_url: str | None, api_key_env: str | None, engine: Mapping[str, Any] | None, model: str) -> Served:
+    from roost.rollout.rewards.judge_server import OwnServer, ServedByOthers
+
+    if engine is not None:
+        return OwnServer(engine, model)
+    return ServedByOthers(str(base_url), _api_key(api_key_env))
 
 
 def _api_key(variable: str | None) -> str | None:

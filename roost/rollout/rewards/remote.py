@@ -53,6 +53,11 @@ class RemoteReward:
         self._calls: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    async def prepare(self) -> None:
+        wrong = [error for error in await self._group.prepare() if error]
+        if wrong:
+            raise RewardFailed(wrong[0])
+
     async def score(self, answer: Answer) -> float:
         if self._is_closed:
             raise self._closed()

@@ -29,6 +29,8 @@ class Reward(Protocol):
 
         async def close(self):
             pass
+
+    One that takes long until it can score, as it loads a model, may do that in an asynchronous `prepare()`.
     """
 
     async def score(self, answer: Answer) -> float:
@@ -38,3 +40,10 @@ class Reward(Protocol):
     async def close(self) -> None:
         """End what it holds: processes, connections."""
         ...
+
+
+async def prepare_reward(reward: Reward) -> None:
+    """Have a reward do what it does before the first answer, if it does such a thing."""
+    prepare = getattr(reward, "prepare", None)
+    if prepare is not None:
+        await prepare()

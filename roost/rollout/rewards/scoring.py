@@ -11,7 +11,7 @@ from roost.rollout.bounded import within
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.remote import RemoteReward
-from roost.rollout.rewards.reward import Answer, Reward
+from roost.rollout.rewards.reward import Answer, Reward, prepare_reward
 from roost.rollout.rewards.routing import Route, Routing
 from roost.runtime.failure import WorkerFailed
 
@@ -47,6 +47,10 @@ class Rewards:
         missing = [route.name for route in routing.routes if route.name not in self._rewards]
         if missing:
             raise ValueError(f"there is no reward {', '.join(missing)}; there is {', '.join(self._rewards) or 'none'}")
+
+    async def prepare(self) -> None:
+        """Have each do what it does before its first answer, such as loading a model; RewardFailed where one cannot."""
+        await asyncio.gather(*(_prepared(name, reward) for name, reward in self._rewards.items()))
 
     async def score(self, answer: Answer) -> Scored:
         """What an answer is worth in the end, and by whom; RewardFailed where a reward that takes it cannot say."""
@@ -96,3 +100,10 @@ async def _counts(reward: Reward) -> dict[str, int]:
     counts = getattr(reward, "counts", {})
     told = await within(COUNTS_LIMIT_S, counts()) if inspect.iscoroutinefunction(counts) else counts
     return {str(key): int(count) for key, count in dict(told).items()}
+
+
+async def _prepared(name: str, reward: Reward) -> None:
+    try:
+        await prepare_reward(reward)
+    except RewardFailed as error:
+        raise RewardFailed(f"reward {name}: {error}") from error

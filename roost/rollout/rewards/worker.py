@@ -11,7 +11,7 @@ from roost.rollout.env_worker import import_from
 from roost.rollout.rewards.config import make_reward
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
-from roost.rollout.rewards.reward import Answer
+from roost.rollout.rewards.reward import Answer, prepare_reward
 from roost.rollout.rewards.scoring import LIMIT_S
 from roost.runtime.worker import Worker
 
@@ -34,6 +34,14 @@ class RewardWorker(Worker):
         self._name, self._limit_s = name, limit_s
         self._reward = make_reward(name, keys)
         self._places = asyncio.Semaphore(at_a_time)
+
+    async def prepare(self) -> str:
+        """Let the reward do what takes long, if it has such a thing; what is wrong with that, or nothing."""
+        try:
+            await prepare_reward(self._reward)
+        except Exception as error:  # whatever a user's reward raises
+            return str(error) if isinstance(error, RewardFailed) else f"{type(error).__name__}: {error}"
+        return ""
 
     async def score(self, answers: Sequence[Answer]) -> list[float | str]:
         """For each answer what it is worth, or why that is not known."""

@@ -11,6 +11,7 @@ from roost.rollout.scenario import Task
 from roost.spec.errors import ConfigError, Findings, Where
 
 OWN = "tests.rollout.rewards.own_rewards"
+JUDGE = "roost.rollout.rewards.judge.Judge"
 EXACT = "roost.rollout.rewards.exact.ExactAnswer"
 HERE = Where("job.yaml", 7, 3, ("train", "rewards"))
 
@@ -63,6 +64,7 @@ def test_rewards_elsewhere_are_not_made_here():
     assert rewards.local == {}
     assert rewards.elsewhere == {"far": keys}
     assert made({"far": {**keys, "mots": 2}}, elsewhere=["far"])[1] != []
+    assert "far: has neither base_url nor engine" in made({"far": {"_target_": JUDGE, "model": "m"}}, ["far"])[1][0]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +98,14 @@ def test_rewards_elsewhere_are_not_made_here():
         ),
         pytest.param({"a": {"_target_": f"{OWN}.needs_more"}}, "why: it needs rubric", id="a function that needs more"),
         pytest.param(
-            {"a": {"_target_": "roost.rollout.rewards.judge.Judge", "model": "m"}},
-            "Judge cannot be called with these keys\n  why: missing a required argument: 'base_url'",
+            {"a": {"_target_": JUDGE, "base_url": "http://127.0.0.1:9/v1"}},
+            "Judge cannot be called with these keys\n  why: missing a required argument: 'model'",
             id="a class that needs more",
+        ),
+        pytest.param(
+            {"a": {"_target_": JUDGE, "model": "m", "engine": {"kind": "vlm"}}},
+            "a.engine.kind: names no engine\n  why: it is 'vlm'\n  fix: did you mean vllm?",
+            id="a class that knows more of its keys",
         ),
         pytest.param(
             {"a": {"_target_": f"{OWN}.Refuses"}},

@@ -75,7 +75,7 @@ def judged():
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
         async def run():
-            judge = Judge(f"http://127.0.0.1:{server.server_port}/v1", "judge-1", **keys)
+            judge = Judge("judge-1", f"http://127.0.0.1:{server.server_port}/v1", **keys)
             try:
                 scores = await asyncio.gather(*(judge.score(ANSWER) for _ in range(times)))
             finally:
@@ -224,7 +224,7 @@ def test_a_task_without_the_reference_is_a_failure_at_once(judged):
 )
 def test_wrong_keys(keys, message):
     with pytest.raises(ValueError, match=message):
-        Judge("http://127.0.0.1:9/v1", "judge-1", **keys)
+        Judge("judge-1", "http://127.0.0.1:9/v1", **keys)
 
 
 @pytest.mark.parametrize(
