@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.reward_rules import check_rewards
 from roost.spec.errors import Findings, Where, shown
 from roost.spec.training import Behaviour, Estimator, TrainSettings
 
@@ -25,6 +26,7 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     _check_learners(settings, by_name, at, findings)
     _check_in_flight(settings, at, findings)
     _check_model(settings, at, findings)
+    check_rewards(settings.rewards, by_name, at("rewards"), findings)
 
 
 def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

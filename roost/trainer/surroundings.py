@@ -16,6 +16,7 @@ from typing import Any
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
 from roost.placement.plan import Plan
+from roost.placement.reward_rules import placed_rewards
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.bounded import within
 from roost.rollout.draw import FleetDraws
@@ -35,7 +36,7 @@ from roost.spec.training import TrainSettings
 from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.targets import load_scenario
 
-AGENT, ENV, REWARD = "agent", "env", "reward"
+AGENT, ENV = "agent", "env"
 TRAINING, EVALUATION = "group", "evaluation"
 FINISH_LIMIT_S = 60.0
 PREPARE_LIMIT_S = 900.0  # for what users bring along to be made: tokenizers, simulators, connections to robots
@@ -81,21 +82,6 @@ def surrounding_groups(
 def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
     """How they are launched: one that dies is started again on its place."""
     return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
-
-
-def placed_rewards(rewards: Mapping[str, Any], placed: Collection[str]) -> dict[str, str]:
-    """The component of each reward that has one: `reward.NAME`, or `reward` where there is one reward alone.
-
-    >>> placed_rewards({"math": {}, "code": {}}, ["actor", "reward", "reward.code"])
-    {'code': 'reward.code'}
-    >>> placed_rewards({"math": {}}, ["actor", "reward"])
-    {'math': 'reward'}
-    """
-    own = {name: f"{REWARD}.{name}" for name in rewards}
-    found = {name: component for name, component in own.items() if component in placed}
-    if not found and len(rewards) == 1 and REWARD in placed:
-        found = dict.fromkeys(rewards, REWARD)
-    return found
 
 
 def made_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:

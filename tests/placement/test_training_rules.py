@@ -163,6 +163,67 @@ def test_a_learner_that_is_cut_is_a_warning():
     assert finding.what.startswith("the model is to be cut over 2 devices, but Roost's learner shards it")
 
 
+JUDGED = {"actor": "0-1", "rollout": "2-3", "reward.polite": "4-7:0-1"}
+
+
+def judged(placement=JUDGED, target="roost.rollout.rewards.judge.Judge", **keys):
+    return rlinf(placement, rewards={"polite": {"_target_": target, "model": "org/judge", **keys}})
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "severity", "what"),
+    [
+        pytest.param(judged(base_url="http://h/v1"), "base_url", Severity.WARNING, "asks a server of", id="of-others"),
+        pytest.param(judged(engine={"kind": "torch"}), "engine", Severity.ERROR, "does not fit", id="built-in-on-two"),
+        pytest.param(
+            judged(engine={"kind": "vllm", "tensor": 4}), "engine", Severity.ERROR, "does not fit", id="cut-in-four"
+        ),
+        pytest.param(
+            judged({**JUDGED, "reward.polite": "4"}, engine={"kind": "sglang", "pipeline": 2}),
+            "engine",
+            Severity.ERROR,
+            "does not fit the accelerators of reward.polite",
+            id="cut-for-one",
+        ),
+        pytest.param(
+            judged({"actor": "0-1", "rollout": "2-3", "reward": "4"}, base_url="http://h/v1"),
+            "base_url",
+            Severity.WARNING,
+            "asks a server of others, so reward does not use",
+            id="the-only-reward",
+        ),
+    ],
+)
+def test_accelerators_of_a_judge(config, key, severity, what):
+    (finding,) = found(config)
+    assert finding.severity is severity
+    assert finding.where.path == ("train", "rewards", "polite", key)
+    assert what in finding.what
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(judged(engine={"kind": "vllm"}), id="all-its-accelerators"),
+        pytest.param(judged(engine={"kind": "vllm", "tensor": 2}), id="as-written"),
+        pytest.param(judged({**JUDGED, "reward.polite": "4-7"}, engine={"kind": "torch"}), id="one-each"),
+        pytest.param(judged(APART, base_url="http://h/v1"), id="not-placed"),
+        pytest.param(judged(target="my_rewards.Judge", base_url="http://h/v1"), id="another-class"),
+        pytest.param(judged(engine={"kind": "vllm", "tensor": "2"}), id="a-value-that-the-judge-tells-of"),
+        pytest.param(judged(engine="vllm"), id="an-engine-that-the-judge-tells-of"),
+    ],
+)
+def test_a_judge_that_uses_its_accelerators_is_silent(config):
+    assert found(config) == ()
+
+
+def test_a_judge_on_nodes_has_no_accelerators():
+    config = judged(base_url="http://h/v1")
+    placement = {"actor": "0-1", "rollout": "2-3", "reward.polite": {"node_group": "node", "placement": "0"}}
+    config["cluster"] = config["cluster"] | {"component_placement": placement}
+    assert found(config) == ()
+
+
 def test_a_model_folder_must_hold_a_checkpoint(tmp_path):
     (finding,) = found(rlinf(model=str(tmp_path)))
     assert finding.what == f"{shown(str(tmp_path))} has no config.json"

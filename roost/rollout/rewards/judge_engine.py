@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.engines.spec import EngineKind, ServerSpec
+from roost.placement.reward_rules import engine_sizes
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 # What the judge's other keys and its place decide, and what only a model that is trained has a use for.
@@ -72,18 +73,7 @@ def server_of(engine: Mapping[str, Any], model: str, name: str, devices: int) ->
     """
     written = {key: value for key, value in engine.items() if value is not None}
     kind = EngineKind(written.pop("kind"))
-    pipeline = written.pop("pipeline", 1)
-    tensor = written.pop("tensor", max(1, devices // pipeline))
-    if kind is EngineKind.TORCH and max(devices, tensor * pipeline) > 1:
-        raise ValueError(
-            f"the built-in engine uses one accelerator, but the process has {devices} and the engine is cut in "
-            f"{tensor * pipeline}; give each process one, or write kind: vllm or sglang"
-        )
-    if devices and tensor * pipeline != devices:
-        raise ValueError(
-            f"tensor {tensor} x pipeline {pipeline} is {tensor * pipeline}, but the process has {devices} accelerators;"
-            " leave tensor out, or place the judge on as many for each process"
-        )
+    tensor, pipeline = engine_sizes(kind, written.pop("tensor", None), written.pop("pipeline", None), devices)
     return ServerSpec(
         kind,
         str(Path(model).expanduser()) if model.startswith("~") else model,

@@ -85,10 +85,10 @@ def test_devices(engine, devices, expected):
 @pytest.mark.parametrize(
     ("engine", "devices", "message"),
     [
-        pytest.param(TORCH, 2, "one accelerator, but the process has 2", id="the built-in one on two"),
-        pytest.param({**TORCH, "tensor": 2}, 0, "the engine is cut in 2", id="the built-in one cut"),
-        pytest.param({**VLLM, "tensor": 2}, 4, "tensor 2 x pipeline 1 is 2, but the process has 4", id="some idle"),
-        pytest.param({**VLLM, "pipeline": 3}, 4, "tensor 1 x pipeline 3 is 3, but the process has 4", id="uneven"),
+        pytest.param(TORCH, 2, "one accelerator; each process has 2", id="the built-in one on two"),
+        pytest.param({**TORCH, "tensor": 2}, 0, "tensor x pipeline is 2", id="the built-in one cut"),
+        pytest.param({**VLLM, "tensor": 2}, 4, "tensor 2 x pipeline 1 is 2, but each process has 4", id="some idle"),
+        pytest.param({**VLLM, "pipeline": 3}, 4, "tensor 1 x pipeline 3 is 3, but each process has 4", id="uneven"),
     ],
 )
 def test_devices_that_do_not_fit(engine, devices, message):
