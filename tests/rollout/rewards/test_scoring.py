@@ -131,3 +131,23 @@ def test_one_that_cannot_be_closed_does_not_keep_others_from_it():
     other = Says(1.0)
     asyncio.run(Rewards(Routing(), {"a": Stuck(1.0), "b": other}).close())
     assert other.is_closed
+
+
+class Prepares(Says):
+    """A reward that has something to do before its first answer; `value` is what comes of it."""
+
+    is_prepared = False
+
+    async def prepare(self):
+        if isinstance(self.value, Exception):
+            raise self.value
+        self.is_prepared = True
+
+
+def test_those_that_prepare_are_prepared_and_what_fails_is_told_with_its_name():
+    ready, routes = Prepares(1.0), (Route("ready"), Route("plain"))
+    asyncio.run(Rewards(Routing(routes), {"ready": ready, "plain": Says(1.0)}).prepare())
+    assert ready.is_prepared
+    failing = {"judge": Prepares(RewardFailed("no engine"))}
+    with pytest.raises(RewardFailed, match="reward judge: no engine"):
+        asyncio.run(Rewards(Routing((Route("judge"),)), failing).prepare())
