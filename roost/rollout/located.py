@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +32,7 @@ def located(target: str) -> Any:
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):
         raise NotLocated(target, "it is no dotted path")
-    found: Any = _imported(target, parts[0], parts[0], [module.name for module in pkgutil.iter_modules()])
+    found: Any = _imported(target, parts[0], parts[0], _here())
     for count, part in enumerate(parts[1:], start=2):
         name = ".".join(parts[:count])
         inside = _attribute(target, found, name, part)
@@ -65,6 +66,11 @@ def _imported(target: str, name: str, part: str, known: Iterable[str]) -> Module
         raise NotLocated(target, f"{name} imports {error.name}, which is not installed") from error
     except (Exception, SystemExit) as error:  # whatever a user's module raises
         raise NotLocated(target, f"importing {name} raises {type(error).__name__}: {error}") from error
+
+
+def _here() -> list[str]:
+    """Modules that users may mean: their own. Those of all that is installed would only be guesses."""
+    return ["roost", *(module.name for module in pkgutil.iter_modules([str(Path.cwd())]))]
 
 
 def _public(found: Any) -> list[str]:

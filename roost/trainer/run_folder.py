@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class RunFolder:
         run = cls(path)
         run.check_free()
         run._make_folder()
+        shutil.rmtree(run.failures, ignore_errors=True)  # of one that ended before its first step
         write_whole(run.config_file, [config.encode()])
         write_whole(run.plan_file, [plan.encode()])
         return run

@@ -53,7 +53,7 @@ class Watching:
         self._live.step(told)
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(_shown(groups, "train", state.step, state.version - 1))
-        if self._routing is not None:
+        if self._routing is not None and not any(group.failed for group in groups):  # else they could not be scored
             for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
                 if name not in self._idle:
                     self._idle.add(name)

@@ -142,6 +142,8 @@ class AppworldAdapter:
                 code = agent.next_code_block(output, world)
             except MaxSeqLenExceeded:
                 break
+            if not isinstance(code, str):
+                raise TypeError(f"next_code_block gives code as a text, and {type(agent).__name__}'s gave {code!r}")
             output = world.execute(code) if code else NO_CODE
         return agent.history_as_messages(output or "")
 

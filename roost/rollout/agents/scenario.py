@@ -109,7 +109,7 @@ class AgentScenario:
             if not any(len(each.made_by) for each in transcript.sequences()):
                 raise  # the task itself is too long for the engines
         if transcript.turns == 0:
-            raise RuntimeError(f"the policy had no turn in {task.name}; there is nothing to learn from")
+            raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
         said = None if policy.last_reply is None else policy.last_reply.text
         return Score(await environment.score(), environment.told(), environment.rewards_of_turns, answer=said)
 

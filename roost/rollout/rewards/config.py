@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from roost.rollout.located import NotLocated, located
@@ -46,7 +46,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
     own: Route | None = None
     local: dict[str, Reward] = {}
     for name, keys in config.items():
-        here = _under(where, str(name))
+        here = where.under(str(name))
         if not isinstance(keys, Mapping):
             findings.error(here, "is no reward", f"it is {shown(keys)}", EXAMPLE)
             continue
@@ -84,18 +84,18 @@ def _tags(written: Any, where: Where, findings: Findings) -> frozenset[str]:
     tags = [written] if isinstance(written, str) else [] if written is None else written
     if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
         fix = "write a tag, or a list of tags; leave tags out for all tasks"
-        findings.error(_under(where, "tags"), "are no tags", f"they are {shown(written)}", fix)
+        findings.error(where.under("tags"), "are no tags", f"they are {shown(written)}", fix)
         return frozenset()
     if written is not None and not tags:
         fix = "leave tags out for all tasks, or the reward"
-        findings.error(_under(where, "tags"), "is an empty list", "it would score no task", fix)
+        findings.error(where.under("tags"), "is an empty list", "it would score no task", fix)
     return frozenset(tags)
 
 
 def _weight(written: Any, where: Where, findings: Findings) -> float:
     if isinstance(written, bool) or not isinstance(written, int | float) or not math.isfinite(written):
         fix = "write a number; one below 0 is a penalty"
-        findings.error(_under(where, "weight"), "is no weight", f"it is {shown(written)}", fix)
+        findings.error(where.under("weight"), "is no weight", f"it is {shown(written)}", fix)
         return 1.0
     return float(written)
 
@@ -105,7 +105,7 @@ def _check_scenario(keys: Mapping[str, Any], where: Where, findings: Findings) -
         if key not in ROUTE_KEYS:
             why = f"the scenario's own reward has {', '.join(ROUTE_KEYS)}"
             fix = did_you_mean(key, (*ROUTE_KEYS, "_target_")) or "remove it"
-            findings.error(_under(where, str(key)), "is not a key here", why, fix)
+            findings.error(where.under(str(key)), "is not a key here", why, fix)
 
 
 # What a reward is made of -------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
     written = keys.get("_target_")
     if not isinstance(written, str) or not written:
         why = f"it is {shown(written)}" if "_target_" in keys else ""
-        findings.error(_under(where, "_target_"), "names no class or function", why, EXAMPLE)
+        findings.error(where.under("_target_"), "names no class or function", why, EXAMPLE)
         return None
     own = {str(key): value for key, value in keys.items() if key not in ("_target_", *ROUTE_KEYS)}
     try:
@@ -124,11 +124,11 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
     except NotLocated as error:
         fix = did_you_mean(error.part, error.known)
         fix = fix or "name a class or function in a file of this folder, or of one in PYTHONPATH, as module.Name"
-        findings.error(_under(where, "_target_"), f"{written} cannot be found", error.why, fix)
+        findings.error(where.under("_target_"), f"{written} cannot be found", error.why, fix)
         return None
     if not callable(target):
         fix = "name a class, or a function"
-        findings.error(_under(where, "_target_"), f"{written} is no reward", f"it is {shown(target)}", fix)
+        findings.error(where.under("_target_"), f"{written} is no reward", f"it is {shown(target)}", fix)
         return None
     if not _keys_fit(written, target, own, where, findings):
         return None
@@ -153,7 +153,7 @@ def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, f
         takes = [name for name in names if not (is_function and name in OFFERED)]
         why = f"it has {', '.join(takes)}" if takes else "it has none"
         fix = did_you_mean(key, [*takes, *ROUTE_KEYS]) or "remove it"
-        findings.error(_under(where, key), f"is not a key of {written}", why, fix)
+        findings.error(where.under(key), f"is not a key of {written}", why, fix)
     if unknown:
         return False
     try:
@@ -171,7 +171,7 @@ def _made(written: str, call: Callable[[], Any], where: Where, findings: Finding
     try:
         made = call()
     except Exception as error:  # whatever a user's class raises
-        fix = "give it the keys that its constructor has"
+        fix = "mend the value that it tells of"
         findings.error(where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix)
         return None
     missing = [name for name in NEEDED if not inspect.iscoroutinefunction(getattr(made, name, None))]
@@ -181,7 +181,3 @@ def _made(written: str, call: Callable[[], Any], where: Where, findings: Finding
         return None
     reward: Reward = made
     return reward
-
-
-def _under(where: Where, key: str) -> Where:
-    return replace(where, path=(*where.path, key))
