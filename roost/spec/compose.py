@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,5 +206,8 @@ def _in_words(error: Exception, directories: Sequence[Path]) -> tuple[str, str, 
     lines = [line for line in lines if line and "://" not in line and set(line) != {"^"}] or [type(error).__name__]
     near = nearest_choice(lines[0], directories)
     fix = near or next((line for line in lines[1:] if line.startswith("To ")), "")
+    if len(lines) > 1 and lines[1].startswith("Available options in"):
+        options = takewhile(lambda line: not line.startswith("Config search path"), lines[2:])
+        return lines[0], f"{lines[1]} {', '.join(options)}", fix or "choose one of these, or add a file of that name"
     why = " ".join(line for line in lines[1:4] if line != fix)
     return lines[0], why, fix or "check the override; quote a value with commas or brackets: 'key=\"0-3,6-7\"'"

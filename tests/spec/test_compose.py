@@ -296,7 +296,7 @@ class TestIncludes:
             "appworld/agnt@rl.scenario_runner.appworld_config.agent=default", "did you mean appworld/agent?", id="group"
         ),
         pytest.param(
-            "appworld/agent@rl.scenario_runner.appworld_config.agent=mine", "check the override", id="neither"
+            "appworld/agent@rl.scenario_runner.appworld_config.agent=mine", "choose one of these", id="neither"
         ),
     ],
 )
@@ -307,6 +307,17 @@ def test_what_was_meant_by_an_option_that_is_not_there(tmp_path, override, meant
     assert load(file, [override], findings) is None
     (finding,) = findings.errors
     assert meant in finding.fix
+
+
+def test_an_option_like_none_of_those_that_there_are_lists_them_all(tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("base", "large", "small", "tiny"):
+        (tmp_path / "model" / f"{name}.yaml").write_text("layers: 1\n")
+    file = tmp_path / "job.yaml"
+    file.write_text("defaults: [model: base, _self_]\n")
+    findings = Findings()
+    assert load(file, ["model=qwen"], findings) is None
+    assert findings.errors[0].why == "Available options in 'model': base, large, small, tiny"
 
 
 def test_an_agent_of_the_users_own_folder_is_chosen_by_one_override(tmp_path):
