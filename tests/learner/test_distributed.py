@@ -22,7 +22,9 @@ TOTALS = [totals_of([*one, *other]) for one, other in SHARES]
 
 SETTINGS = [
     pytest.param({}, id="all weights"),
-    pytest.param({"adapter": AdapterSettings(rank=4), "checkpoints_activations": True}, id="adapter"),
+    pytest.param(
+        {"adapter": AdapterSettings(rank=4), "checkpoints_activations": True}, id="adapter", marks=pytest.mark.long
+    ),
 ]
 
 

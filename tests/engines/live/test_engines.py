@@ -118,6 +118,7 @@ def test_a_stop_token_ends_a_completion_and_is_its_last_token(running_engine):
     assert len(stopped.logprobs) == len(stopped.token_ids)
 
 
+@pytest.mark.long
 def test_a_completion_ends_where_the_context_is_full(running_engine):
     prompt = [1] * (MAX_CONTEXT - 5)
     done = running_engine.run(lambda engine: engine.generate(prompt, LONG))

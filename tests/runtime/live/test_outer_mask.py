@@ -16,7 +16,13 @@ class Scout(Worker):
         return os.environ["CUDA_VISIBLE_DEVICES"], self.accelerators
 
 
-@pytest.mark.parametrize("mask", ["4,5", "GPU-4444,GPU-5555"], ids=["by index", "by UUID"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param("4,5", id="by index"),
+        pytest.param("GPU-4444,GPU-5555", id="by UUID", marks=pytest.mark.long),
+    ],
+)
 def test_workers_get_devices_out_of_the_mask(ray_nodes_for_a_test, tmp_path, mask):
     (tmp_path / "nvidia-smi").write_text(TOOL)
     (tmp_path / "nvidia-smi").chmod(0o755)

@@ -15,6 +15,7 @@ def figures(run, name):
     return [record[name] for record in run.steps()]
 
 
+@pytest.mark.long
 def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model, tmp_path):
     values = config(
         model,

@@ -43,7 +43,7 @@ EXPECTED = {
 }
 
 
-LONG = ("restarted",)  # a server is started for each step
+LONG = ("restarted", "kept-as-both-fit")  # what differs from the other two is tried by shorter tests as well
 
 
 @pytest.fixture(

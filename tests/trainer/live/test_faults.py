@@ -78,6 +78,7 @@ def test_an_engine_that_is_killed_while_the_learner_is_on_the_host_comes_back(mo
     assert all(record["mismatch/logprob_max"] < 1e-3 for record in run.steps())
 
 
+@pytest.mark.long
 def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_path):
     task = {
         "_target_": "tests.trainer.live.scenarios.Faulty",

@@ -13,6 +13,7 @@ def figures(run, name):
     return [record[name] for record in run.steps()]
 
 
+@pytest.mark.long
 def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tmp_path, monkeypatch):
     count_learning(monkeypatch, Patient)
     values = config(
