@@ -2,7 +2,8 @@
 
 Ray's processes notice the end of their driver by themselves, most of the time. A small process of its own waits for
 the end of the driver as well, which a pipe tells it however the driver ends, and then ends those that are still there.
-They are known by a mark in their environment.
+They are known by a mark in their environment, or by a parent that has it: a process that changes its title writes over
+parts of its environment, and who started it is then all that there is to see.
 
 The file is also that process's program, run by its path, so it imports nothing but the standard library.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "ROOST_LOCAL_RAY"
+LOOK_EVERY = 10.0  # seconds; who was seen with its parent is known when that is gone
 GRACE = 5.0  # seconds for Ray to end by itself
 ROUNDS = 50
 QUIET = 5  # rounds in which nothing is seen, until nothing is left: one that is just being started shows no environment
@@ -61,14 +64,49 @@ def marked(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+class Ours:
+    """Processes that were started with a mark, and theirs. Who was seen once is known when its parent is gone."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._known: dict[int, str] = {}  # by number, with the time at which each was started
+
+    def running(self) -> list[int]:
+        """Those that have not ended."""
+        there = dict(_running())
+        ours = set(marked(self._mark)) | {
+            pid for pid, started in self._known.items() if pid in there and there[pid][1] == started
+        }
+        count = 0
+        while count < len(ours):
+            count = len(ours)
+            ours |= {pid for pid, (parent, _) in there.items() if parent in ours}
+        ours.discard(os.getpid())
+        self._known = {pid: there[pid][1] for pid in ours if pid in there}
+        return list(self._known)
+
+
+def _running() -> Iterator[tuple[int, tuple[int, str]]]:
+    """Every process of the machine that has not ended, with its parent and the time at which it was started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it is gone
+        if fields[0] not in "ZX":
+            yield int(folder.name), (int(fields[1]), fields[19])
+
+
 def main(mark: str) -> None:
-    sys.stdin.buffer.read()  # returns when the driver is gone
+    ours = Ours(mark)
+    while not _is_closed(sys.stdin.buffer.fileno()):  # which it is when the driver is gone
+        ours.running()
     deadline = time.monotonic() + GRACE
-    while marked(mark) and time.monotonic() < deadline:
+    while ours.running() and time.monotonic() < deadline:
         time.sleep(0.2)
     quiet = 0
     for _ in range(ROUNDS):  # one that is being ended may still start another
-        left = marked(mark)
+        left = ours.running()
         quiet = 0 if left else quiet + 1
         if quiet == QUIET:
             return
@@ -76,6 +114,12 @@ def main(mark: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)
+
+
+def _is_closed(pipe: int) -> bool:
+    """Whether nobody holds the other end any more; looks for some seconds."""
+    ready, _, _ = select.select([pipe], [], [], LOOK_EVERY)
+    return bool(ready) and not os.read(pipe, 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""Who belongs to a driver's Ray, also where nothing in its environment says so any more."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+from roost.runtime.reaper import MARK, Ours
+
+SLEEPS = "import time; time.sleep(60)"
+PARENT = f"""
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", {SLEEPS!r}], env={{}}).pid, flush=True)
+time.sleep(60)
+"""
+LIMIT_S = 30.0
+
+
+def test_children_without_the_mark_are_known_when_their_parent_is_gone():
+    mark = uuid.uuid4().hex
+    ours = Ours(mark)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE
+    ) as parent:
+        child = int(parent.stdout.readline())
+        try:
+            assert sorted(ours.running()) == sorted([parent.pid, child])
+            parent.kill()
+            parent.wait()
+            assert ours.running() == [child]
+        finally:
+            os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + LIMIT_S
+    while ours.running() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ours.running() == []
