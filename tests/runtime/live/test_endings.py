@@ -100,7 +100,7 @@ def test_a_job_on_a_ray_of_its_own(end):
     driver.send_signal(end)
     driver.wait(LIMIT)
     assert until(lambda: not processes_with(mark)), processes_with(mark)
-    assert not ports & set(claims())
+    assert until(lambda: not ports & set(claims())), "a process that ends shows no name before it lets go"
     assert not [path for path in memory if Path(path).exists()]
 
 
@@ -142,7 +142,7 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
     assert until(lambda: ray.available_resources().get("GPU", 0) == 2)
     assert until(lambda: {group["state"] for group in placement_group_table().values()} <= {"REMOVED"})
     assert until(lambda: not workers_of_jobs()), workers_of_jobs()
-    assert not ports & set(claims())
+    assert until(lambda: not ports & set(claims())), "a process that ends shows no name before it lets go"
     assert wanted(20, said) == ["0"]
 
 
