@@ -168,7 +168,7 @@ def test_the_configs_plan_as_they_are(name):
     assert roost.plan(CONFIGS[name]).components
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data(), st.sampled_from(sorted(CONFIGS)), st.booleans())
 def test_one_odd_value(data, name, on_machines):
     config = CONFIGS[name]
@@ -183,7 +183,7 @@ def test_one_odd_value(data, name, on_machines):
     assert roost.Plan.from_json(plan.to_json()) == plan
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_odd_machines(data):
     described = {

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.learner.advantages import advantages, is_alone
@@ -68,7 +68,6 @@ def test_a_tiny_deviation_is_divided_by_the_floor():
     assert found(Estimator.GRPO, [2e-8, 0.0], ["a", "a"]) == pytest.approx([0.01, -0.01])
 
 
-@settings(deadline=None)
 @given(FEW_RETURNS.filter(lambda returns: len(returns) > 1))
 def test_leave_one_out_is_the_group_mean_scaled(returns):
     size = len(returns)
@@ -77,7 +76,6 @@ def test_leave_one_out_is_the_group_mean_scaled(returns):
     assert found(Estimator.LEAVE_ONE_OUT, returns, ["a"] * size) == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(FEW_RETURNS, max_size=5), st.sampled_from(WITHOUT_CRITIC))
 def test_advantages_are_numbers_and_add_up_to_nothing(by_group, estimator):
     returns = [one for group in by_group for one in group]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.learner.gae import rewards_of_tokens, token_advantages, whitened
@@ -39,7 +39,6 @@ def test_no_token():
     assert (found.advantages.tolist(), found.returns.tolist()) == ([], [])
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=9), st.floats(-10, 10), st.floats(0, 1))
 def test_to_the_end_the_critic_is_to_say_the_discounted_outcome(values, outcome, discount):
     rewards = rewards_of_tokens(np.zeros(len(values), int), outcome, ())
@@ -62,7 +61,6 @@ def plainly(rewards, values, discount, gae_lambda, after):
     return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=9), NUMBERS, st.floats(0, 1), st.floats(0, 1))
 def test_against_the_sum_that_defines_it(steps, after, discount, gae_lambda):
     rewards, values = [reward for reward, _ in steps], [value for _, value in steps]
@@ -73,7 +71,6 @@ def test_against_the_sum_that_defines_it(steps, after, discount, gae_lambda):
     assert found.returns.tolist() == pytest.approx(returns, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=9), st.data(), st.floats(0, 1))
 def test_a_critic_that_is_right_makes_a_cut_no_difference(steps, data, discount):
     cut = data.draw(st.integers(1, len(steps) - 1))

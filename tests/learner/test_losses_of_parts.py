@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.learner.losses import PolicyBatch, policy_loss
@@ -48,7 +48,6 @@ def part(whole, sequences):
     )
 
 
-@settings(deadline=None)
 @given(SHAPES, LOSSES, st.integers(0, 1000), st.data())
 def test_any_cut_along_sequences_gives_the_same(shape, kind, seed, data):
     part_of = torch.tensor([data.draw(st.integers(0, 3)) for _ in shape])  # a part may be empty
@@ -71,7 +70,6 @@ def test_any_cut_along_sequences_gives_the_same(shape, kind, seed, data):
         torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.sampled_from(Mean), st.integers(0, 1000), st.integers(0, 6))
 def test_any_cut_gives_the_same_to_a_critic(shape, mean, seed, cut):
     whole = drawn(shape, seed)
@@ -94,7 +92,6 @@ def gradient_of(batch, kind, totals):
     return logprobs.grad
 
 
-@settings(deadline=None)
 @given(SHAPES, st.sampled_from(Mean), st.sampled_from([None, 1.5]), st.integers(0, 1000))
 def test_before_the_first_step_a_ratio_of_tokens_is_plain_policy_gradient(shape, mean, dual_clip, seed):
     whole = drawn(shape, seed)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import roost
 
-settings.register_profile("roost", deadline=None, max_examples=150)
-settings.load_profile("roost")
+MANY = settings(max_examples=150)
 
 nodes = st.lists(st.integers(0, 6), min_size=1, max_size=6).map(
     lambda counts: [{"accelerators": count, "hardware": {"Franka": count % 3}} for count in counts]
@@ -57,6 +56,7 @@ def planned(draw):
         assume(False)
 
 
+@MANY
 @given(planned())
 def test_every_process_exactly_once(case):
     _, _, plan = case
@@ -71,6 +71,7 @@ def test_every_process_exactly_once(case):
         assert sorted({placement.placement_node_rank for placement in component.table}) == list(range(len(by_node)))
 
 
+@MANY
 @given(planned())
 def test_no_process_outside_its_group_or_across_nodes(case):
     _, inventory, plan = case
@@ -86,6 +87,7 @@ def test_no_process_outside_its_group_or_across_nodes(case):
             assert len(set(placement.local_hardware_ranks)) == len(placement.local_hardware_ranks)
 
 
+@MANY
 @given(planned())
 def test_json_and_back_is_the_identity(case):
     _, _, plan = case
@@ -94,12 +96,14 @@ def test_json_and_back_is_the_identity(case):
     assert again.to_json() == plan.to_json()
 
 
+@MANY
 @given(planned())
 def test_planning_is_deterministic(case):
     config, inventory, plan = case
     assert roost.plan(config, inventory) == plan
 
 
+@MANY
 @given(planned())
 def test_folded_rows_hold_every_process(case):
     from roost.view.folding import fold
@@ -113,6 +117,7 @@ def test_folded_rows_hold_every_process(case):
             assert list(dict.fromkeys(nodes)) == list(row.nodes)
 
 
+@MANY
 @given(
     st.integers(1, 8),
     st.integers(1, 3).flatmap(
@@ -131,6 +136,7 @@ def test_roll_workers_are_slices_of_the_list(per_node, mapping):
     assert plan["actor"].world_size == len(devices) // size
 
 
+@MANY
 @given(st.integers(1, 200), st.integers(1, 9))
 def test_cpu_workers_are_dealt_out_in_turn(workers, node_count):
     plan = roost.plan(
@@ -139,6 +145,7 @@ def test_cpu_workers_are_dealt_out_in_turn(workers, node_count):
     assert [p.cluster_node_rank for p in plan["reward.sandbox"].table] == [rank % node_count for rank in range(workers)]
 
 
+@MANY
 @given(st.integers(1, 40), st.integers(1, 6))
 def test_uneven_splits_over_nodes_differ_by_one_at_most(processes, node_count):
     assume(processes >= node_count)

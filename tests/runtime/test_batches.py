@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from roost.runtime.batches import Piece, batch_size_of, merge, receive_plan, rows_of, send_plan, split
 
-settings.register_profile("batches", deadline=None, max_examples=150)
-settings.load_profile("batches")
+MANY = settings(max_examples=150)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,7 @@ counts = st.integers(1, 12)
 sizes = st.integers(0, 60)
 
 
+@MANY
 @given(sizes, counts, counts)
 def test_every_row_goes_to_one_receiver_in_order(size, senders, receivers):
     arrived = {rank: [] for rank in range(receivers)}
@@ -48,6 +48,7 @@ def test_every_row_goes_to_one_receiver_in_order(size, senders, receivers):
     assert all(rows == list(range(*rows_of(size, receivers, rank))) for rank, rows in arrived.items())
 
 
+@MANY
 @given(sizes, counts, counts)
 def test_both_plans_name_the_same_messages(size, senders, receivers):
     sent = {
@@ -63,6 +64,7 @@ def test_both_plans_name_the_same_messages(size, senders, receivers):
     assert sent == received
 
 
+@MANY
 @given(sizes, counts)
 def test_shares_differ_by_one_at_most(size, ranks):
     shares = [stop - start for start, stop in (rows_of(size, ranks, rank) for rank in range(ranks))]
@@ -95,6 +97,7 @@ def same(left, right):
     return type(left) is type(right) and (left == right or left != left)
 
 
+@MANY
 @given(st.integers(1, 40), counts, counts)
 def test_a_batch_arrives_as_it_was(size, senders, receivers):
     whole = numbered(size)

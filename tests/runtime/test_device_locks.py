@@ -137,7 +137,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(steps)
 def test_a_device_has_one_holder_and_the_first_in_line_waits_only_for_a_holder(steps):
     async def case():

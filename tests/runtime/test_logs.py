@@ -146,7 +146,7 @@ def fetch_from(folder):
     return fetch
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=40), max_size=12))
 def test_another_machines_log_arrives_byte_for_byte(tmp_path_factory, pieces):
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")

@@ -199,7 +199,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(steps, st.integers(0, 4), st.booleans())
 def test_every_accepted_item_comes_out_once_and_in_order_of_its_wait(steps, maxsize, fails):
     """Whoever gives up when, what was put and not taken back is received once or still there."""

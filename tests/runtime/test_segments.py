@@ -218,7 +218,7 @@ def test_a_rounded_size_holds_what_is_asked_and_wastes_little(nbytes):
     assert size <= max(SMALLEST, nbytes + nbytes // 8 + 4096)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_what_is_written_is_read(buffers):
     pool, maps = SegmentPool(8 * MIB), SegmentMaps()
@@ -230,7 +230,7 @@ def test_what_is_written_is_read(buffers):
         pool.close()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 4 * MIB)), max_size=40))
 def test_the_pool_counts_right_and_keeps_its_limit(steps):
     pool = SegmentPool(8 * MIB)

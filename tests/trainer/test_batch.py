@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from roost.learner.packing import predicted
@@ -192,7 +191,6 @@ def stepping(rewards, goes_on, first):
 PLAYED = st.lists(st.tuples(st.lists(st.floats(-3, 3), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5)
 
 
-@hypothesis_settings(deadline=None)
 @given(PLAYED, st.floats(0, 1), st.floats(0, 1))
 def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(played, discount, gae_lambda):
     episodes = tuple(stepping(rewards, goes_on, 10 * index) for index, (rewards, goes_on) in enumerate(played))

@@ -499,7 +499,7 @@ def test_replacing_stops_at_its_limit_in_every_step():
 # Where a run is -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     max_lag=st.integers(0, 2),
     groups=st.integers(1, 3),

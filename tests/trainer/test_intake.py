@@ -65,7 +65,7 @@ def test_which_are_taken(in_play, case, chosen):
     assert choose(in_play, **{"count": 2, "version": 0, "max_lag": 0, "groups": 2, **case}) == chosen
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     groups=st.integers(1, 4),
     max_lag=st.integers(0, 3),

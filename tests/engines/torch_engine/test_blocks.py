@@ -62,7 +62,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBooks.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_a_name_stands_for_all_that_comes_before() -> None:

@@ -140,7 +140,7 @@ def test_scored_prompts_share_the_rows() -> None:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
     blocks=st.integers(10, 30),

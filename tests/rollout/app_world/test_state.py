@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**32)
 
 
 @given(seeds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_seed_gives_one_state_whose_names_are_unique(seed):
     state = generated_state(seed)
     assert state == generated_state(seed)
@@ -33,7 +33,7 @@ def test_seeds_differ():
 
 
 @given(seeds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_snapshot_brings_the_world_back_after_a_journey_as_json(seed):
     world = World.from_seed(seed)
     world.call("notes", "create", {"title": "milk"})
@@ -54,7 +54,7 @@ def test_a_snapshot_does_not_follow_the_world():
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_calls_are_done_or_refused_and_what_was_refused_changed_nothing(seed):
     random = Random(seed)
     world = World.from_seed(seed)

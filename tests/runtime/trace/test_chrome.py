@@ -5,7 +5,7 @@ import math
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.runtime.trace.chrome import microseconds, write_trace
@@ -245,7 +245,6 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
 LONGEST = 2**42 * 1000
 
 
-@settings(deadline=None)
 @given(st.integers(0, LONGEST - 1))
 def test_readers_that_cut_and_readers_that_round_see_the_same_nanosecond(value):
     written = json.loads(json.dumps(microseconds(value)))
@@ -282,7 +281,6 @@ def some_workers(draw):
     return made
 
 
-@settings(deadline=None)
 @given(some_workers(), st.none() | st.just((1_000, 3_001)))
 def test_every_trace_is_well_formed(tmp_path_factory, workers, window):
     summary = write_trace(tmp_path_factory.mktemp("trace") / "trace.json", workers, {0: "alpha"}, window)

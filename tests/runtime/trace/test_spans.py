@@ -6,7 +6,7 @@ import threading
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.runtime.trace.spans import Clock, Span, SpanRecorder
@@ -214,7 +214,6 @@ def test_a_generator_closed_too_early_leaves_the_outer_span_usable():
     assert lanes(made) == {"rows": 1, "row": 0, "after": 0, "outer": 0}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_lanes_nest_whatever_is_opened_and_closed(actions):
     """Opening and closing in any order, as tasks and generators can, in four contexts."""

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.runtime.trace.spans import Span, WorkerSpans
@@ -46,7 +46,6 @@ def moments(intervals):
     return {moment for start, end in intervals for moment in range(start, end)}
 
 
-@settings(deadline=None)
 @given(INTERVALS)
 def test_a_union_is_the_same_times_in_the_fewest_intervals(intervals):
     made = union(intervals)
@@ -56,7 +55,6 @@ def test_a_union_is_the_same_times_in_the_fewest_intervals(intervals):
     assert all(one[1] < two[0] for one, two in pairwise(made))
 
 
-@settings(deadline=None)
 @given(INTERVALS, INTERVALS)
 def test_subtracting_parts_the_times_in_two(intervals, without):
     rest = subtract(intervals, without)
@@ -67,7 +65,6 @@ def test_subtracting_parts_the_times_in_two(intervals, without):
     assert rest == union(rest)
 
 
-@settings(deadline=None)
 @given(INTERVALS, WINDOWS)
 def test_clipping_keeps_what_is_inside(intervals, window):
     assert moments(clip(intervals, window)) == moments(intervals) & moments([window])
@@ -147,7 +144,6 @@ def test_use_of_devices(workers, window, uses):
     assert [tuple(use) for use in device_uses(workers, window)] == uses
 
 
-@settings(deadline=None)
 @given(WORKERS, WINDOWS)
 def test_busy_and_idle_make_up_the_window(workers, window):
     uses = device_uses(workers, window)
@@ -161,7 +157,6 @@ def test_busy_and_idle_make_up_the_window(workers, window):
         assert max(use.by_component.values()) <= use.busy_ns <= sum(use.by_component.values())
 
 
-@settings(deadline=None)
 @given(WORKERS, WINDOWS)
 def test_segments_cut_the_busy_time_by_who_is_busy(workers, window):
     for device, parts in busy_times(workers, window).items():
