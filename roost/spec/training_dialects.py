@@ -76,6 +76,7 @@ MADE_OF: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
         "clip_low": ("pg_clip", "pg_clip_low"),
         "clip_high": ("pg_clip", "pg_clip_high"),
         "dual_clip": ("dual_clip_loss",),
+        "ratio": ("actor_train.pg_variant",),
         "kl_coefficient": ("kl_loss_coef", "use_kl_loss"),
         "schedule": ("actor_train.training_args.lr_scheduler_type",),
         "keep_checkpoints": ("max_ckpt_to_keep",),
@@ -166,6 +167,7 @@ def _roll(root: Section, job: Job) -> dict[str, Any]:
         "estimator": _named(root, "adv_estimator", ESTIMATORS),
         "mean": _named(root, "loss_agg_mode", MEANS),
         **_bounds(low, high),
+        "ratio": RatioLevel.NONE if _is_vanilla(learner) else None,
         "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
         "kl_coefficient": root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None,
         "schedule": _named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
@@ -174,6 +176,12 @@ def _roll(root: Section, job: Job) -> dict[str, Any]:
         "adapter_rank": _adapter_rank(job),
         "compute_type": _compute_type(learner.below("model_args").values.get("dtype")),
     }
+
+
+def _is_vanilla(learner: Section) -> bool:
+    """Whether the loss is -A * logprob, without a ratio; only ROLL's PG workers read the key."""
+    has_variants = "actor_pg_worker" in str(learner.values.get("worker_cls"))
+    return has_variants and learner.values.get("pg_variant") == "vanilla"
 
 
 def _roll_groups(root: Section) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,49 @@ OFF = (None, False, 0)
 EVENING = (Estimator.REINFORCE, Estimator.GAE)  # advantages are made even over the batch by these here too
 
 
+Values = Mapping[str, Any]
+
+
+def _always(root: Section, values: Values) -> bool:
+    return True
+
+
+def _on_megatron(root: Section, values: Values) -> bool:
+    """RLinf's FSDP actor does not read the key."""
+    return root.below("actor").values.get("training_backend") == "megatron"
+
+
+def _embodied(root: Section, values: Values) -> bool:
+    """RLinf's text tasks do not read the key."""
+    return root.below("runner").values.get("task_type") == "embodied"
+
+
+def _without_environments(root: Section, values: Values) -> bool:
+    """ROLL's agentic pipeline does not read the key."""
+    return "train_env_manager" not in root
+
+
+def _not_grpo(root: Section, values: Values) -> bool:
+    """ROLL's grpo replaces the value by `group`; the agentic pipeline does not read it."""
+    return _without_environments(root, values) and values.get("estimator") is not Estimator.GRPO
+
+
+def _with_variants(root: Section, values: Values) -> bool:
+    """Only this worker of ROLL's reads `pg_variant`."""
+    return "actor_pg_worker" in str(root.below("actor_train").values.get("worker_cls"))
+
+
 @dataclass(frozen=True, slots=True)
 class Unlike:
-    """A key that counts for nothing here; with one of the harmless values it would not matter anyway."""
+    """A key that counts for nothing here; with one of the harmless values it would not matter anyway.
+
+    `read_by_other`: whether the other program reads the key in this config.
+    """
 
     path: str
     harmless: tuple[Any, ...] = OFF
     instead: str = "remove it, if the run is to be without it"
+    read_by_other: Callable[[Section, Values], bool] = _always
 
 
 _TASK = "let the scenario of train.task do it"
@@ -30,31 +66,39 @@ _EVEN = "write estimator: reinforce++ in train, or remove it"
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     Notation.RLINF: (
         Unlike("algorithm.normalize_advantages", instead=_EVEN),
-        Unlike("algorithm.early_stop_imp_ratio"),
-        Unlike("algorithm.use_valid_token_scale"),
-        Unlike("algorithm.filter_rewards", instead="write drops_equal_groups: true in train, or remove it"),
+        Unlike("algorithm.early_stop_imp_ratio", read_by_other=_on_megatron),
+        Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
+        Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
         Unlike("algorithm.sampling_params.do_sample", (None, True)),
         Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
-        Unlike("algorithm.sampling_params.min_new_tokens", (None, 0, 1)),
     ),
     Notation.ROLL: (
         Unlike("whiten_advantages", instead=_EVEN),
         Unlike("whiten_rewards"),
         Unlike("advantage_clip"),
         Unlike("reward_clip", instead=_TASK),
-        Unlike("norm_mean_type", instead="write estimator: group_mean or reinforce++ in train, or remove it"),
-        Unlike("norm_std_type", instead="write estimator: grpo or reinforce++ in train, or remove it"),
+        Unlike(
+            "norm_mean_type",
+            instead="write estimator: group_mean or reinforce++ in train, or remove it",
+            read_by_other=_not_grpo,
+        ),
+        Unlike(
+            "norm_std_type",
+            instead="write estimator: grpo or reinforce++ in train, or remove it",
+            read_by_other=_not_grpo,
+        ),
         Unlike("reward_normalization", instead="write the estimator that you want in train"),
         Unlike("add_token_level_kl", instead="write use_kl_loss: true and kl_loss_coef, or remove it"),
-        Unlike("add_len_reward", instead=_TASK),
-        Unlike("max_len_mask"),
-        Unlike("error_max_len_clip"),
-        Unlike("difficulty_mask", instead="write drops_equal_groups: true in train, or remove it"),
+        Unlike("max_len_mask", read_by_other=_without_environments),
+        Unlike("error_max_len_clip", read_by_other=_without_environments),
+        Unlike(
+            "difficulty_mask", instead="write drops_equal_groups: true in train", read_by_other=_without_environments
+        ),
         Unlike("difficulty_loss_weight"),
         Unlike("length_loss_weight"),
         Unlike("critic_warmup"),
         Unlike("importance_sampling", (None, "token"), "write ratio: trajectory in train, or remove it"),
-        Unlike("pg_variant", (None, "ppo", "vanilla")),
+        Unlike("actor_train.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants),
         Unlike("train_infer_correction.is_weight.enabled", instead="write behaviour: proximal in train"),
         Unlike("actor_train.training_args.warmup_ratio", instead="write warmup_steps"),
         Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
@@ -81,6 +125,8 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
         section = root.below(*above)
         value = section.values.get(key)
         is_done = unlike.instead == _EVEN and values.get("estimator") in EVENING
+        if not unlike.read_by_other(root, values):
+            continue
         if not (is_done or isinstance(value, Unresolved) or value in unlike.harmless):
             what = f"is {shown(value)}, which Roost does not follow"
             root.findings.warn(section.where(key), what, "the run will differ from the other program's", unlike.instead)

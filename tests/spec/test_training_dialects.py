@@ -32,6 +32,7 @@ LORA, BACKEND = "actor.model.is_lora", "rollout.rollout_backend"
 STRATEGY = "actor_train.strategy_args"
 MEGATRON = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
 EIGHT = {"num_gpus_per_node": 8, "actor_train.device_mapping": "list(range(0,8))", "rollout_batch_size": 64}
+PG_WORKER = {"actor_train.worker_cls": "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"}
 ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
 
 
@@ -96,6 +97,9 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32}, minibatch_size=2, id="minibatch-of-all-devices"),
         case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32, STRATEGY: MEGATRON}, minibatch_size=4, id="minibatch-of-cut-models"),
         case(ROLL, {**EIGHT, ROUNDS: 32}, minibatch_size=1, id="minibatch-not-given"),
+        case(ROLL, {**PG_WORKER, "actor_train.pg_variant": "vanilla"}, ratio=RatioLevel.NONE, id="vanilla"),
+        case(ROLL, {**PG_WORKER, "actor_train.pg_variant": "ppo"}, ratio=RatioLevel.TOKEN, id="ppo"),
+        case(ROLL, {"actor_train.pg_variant": "vanilla"}, ratio=RatioLevel.TOKEN, id="vanilla-of-another-worker"),
         case(ROLL, {"response_length": 99}, max_tokens=99, id="response-length"),
         case(ROLL, {"max_ckpt_to_keep": 0}, keep_checkpoints=3, id="keeps-all"),
         case(ROLL, {"max_ckpt_to_keep": 7}, keep_checkpoints=7, id="keeps"),
@@ -195,17 +199,49 @@ def test_train_may_say_the_same_again():
     assert not read(with_all(config_of(RLINF, clip_low=0.9, clip_high=1.1), {"algorithm.ratio_clip_eps": 0.1}))[1].found
 
 
+MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
+# What else a config must say for the other program to read the key at all.
+READ_ONLY_WITH = {
+    "algorithm.early_stop_imp_ratio": MEGATRON_ACTOR,
+    "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
+    "algorithm.filter_rewards": {"runner.task_type": "embodied"},
+    "actor_train.pg_variant": PG_WORKER,
+}
+
+
 @pytest.mark.parametrize(
     ("notation", "unlike"),
     [pytest.param(notation, each, id=each.path) for notation in Notation for each in UNLIKE[notation]],
 )
 def test_what_roost_does_not_follow_is_said(notation, unlike):
+    config = with_all(config_of(notation), READ_ONLY_WITH.get(unlike.path, {}))
     for value in unlike.harmless:
-        assert not read(with_all(config_of(notation), {unlike.path: value}))[1].found
-    settings, findings = read(with_all(config_of(notation), {unlike.path: 5}))
+        assert not read(with_all(config, {unlike.path: value}))[1].found
+    settings, findings = read(with_all(config, {unlike.path: 5}))
     assert whats(findings) == ["is 5, which Roost does not follow"]
     assert not findings.has_errors
-    assert settings == read(config_of(notation))[0]
+    assert settings == read(config)[0]
+
+
+@pytest.mark.parametrize(
+    ("notation", "written"),
+    [
+        pytest.param(RLINF, {"algorithm.sampling_params.min_new_tokens": 5}, id="min-new-tokens"),
+        pytest.param(RLINF, {"algorithm.early_stop_imp_ratio": 5, "actor.training_backend": "fsdp"}, id="early-stop"),
+        pytest.param(RLINF, {"algorithm.use_valid_token_scale": True}, id="token-scale"),
+        pytest.param(RLINF, {"algorithm.filter_rewards": True, "runner.task_type": "reasoning"}, id="filter-rewards"),
+        pytest.param(ROLL, {"add_len_reward": True}, id="length-reward"),
+        pytest.param(ROLL, {"pg_variant": "topr"}, id="variant-at-the-top"),
+        pytest.param(ROLL, {"actor_train.pg_variant": "topr"}, id="variant-of-a-worker-without-variants"),
+        pytest.param(ROLL, {"max_len_mask": True, **ENVIRONMENTS}, id="length-mask-of-agents"),
+        pytest.param(ROLL, {"difficulty_mask": True, **ENVIRONMENTS}, id="difficulty-mask-of-agents"),
+        pytest.param(ROLL, {"error_max_len_clip": True, **ENVIRONMENTS}, id="error-clip-of-agents"),
+        pytest.param(ROLL, {"norm_mean_type": "batch", "adv_estimator": "grpo"}, id="mean-of-grpo"),
+        pytest.param(ROLL, {"norm_std_type": "batch", "adv_estimator": "grpo"}, id="std-of-grpo"),
+    ],
+)
+def test_a_key_that_the_other_program_ignores_is_not_warned_about(notation, written):
+    assert not read(with_all(config_of(notation), written))[1].found
 
 
 @pytest.mark.parametrize("estimator", ["reinforce", "gae"])
