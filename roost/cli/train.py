@@ -46,13 +46,14 @@ def train_command(
     job = None if source is None else read_job(source, findings, notation)
     if job is not None and job.training is None and not findings.has_errors:
         findings.error(job.source.where(), "says nothing about training", fix="add a section train, with a task in it")
+    notes = Console(stderr=True, highlight=False)
+    print_findings(findings.found, notes)
     try:
         findings.raise_errors()
         if job is None or job.training is None:
             raise typer.Exit(1)
         from roost.cli.train_run import run_job
-    except ConfigError as error:
-        print_findings(error.findings, Console(stderr=True, highlight=False))
+    except ConfigError:  # printed with the other findings above
         raise typer.Exit(1) from None
     except ImportError as error:
         console.print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}")

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from roost.engines.errors import EngineError
+from roost.placement.plan import Plan
 from roost.runtime.failure import WorkerFailed
 from roost.spec.errors import ConfigError
 from roost.spec.job import Job
@@ -33,7 +34,7 @@ def run_job(
             options,
             lambda text: console.print(f"roost: {text}", soft_wrap=True),
             lambda steps, first: LiveView(steps, console, first),
-            lambda plan: print_plan(plan, console, ()),
+            lambda plan: _show(plan, job, console),
         )
     except ConfigError as error:
         print_findings(error.findings, Console(stderr=True, highlight=False))
@@ -42,6 +43,12 @@ def run_job(
         console.print(f"error: {error}")
         raise typer.Exit(1) from None
     _tell(outcome, console)
+
+
+def _show(plan: Plan, job: Job, console: Console) -> None:
+    """Print the plan, and the warnings that only the machines gave: those of the config are on the screen already."""
+    print_plan(plan, console, ())
+    print_findings((each for each in plan.warnings if each not in job.warnings), Console(stderr=True, highlight=False))
 
 
 def _tell(outcome: Outcome, console: Console) -> None:

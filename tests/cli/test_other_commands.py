@@ -47,6 +47,71 @@ class TestDiff:
         assert "error" in result.stderr
 
 
+    def test_overrides_apply_to_both_or_to_one_side(self, tmp_path):
+        job = cluster_file(tmp_path, actor="0-3")
+        moved = "cluster.component_placement.actor=0-4"
+        assert run("diff", job, job, moved).exit_code == 0
+        for side, change in (("--before", "5 processes -> 4"), ("--after", "4 processes -> 5")):
+            result = run("diff", job, job, side, moved)
+            assert result.exit_code == 1
+            assert change in result.stdout
+
+    def test_an_override_with_a_slip_is_an_error(self, tmp_path):
+        job = cluster_file(tmp_path, actor="0-3")
+        result = run("diff", job, job, "cluster.num_node=2")
+        assert result.exit_code == 2
+        assert "num_node" in result.stderr
+
+    def test_a_saved_plan_takes_no_overrides(self, tmp_path):
+        job = cluster_file(tmp_path, actor="0-3")
+        saved = write(tmp_path, run("plan", job, "--json").stdout, "plan.json")
+        result = run("diff", saved, job, "cluster.num_nodes=2")
+        assert result.exit_code == 2
+        assert "is a saved plan, to which overrides cannot apply: cluster.num_nodes=2" in result.stderr
+        assert run("diff", saved, job, "--after", "cluster.num_nodes=2").exit_code == 1
+
+
+class TestCheck:
+    def test_overrides_apply_to_every_config(self, tmp_path):
+        jobs = [cluster_file(tmp_path, name, actor="0-3") for name in ("a", "b")]
+        assert run("check", *jobs).exit_code == 0
+        result = run("check", *jobs, "cluster.component_placement.actor=0-9")
+        assert result.exit_code == 1
+        assert "2 checked, 2 with errors" in result.stdout
+
+    def test_overrides_add_and_remove_keys(self, tmp_path):
+        job = cluster_file(tmp_path, actor="0-3", rollout="9")
+        assert run("check", job).exit_code == 1
+        assert run("check", job, "~cluster.component_placement.rollout").exit_code == 0
+        assert "did you mean num_nodes?" in run("check", job, "+cluster.num_node=2").stdout
+
+    def test_overrides_alone_are_no_config(self):
+        assert run("check", "cluster.num_nodes=2").exit_code == 2
+
+
+def test_train_prints_what_plan_warns_of(tmp_path):
+    """The task's module does not exist, so that the run ends before it launches anything."""
+    job = write(
+        tmp_path,
+        """
+        num_gpus_per_node: 2
+        pretrain: some/model
+        whiten_rewards: true
+        advantage_clip: 2.0
+        actor_train: {device_mapping: [0]}
+        actor_infer: {device_mapping: [1]}
+        train: {task: {_target_: no_such_module.Task}}
+        """,
+    )
+    overrides = ("+reward_clip=5",)
+    planned = [line for line in run("plan", job, *overrides, width=300).stderr.splitlines() if "warning" in line]
+    keys = [line.split(": ")[0].split()[-1] for line in planned]
+    assert keys == ["whiten_rewards", "advantage_clip", "reward_clip"]
+    trained = run("train", job, *overrides, "--runs", tmp_path / "runs", width=300)
+    assert trained.exit_code == 1
+    assert [line for line in trained.stderr.splitlines() if "warning" in line] == planned
+
+
 class TestConvert:
     def test_what_is_printed_plans_the_same(self, tmp_path):
         result = run("convert", EXAMPLES / "placements/loop.yaml", "--to", "roll")
