@@ -12,6 +12,7 @@ from rich.console import Console
 from roost.cli.options import (
     WITH_TRAINING,
     AsJson,
+    ConfigsAndOverrides,
     GpusPerNode,
     InventoryFile,
     LayoutChoice,
@@ -19,6 +20,7 @@ from roost.cli.options import (
     Strict,
     import_from_here,
     planned,
+    split_overrides,
 )
 from roost.placement.plan_file import finding_to_dict
 from roost.spec.compose import load
@@ -29,7 +31,7 @@ from roost.view.text import print_findings
 
 
 def check_command(
-    configs: Annotated[list[Path], typer.Argument(help="Config files (YAML).", metavar="CONFIG...")],
+    configs: ConfigsAndOverrides,
     as_json: AsJson = False,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
@@ -43,16 +45,22 @@ def check_command(
         ),
     ] = False,
 ) -> None:
-    """Print what is wrong or doubtful in each config. Exit code 1 means that at least one has errors."""
+    """Print what is wrong or doubtful in each config. Exit code 1 means that at least one has errors.
+
+    Overrides are written as for plan and train, and apply to every config: roost check job.yaml runner.max_steps=5
+    """
     console = Console(highlight=False)
     if imports:
         import_from_here()
+    files, overrides = split_overrides(configs)
+    if not files:
+        raise typer.BadParameter("name at least one config file", param_hint="CONFIG")
     reports = {}
-    for config in configs:
+    for config in files:
         findings = Findings()
-        planned(config, findings, inventory, gpus_per_node, layout, notation=notation, strict=strict)
+        planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict)
         if imports:
-            _check_imports(config, notation, findings)
+            _check_imports(config, overrides, notation, findings)
         reports[config] = findings
         if not as_json:
             print_findings(findings.found, console)
@@ -75,10 +83,10 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _check_imports(config: Path, notation: Notation | None, findings: Findings) -> None:
+def _check_imports(config: Path, overrides: list[str], notation: Notation | None, findings: Findings) -> None:
     """What is wrong with the classes that a config names; nothing where it cannot be read or says nothing of them."""
     unread = Findings()  # `planned` has told of these
-    source = load(config, (), unread)
+    source = load(config, overrides, unread)
     job = None if source is None else read_job(source, unread, notation)
     if job is None or job.training is None:
         return

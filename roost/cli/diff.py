@@ -10,17 +10,26 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, planned
+from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
 from roost.placement.diff import diff_plans
 from roost.placement.plan import Plan
 from roost.placement.plan_file import read_plan_file
-from roost.spec.errors import Findings
+from roost.spec.errors import Findings, Where
 from roost.view.text import print_findings
 
 
 def diff_command(
     before: Annotated[Path, typer.Argument(help="A config, or a plan that roost plan --json wrote.", metavar="BEFORE")],
     after: Annotated[Path, typer.Argument(help="The other one.", metavar="AFTER")],
+    overrides: Overrides = None,
+    overrides_before: Annotated[
+        list[str] | None,
+        typer.Option("--before", metavar="KEY=VALUE", help="An override for BEFORE only; may be given several times."),
+    ] = None,
+    overrides_after: Annotated[
+        list[str] | None,
+        typer.Option("--after", metavar="KEY=VALUE", help="An override for AFTER only; may be given several times."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
@@ -28,10 +37,17 @@ def diff_command(
 ) -> None:
     """Show which components, processes and devices move from one plan to another.
 
+    OVERRIDES apply to both configs, --before and --after to one. The effect of one override on a job is
+    roost diff job.yaml job.yaml --after cluster.num_nodes=4
+
     Exit code 0 means that nothing does, 1 that something does, 2 that one of the two has errors.
     """
     findings = Findings()
-    plans = [_read(file, findings, gpus_per_node, inventory, layout) for file in (before, after)]
+    sides = (
+        (before, [*(overrides or ()), *(overrides_before or ())]),
+        (after, [*(overrides or ()), *(overrides_after or ())]),
+    )
+    plans = [_read(file, changes, findings, gpus_per_node, inventory, layout) for file, changes in sides]
     print_findings(findings.errors, Console(stderr=True, highlight=False))
     old, new = plans
     if old is None or new is None:
@@ -48,9 +64,22 @@ def diff_command(
 
 
 def _read(
-    file: Path, findings: Findings, gpus_per_node: int | None, inventory: Path | None, layout: LayoutChoice
+    file: Path,
+    overrides: list[str],
+    findings: Findings,
+    gpus_per_node: int | None,
+    inventory: Path | None,
+    layout: LayoutChoice,
 ) -> Plan | None:
+    errors = findings.num_errors
     saved = read_plan_file(file, findings)
-    if saved is not None or findings.errors:
+    if saved is not None and overrides:
+        findings.error(
+            Where(str(file)),
+            f"is a saved plan, to which overrides cannot apply: {' '.join(overrides)}",
+            fix="give the config that it was made from, or override the other side with --before or --after",
+        )
+        return None
+    if saved is not None or findings.num_errors > errors:
         return saved
-    return planned(file, findings, inventory, gpus_per_node, layout)
+    return planned(file, findings, inventory, gpus_per_node, layout, overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,13 @@ Overrides = Annotated[
         help="Values to change, as Hydra takes them: key=value, +key=value, group@package=option.", metavar="OVERRIDES"
     ),
 ]
+ConfigsAndOverrides = Annotated[
+    list[str],
+    typer.Argument(
+        help="Config files (YAML), and values to change in all of them: key=value, +key=value, ~key.",
+        metavar="CONFIG... [OVERRIDES]",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/plan-schema.md).")]
 
 
@@ -74,6 +82,17 @@ def planned(
         accelerators_per_node=gpus_per_node,
         strict=strict,
     )
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Separate config files from overrides: an override has `=`, or begins with `~`, and is not an existing file.
+
+    >>> split_overrides(["a.yaml", "b.yaml", "runner.max_steps=5", "~data"])
+    ([PosixPath('a.yaml'), PosixPath('b.yaml')], ['runner.max_steps=5', '~data'])
+    """
+    is_override = [("=" in word or word.startswith("~")) and not Path(word).is_file() for word in words]
+    files = [Path(word) for word, other in zip(words, is_override, strict=True) if not other]
+    return files, [word for word, other in zip(words, is_override, strict=True) if other]
 
 
 def import_from_here() -> None:

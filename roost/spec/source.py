@@ -43,7 +43,7 @@ def read_yaml(file: Path, findings: Findings) -> Source | None:
             content = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or str(error)
-        hint = "; overrides are for plan and train" if "=" in file.name else ""
+        hint = "; overrides come after it" if "=" in file.name else ""
         findings.error(here, f"cannot be read: {reason}", fix=f"give the path of a YAML file{hint}")
         return None
     if len(content) > MAX_FILE_BYTES:

@@ -74,7 +74,7 @@ class Example:
         elif self.convert_to is not None:
             words = ["convert", "job.yaml", "--to", self.convert_to]
         elif self.compare is not None:
-            words = ["diff", "job.yaml", self.compare]
+            words = ["diff", "job.yaml", self.compare, *self.overrides]
         elif self.train:
             words = ["train", "job.yaml"]
         elif self.overrides or self.component is not None or self.html is not None:
