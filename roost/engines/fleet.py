@@ -20,11 +20,11 @@ from roost.engines.member import Member, Standing
 from roost.engines.outcomes import outcome_of, outcomes_of, raise_first, wait_for_all
 from roost.engines.owner import Owner
 from roost.engines.protocol import Engine, InFlight
-from roost.engines.scratch import scratch_folder
 from roost.engines.spec import ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.update_rules import check_base, check_hold, check_version
 from roost.engines.weights.release import Release
+from roost.runtime.scratch import ScratchFolder
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
 
 RUNNING = (Standing.READY, Standing.BEHIND)
@@ -62,8 +62,8 @@ class Fleet:
         self.recorder = recorder or SpanRecorder()
         self.release: Release | None = None  # None: the weights that the engines were started with
         self._settings = settings or FleetSettings()
-        self._folder = scratch_folder("fleet", folder)
-        self._written = self._folder / "nothing"  # where the current release is on disk, if it had to be written
+        self._scratch = ScratchFolder("fleet", folder)
+        self._written = self._scratch.path / "nothing"  # where the current release is on disk, if it had to be written
         self._deliveries = 0
         self._connect = connect or _connect
         self._sleep_level = 0
@@ -96,7 +96,7 @@ class Fleet:
         try:
             await self.stop_servers()
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._scratch.remove()
 
     async def start_servers(self, release: Release | None = None, leave: Leave | None = None) -> None:
         """Start servers that are stopped, on the weights of a release if one is given.
@@ -351,7 +351,7 @@ class Fleet:
     def _delivery(self, release: Release, in_flight: InFlight) -> Delivery:
         """A delivery with a folder of its own: a version that is tried again may have other weights."""
         self._deliveries += 1
-        folder = self._folder / f"version-{release.version}-{self._deliveries}"
+        folder = self._scratch.path / f"version-{release.version}-{self._deliveries}"
         return Delivery(release, folder, self._connect, in_flight)
 
     # Changes ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -27,11 +25,11 @@ from roost.runtime.node_report import NodeReport
 from roost.runtime.parcel import INLINE_LIMIT
 from roost.runtime.process import AgentContact
 from roost.runtime.ray_errors import cause_of, first_line
+from roost.runtime.scratch import ScratchFolder
 from roost.runtime.socket_server import SocketServer
 from roost.runtime.trace.spans import Span
-from roost.runtime.watch import ProcessWatch, is_alive
+from roost.runtime.watch import ProcessWatch
 
-FOLDER = "roost-agent-"
 KEPT_SPANS = 200_000  # of each worker
 
 
@@ -73,8 +71,8 @@ class NodeAgent:
         self._spans: dict[Address, tuple[tuple[int, ...], deque[Span]]] = {}  # with the devices of the worker
         self._dropped: dict[Address, int] = {}
         self._watch = ProcessWatch()
-        sweep()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        self._scratch = ScratchFolder("agent")
+        self._folder = self._scratch.path
         # Where this machine sees the driver's folder, by itself or on a shared disk, workers write their logs there.
         self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)
         self._log_dir = Path(driver_dir) if self._sees_driver_dir else self._folder / "logs"
@@ -335,15 +333,7 @@ class NodeAgent:
         if self._exchange is not None:
             self._exchange.ports.close()
             self._exchange.pool.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def sweep() -> None:
-    """Remove the folders of agents that were killed and could not do it themselves."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-        pid = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+        self._scratch.remove()
 
 
 async def _in_object_store(freight: list[Freight], num_nodes: int) -> Any:

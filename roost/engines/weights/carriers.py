@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from roost.engines.scratch import scratch_folder
 from roost.engines.weights.buckets import BUCKET_BYTES, size_of
 from roost.engines.weights.parcel import (
     Broadcast,
@@ -21,6 +20,7 @@ from roost.engines.weights.parcel import (
     TensorInfo,
 )
 from roost.engines.weights.source import WeightSource
+from roost.runtime.scratch import ScratchFolder
 
 MEMORY_FOLDER = Path("/dev/shm")
 Handle = Mapping[str, tuple[object, ...]]
@@ -58,13 +58,13 @@ class SharedMemoryCarrier:
     is_packed = False
 
     def __init__(self, folder: Path | None = None, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._folder = scratch_folder("weights", folder or _memory_folder(bucket_bytes))
+        self._scratch = ScratchFolder("weights", folder or _memory_folder(bucket_bytes))
         self._count = 0
 
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
         from safetensors.torch import save_file
 
-        path = self._folder / f"{self._count}.safetensors"
+        path = self._scratch.path / f"{self._count}.safetensors"
         self._count += 1
         save_file({info.name: next(tensors).cpu() for info in infos}, path)
         return Parcel(tuple(infos), SharedMemory(str(path)), is_last)
@@ -77,7 +77,7 @@ class SharedMemoryCarrier:
             Path(parcel.by.path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.remove()
 
 
 class LiveDeviceCarrier:

@@ -13,10 +13,10 @@ from roost.engines.errors import EngineError
 from roost.engines.http_calls import HttpCalls
 from roost.engines.owner import LocalOwner
 from roost.engines.restarts import RestartLimit
-from roost.engines.scratch import scratch_folder
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.judge_engine import server_of
 from roost.runtime import current
+from roost.runtime.scratch import ScratchFolder
 
 
 class Served(Protocol):
@@ -68,6 +68,7 @@ class OwnServer:
         self._spec = server_of(engine, model, name, 0 if setup is None else len(setup.physical_ids))
         self._logs = None if setup is None else Path(setup.log_path).parent
         self._limit = limit or RestartLimit()
+        self._scratch: ScratchFolder | None = None  # for logs, in the driver
         self._owner: LocalOwner | None = None
         self._start: asyncio.Task[HttpCalls] | None = None
         self._calls: HttpCalls | None = None
@@ -110,7 +111,7 @@ class OwnServer:
 
     async def _started(self) -> HttpCalls:
         if self._owner is None:
-            self._owner = LocalOwner(self._spec, self._logs or scratch_folder("judge"))
+            self._owner = LocalOwner(self._spec, self._logs_folder())
         else:
             self._count_restart(time.monotonic())
         if self._calls is not None:
@@ -121,6 +122,12 @@ class OwnServer:
             raise RewardFailed(f"the judge's engine does not start: {error}") from error
         self._calls = HttpCalls(f"{url}/v1")
         return self._calls
+
+    def _logs_folder(self) -> Path:
+        if self._logs is None:
+            self._scratch = ScratchFolder("judge")
+            self._logs = self._scratch.path
+        return self._logs
 
     def _count_restart(self, now: float) -> None:
         limit = self._limit

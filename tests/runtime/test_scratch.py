@@ -1,0 +1,95 @@
+"""Scratch folders: those of ended processes are removed, those of live ones never, in whatever PID namespace."""
+
+import subprocess
+import sys
+
+import pytest
+
+from roost.runtime.folder_lock import FolderHeld, FolderLock
+from roost.runtime.scratch import ScratchFolder
+
+HOLDS = """
+import sys
+from roost.runtime.scratch import ScratchFolder
+folder = ScratchFolder("weights", sys.argv[1])
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+FORKS = """
+import os, sys
+from roost.runtime.folder_lock import FolderLock
+lock = FolderLock.take(sys.argv[1])
+if os.fork():
+    os._exit(1)
+print("forked", flush=True)
+sys.stdin.read()
+"""
+IN_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+def holder(folder, *prefix, program=HOLDS):
+    command = [*prefix, sys.executable, "-c", program, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def kill(process):
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stdin.close()
+
+
+def can_unshare():
+    return subprocess.run([*IN_A_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+def test_the_folder_of_a_killed_process_is_removed(tmp_path):
+    mine = ScratchFolder("weights", tmp_path)
+    process = holder(tmp_path)
+    theirs = process.stdout.readline().strip()
+    kill(process)
+    other = ScratchFolder("fleet", tmp_path)
+    assert {str(path) for path in tmp_path.iterdir()} == {str(mine.path), theirs, str(other.path)}, "another kind stays"
+    again = ScratchFolder("weights", tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([mine.path, other.path, again.path])
+    for folder in (mine, other, again):
+        folder.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_process_in_another_pid_namespace_stays_while_it_lives(tmp_path):
+    if not can_unshare():
+        pytest.skip("no PID namespaces for this user")
+    mine = ScratchFolder("weights", tmp_path)  # whose process id means nothing in the namespace
+    process = holder(tmp_path, *IN_A_NAMESPACE)
+    theirs = process.stdout.readline().strip()
+    ScratchFolder("weights", tmp_path).remove()
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([theirs, str(mine.path)])
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+    again = ScratchFolder("weights", tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([mine.path, again.path])
+
+
+def test_the_folder_is_private(tmp_path):
+    folder = ScratchFolder("weights", tmp_path)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_held_folder_names_its_holder(tmp_path):
+    process = holder(tmp_path)
+    theirs = process.stdout.readline().strip()
+    with pytest.raises(FolderHeld, match=rf"{theirs} is in use by process {process.pid} on .* since .*: -c"):
+        FolderLock.take(theirs)
+    kill(process)
+    FolderLock.take(theirs).release()
+
+
+def test_a_lock_is_not_inherited_by_a_fork(tmp_path):
+    process = holder(tmp_path, program=FORKS)
+    assert process.stdout.readline() == "forked\n"
+    process.wait()
+    FolderLock.take(tmp_path).release()
+    process.stdin.close()
+    process.stdout.close()
