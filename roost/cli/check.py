@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.cli.options import (
     WITH_TRAINING,
     AsJson,
@@ -49,7 +49,7 @@ def check_command(
 
     Overrides are written as for plan and train, and apply to every config: roost check job.yaml runner.max_steps=5
     """
-    console = Console(highlight=False)
+    console = open_console()
     if imports:
         import_from_here()
     files, overrides = split_overrides(configs)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
 from roost.placement.convert import convert_plan
 from roost.spec.errors import Findings
@@ -33,7 +33,7 @@ def convert_command(
     findings = Findings()
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
     written = convert_plan(plan, to, findings) if plan is not None else None
-    print_findings(findings.found, Console(stderr=True, highlight=False))
+    print_findings(findings.found, open_console(stderr=True))
     if written is None:
         raise typer.Exit(1)
     print(yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None), end="")

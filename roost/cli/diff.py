@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
 from roost.placement.diff import diff_plans
 from roost.placement.plan import Plan
@@ -48,7 +48,7 @@ def diff_command(
         (after, [*(overrides or ()), *(overrides_after or ())]),
     )
     plans = [_read(file, changes, findings, gpus_per_node, inventory, layout) for file, changes in sides]
-    print_findings(findings.errors, Console(stderr=True, highlight=False))
+    print_findings(findings.errors, open_console(stderr=True))
     old, new = plans
     if old is None or new is None:
         raise typer.Exit(2)
@@ -56,9 +56,9 @@ def diff_command(
     if as_json:
         print(json.dumps({"changes": [asdict(change) for change in changes]}, indent=2))
     else:
-        console = Console(highlight=False)
+        console = open_console()
         for change in changes:
-            console.print(str(change), markup=False, soft_wrap=True)
+            console.print(str(change), soft_wrap=True)
         console.print(f"{len(changes)} changes" if changes else "the plans are equal")
     raise typer.Exit(1 if changes else 0)
 

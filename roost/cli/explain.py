@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
@@ -30,10 +30,10 @@ def explain_command(
     findings = Findings()
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
     sentences = _explain(plan, process, findings) if plan is not None else []
-    console = Console(highlight=False)
+    console = open_console()
     for sentence in sentences:
-        console.print(sentence, markup=False)
-    print_findings(findings.errors, Console(stderr=True, highlight=False))
+        console.print(sentence)
+    print_findings(findings.errors, open_console(stderr=True))
     if findings.errors:
         raise typer.Exit(1)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from roost.cli.options import AsJson
+from roost.cli.console import open_console
+from roost.cli.options import WITH_RAY, AsJson
 from roost.cluster.inventory import Inventory, Node
 from roost.spec.errors import ConfigError
 from roost.view.text import print_findings
@@ -32,11 +32,11 @@ def inventory_command(
     as_json: AsJson = False,
 ) -> None:
     """Ask every node of a Ray cluster what it has: accelerators, memory, declared hardware, interpreters."""
-    console = Console(highlight=False)
+    console = open_console()
     try:
         from roost.runtime.cluster import Cluster
     except ImportError as error:
-        console.print(f"error: {error.name} is missing; install it with: pip install 'roost[ray]'")
+        console.print(f"error: {error.name} is missing; install it with: {WITH_RAY}", soft_wrap=True)
         raise typer.Exit(1) from None
     try:
         with Cluster(nodes, str(config) if config else None, address, node_timeout=timeout) as cluster:
@@ -46,7 +46,7 @@ def inventory_command(
         print_findings(error.findings, console)
         raise typer.Exit(1) from None
     except (ConnectionError, TimeoutError) as error:
-        console.print(f"error: {error}")
+        console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
         print(json.dumps(inventory.to_dict(), indent=2))

@@ -14,7 +14,8 @@ from roost.placement.planner import try_plan
 from roost.spec.errors import Findings
 from roost.spec.job import Layout, Notation
 
-WITH_TRAINING = "pip install 'roost[ray,train]'"
+WITH_RAY = "pip install 'roost[ray]'"
+WITH_TRAINING = "pip install 'roost[train]'"
 GpusPerNode = Annotated[
     int | None,
     typer.Option(

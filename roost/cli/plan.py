@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.cli.options import (
     AsJson,
     GpusPerNode,
@@ -63,12 +63,12 @@ def plan_command(
     if as_json:
         _print_json(plan, wanted, findings)
     elif plan is not None and not findings.errors:
-        console = Console(highlight=False)
+        console = open_console()
         print_plan(plan, console, wanted)
         if grid:
             console.print()
             print_grid(plan, console)
-    print_findings(findings.found, Console(stderr=True, highlight=False))
+    print_findings(findings.found, open_console(stderr=True))
     if findings.errors:
         raise typer.Exit(1)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.run_folder import RunFolder
 
@@ -16,14 +16,14 @@ def report_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/first.", metavar="RUN")],
 ) -> None:
     """Write RUN/report.html and two pictures, as far as the run is, and print where the page is."""
-    notes = Console(stderr=True, highlight=False)
+    notes = open_console(stderr=True)
     try:
         folder = RunFolder.open(run)
     except FileNotFoundError as error:
-        notes.print(f"error: {error}", markup=False, soft_wrap=True)
+        notes.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(2) from None
     print(write_report(folder))
     try:
         write_plots(folder)
     except ImportError as error:
-        notes.print(f"no pictures: {error.name} is missing; pip install {error.name}", markup=False)
+        notes.print(f"no pictures: {error.name} is missing; pip install {error.name}")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings
@@ -39,14 +39,14 @@ def train_command(
 
     Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
-    console = Console(highlight=False)
+    console = open_console()
     import_from_here()
     findings = Findings()
     source = load(config, tuple(overrides or ()), findings)
     job = None if source is None else read_job(source, findings, notation)
     if job is not None and job.training is None and not findings.has_errors:
         findings.error(job.source.where(), "says nothing about training", fix="add a section train, with a task in it")
-    notes = Console(stderr=True, highlight=False)
+    notes = open_console(stderr=True)
     print_findings(findings.found, notes)
     try:
         findings.raise_errors()
@@ -56,6 +56,6 @@ def train_command(
     except ConfigError:  # printed with the other findings above
         raise typer.Exit(1) from None
     except ImportError as error:
-        console.print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}")
+        console.print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}", soft_wrap=True)
         raise typer.Exit(1) from None
     run_job(job, runs / (name or job.training.name or config.stem), resume, address, tuple(metrics or ()), console)

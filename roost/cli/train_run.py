@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from roost.cli.console import open_console
 from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
 from roost.runtime.failure import WorkerFailed
@@ -37,10 +38,10 @@ def run_job(
             lambda plan: _show(plan, job, console),
         )
     except ConfigError as error:
-        print_findings(error.findings, Console(stderr=True, highlight=False))
+        print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
     except (*EXPECTED, WorkerFailed, EngineError, NothingFinishes) as error:
-        console.print(f"error: {error}")
+        console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     _tell(outcome, console)
 
@@ -48,7 +49,7 @@ def run_job(
 def _show(plan: Plan, job: Job, console: Console) -> None:
     """Print the plan, and the warnings that only the machines gave: those of the config are on the screen already."""
     print_plan(plan, console, ())
-    print_findings((each for each in plan.warnings if each not in job.warnings), Console(stderr=True, highlight=False))
+    print_findings((each for each in plan.warnings if each not in job.warnings), open_console(stderr=True))
 
 
 def _tell(outcome: Outcome, console: Console) -> None:

@@ -31,7 +31,7 @@ def print_grid(plan: Plan, console: Console) -> None:
         console.print(_memory_table(rows))
     for engine in plan.routes.engines:
         console.print()
-        console.print(f"weights to {engine.component}: {engine.summary}", markup=False)
+        console.print(Text(f"weights to {engine.component}: {engine.summary}"))
 
 
 def _grid_table(made: Grid) -> Table:
@@ -112,7 +112,7 @@ def _phase_table(plan: Plan) -> Table:
     if any(row.note for row in rows):
         table.add_column("")
     for row in rows:
-        note = [row.note] if len(table.columns) > len(Phase) + 1 else []
+        note = [Text(row.note)] if len(table.columns) > len(Phase) + 1 else []
         table.add_row(Text(f"{row.component} {row.processes}"), *row.cells, *note)
     return table
 

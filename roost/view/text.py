@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -22,11 +21,9 @@ MAX_ROWS = 40  # rows of one component; a layout that cannot be folded is cut th
 def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> None:
     """The plan as tables: machines, components, and processes with runs of equal rows folded."""
     shown = [part for part in plan.components if not components or part.name in components]
-    console.print(
-        f"[bold]{escape(plan.file or 'plan')}[/]: {plan.notation.value} notation, [bold]{plan.mode.value}[/]",
-        soft_wrap=True,
-    )
-    console.print(escape(machines_line(plan.inventory)))
+    header = Text.assemble((plan.file or "plan", "bold"), f": {plan.notation.value} notation, ")
+    console.print(header.append(plan.mode.value, "bold"), soft_wrap=True)
+    console.print(Text(machines_line(plan.inventory)))
     console.print()
     console.print(_component_table(shown))
     console.print()
@@ -34,7 +31,7 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     settings = {key: value for key, value in plan.settings.items() if value is not None}
     if settings:
         console.print()
-        console.print("settings  " + escape(", ".join(f"{key}={value}" for key, value in settings.items())))
+        console.print(Text("settings  " + ", ".join(f"{key}={value}" for key, value in settings.items())))
 
 
 def machines_line(inventory: Inventory) -> str:
@@ -71,7 +68,7 @@ def _component_table(components: Sequence[ComponentPlan]) -> Table:
         strategy = part.strategy.removesuffix("PlacementStrategy").lower()
         if part.managed_by:
             strategy += f", managed by {part.managed_by} 0"
-        table.add_row(escape(name), f"{part.world_size:,}", escape(",".join(part.node_groups)), ranks, strategy)
+        table.add_row(Text(name), f"{part.world_size:,}", Text(",".join(part.node_groups)), ranks, Text(strategy))
     return table
 
 
@@ -89,30 +86,30 @@ def _process_table(components: Sequence[ComponentPlan]) -> Table:
         rows = fold(part.table)
         for row in rows[:MAX_ROWS]:
             table.add_row(
-                f"{escape(part.name)} {row.ranks}",
+                Text(f"{part.name} {row.ranks}"),
                 row.node_ranks,
                 row.per_node,
                 _devices(part, row),
                 _software(part, row),
             )
         if len(rows) > MAX_ROWS:
-            table.add_row(f"{escape(part.name)} ...", f"{len(rows) - MAX_ROWS:,} more rows; see --json", "", "", "")
+            table.add_row(Text(f"{part.name} ..."), f"{len(rows) - MAX_ROWS:,} more rows; see --json", "", "", "")
     return table
 
 
-def _devices(part: ComponentPlan, row: FoldedRow) -> str:
+def _devices(part: ComponentPlan, row: FoldedRow) -> Text:
     kind = dict(zip(part.table.labels, part.table.kinds, strict=True))[row.group]
     prefix = "" if kind in ("accelerator", "node") else f"{kind} "
-    return escape(prefix + row.devices)
+    return Text(prefix + row.devices)
 
 
-def _software(part: ComponentPlan, row: FoldedRow) -> str:
+def _software(part: ComponentPlan, row: FoldedRow) -> Text:
     """Interpreter and variables of the row's first node; the visible-devices variable follows from the devices."""
     software = part.table.inventory.group(row.group).software_of(row.nodes[0])
     words = [f"{key}={value}" for key, value in (*software.env_vars, *part.env)]
     if software.python_interpreter_path:
         words.insert(0, software.python_interpreter_path)
-    return escape(" ".join(words))
+    return Text(" ".join(words))
 
 
 def print_findings(findings: Iterable[Finding], console: Console) -> None:

@@ -1,0 +1,68 @@
+"""Text is printed as it is: brackets are no markup, and `python -m roost` is the command."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import roost
+from tests.cli.terminal import cluster_yaml, run, write
+
+# Run before the command: these packages cannot be imported, as in `pip install roost` without extras.
+PLAIN_INSTALL = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"ray", "torch", "transformers", "aiohttp", "zmq", "psutil"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from roost.cli.main import run
+run()
+"""
+JOB = """
+cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}
+train:
+  task: {_target_: roost.rollout.arithmetic.Arithmetic}
+  model: %s
+"""
+
+
+def process(*words):
+    environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environ |= {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run([sys.executable, *map(str, words)], env=environ, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("command", "extra"), [("train", "train"), ("inventory", "ray")])
+def test_a_plain_install_names_the_extra(tmp_path, command, extra):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    job = write(tmp_path, JOB % tmp_path)
+    code, printed = process("-c", PLAIN_INSTALL, command, job)
+    assert code == 1
+    assert f"pip install 'roost[{extra}]'" in printed and "Traceback" not in printed
+
+
+def test_the_package_is_the_command():
+    assert process("-m", "roost", "--version") == (0, f"roost {roost.__version__}\n")
+
+
+def test_brackets_and_colons_of_a_config_are_shown(tmp_path):
+    placement = {"actor": "0-3", "reward.[bold]": "4-7"}
+    file = write(tmp_path, cluster_yaml(1, **placement), "[red]:key:.yaml")
+    for words in (("plan", file, "--grid"), ("explain", file, "reward.[bold]")):
+        printed = run(*words, width=200)
+        assert printed.exit_code == 0, printed.output
+        assert "reward.[bold]" in printed.stdout
+    assert "[red]:key:.yaml" in run("plan", file, width=200).stdout
+    changed = write(tmp_path, cluster_yaml(1, **{**placement, "reward.[bold]": "4-6"}), "other.yaml")
+    assert "reward.[bold]" in run("diff", file, changed, width=200).stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "train"])
+def test_findings_keep_their_brackets(tmp_path, command):
+    file = write(tmp_path, "cluster: {num_nodes: 1, component_placement: {actor: '[bold]:key:'}}")
+    assert "[bold]:key:" in run(command, file, width=300).output
