@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.engines.errors import EngineError
+from roost.engines.guarded import keyed_server
+from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.engines.installed_vllm import InstalledVllm
 from roost.engines.spec import EngineKind, ServerSpec
 
@@ -31,7 +33,7 @@ class ServerCommand:
 def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm | None = None) -> ServerCommand:
     """How a server is started by an interpreter; for vLLM it must be known which one that has.
 
-    What the user wrote comes last, so it wins.
+    What the user wrote comes last, so it wins. The key is in the environment, never on the command line.
     """
     if spec.kind is EngineKind.VLLM:
         if vllm is None:
@@ -40,8 +42,11 @@ def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm
     elif spec.kind is EngineKind.SGLANG:
         module, options, env = "sglang.launch_server", _sglang(spec, port), {}
     else:
-        module, options, env = "roost.engines.torch_engine", _torch(spec, port), _torch_env(spec)
-    return ServerCommand((python, "-m", module, *_written(options), *spec.args), {**QUIET, **env, **spec.env})
+        module, options, env = "roost.engines.torch_engine", _torch(spec, port), {}
+    is_ours = spec.kind is EngineKind.TORCH
+    program = ("-m", module) if is_ours or spec.api_key is None else (keyed_server.__file__, module)
+    key = {} if spec.api_key is None else {KEY_VARIABLE: spec.api_key}
+    return ServerCommand((python, *program, *_written(options), *spec.args), {**QUIET, **env, **spec.env, **key})
 
 
 def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
@@ -63,11 +68,6 @@ def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--enable-lora": spec.adapter_rank is not None,
         "--max-lora-rank": spec.adapter_rank,
     }
-
-
-def _torch_env(spec: ServerSpec) -> dict[str, str]:
-    # Everybody on the machine can read a command line.
-    return {} if spec.api_key is None else {"ROOST_ENGINE_API_KEY": spec.api_key}
 
 
 def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
@@ -119,8 +119,6 @@ def _vllm_env(spec: ServerSpec, vllm: InstalledVllm) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process that has used a device cannot use it
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if spec.api_key is not None:
-        env["VLLM_API_KEY"] = spec.api_key
     if spec.adapter_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.weight_transfer == "ipc":
@@ -147,7 +145,6 @@ def _sglang(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--random-seed": spec.seed,
         "--sampling-defaults": "openai",  # not the model's own, which would change what is drawn
         "--log-level-http": "warning",
-        "--api-key": spec.api_key,  # there is no variable for it
         "--enable-memory-saver": spec.sleeps,
         "--enable-weights-cpu-backup": spec.sleeps,  # else the weights are lost in every sleep
         "--enable-lora": spec.adapter_rank is not None,

@@ -178,7 +178,7 @@ class Fleet:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where agents with an OpenAI client of their own find engines that take work."""
+        """Where OpenAI clients of agents find engines that take work; the key is `spec.api_key` of each."""
         return {member.name: f"{member.engine.url}/v1" for member in self.crew.standing(Standing.READY)}
 
     # Weights ------------------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ class Owner(Protocol):
 
 
 class LocalOwner:
-    """Owns a server on this machine."""
+    """Owns a server on this machine. The server requires a key, which is in `spec`, also where none was given."""
 
     def __init__(self, spec: ServerSpec, log_folder: Path | str, start_limit_s: float = START_LIMIT_S) -> None:
-        self.spec = spec
+        self.spec = with_key(spec)
         self._folder = Path(log_folder)
         self._limit_s = start_limit_s
         self._starts = 0
@@ -61,6 +61,21 @@ class LocalOwner:
 
     async def is_running(self) -> bool:
         return self._process is not None and self._process.alive
+
+
+def with_key(spec: ServerSpec, key: str | None = None) -> ServerSpec:
+    """The server with its own key, else with the given one, else with a new one: loopback is open to all local users.
+
+    >>> from roost.engines.spec import EngineKind
+    >>> spec = ServerSpec(EngineKind.TORCH, "model")
+    >>> with_key(spec, "abc").api_key, len(with_key(spec).api_key)
+    ('abc', 32)
+    """
+    return replace(spec, api_key=spec.api_key or key or new_key())
+
+
+def new_key() -> str:
+    return secrets.token_hex(16)
 
 
 def spec_of_start(spec: ServerSpec, number: int, model: str | None = None) -> ServerSpec:

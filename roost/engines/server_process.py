@@ -166,9 +166,14 @@ def _new_log(folder: Path, name: str, first_line: str) -> Path:
     numbers = itertools.count(1)
     while True:
         path = folder / f"{stem}-{next(numbers)}.log"
-        with contextlib.suppress(FileExistsError), path.open("x") as log:
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as log:
             log.write(first_line)
             return path
+
+
+def _private(path: str, flags: int) -> int:
+    """Open for the user alone: SGLang writes its settings to its log, keys included."""
+    return os.open(path, flags, 0o600)
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roost.engines.errors import EngineError
-from roost.engines.owner import LocalOwner
+from roost.engines.owner import LocalOwner, new_key, with_key
 from roost.engines.planned import EnginePlan
 from roost.engines.spec import ServerSpec
 from roost.runtime.failure import WaitedTooLong, WorkerFailed
@@ -100,12 +99,12 @@ class EngineGroup:
 
     @classmethod
     def of(cls, engines: EnginePlan, cluster: Cluster) -> EngineGroup:
-        """Servers listen on loopback where there is one machine only. On several they listen on their machine's
-        address, and ask for a key that is made here.
+        """Servers listen on loopback where there is one machine only, on several on their machine's address.
+
+        All of them require one key, which is generated here for the job.
         """
-        is_afar = cluster.num_nodes > 1
-        key = secrets.token_hex(16) if is_afar else None
-        return cls(tuple(replace(spec, api_key=spec.api_key or key) for spec in engines.servers), is_afar)
+        key = new_key()
+        return cls(tuple(with_key(spec, key) for spec in engines.servers), cluster.num_nodes > 1)
 
     def workers(self) -> GroupSpec:
         return EngineWorker.create_group(self.servers, self.is_reached_from_afar)

@@ -1,9 +1,15 @@
 """Command lines of servers, as a table."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from roost.engines.command import server_command
 from roost.engines.errors import EngineError
+from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.engines.installed_vllm import InstalledVllm, read_installed
 from roost.engines.spec import EngineKind, ServerSpec
 
@@ -57,7 +63,6 @@ OPTIONS = [
     ("sglang", {"device": "cpu"}, "--device cpu"),
     ("sglang", {"sleeps": True}, "--enable-memory-saver --enable-weights-cpu-backup"),
     ("sglang", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 20 --lora-target-modules all"),
-    ("sglang", {"api_key": "k"}, "--api-key k"),
 ]
 
 
@@ -93,11 +98,10 @@ VARIABLES = [
     pytest.param(NEW, {"adapter_rank": 8}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING"}, id="adapters"),
     pytest.param(NEW, {"weight_transfer": "ipc"}, {"VLLM_ALLOW_INSECURE_SERIALIZATION"}, id="ipc"),
     pytest.param(NEW, {"weight_transfer": "nccl"}, set(), id="nccl"),
-    pytest.param(NEW, {"api_key": "k"}, {"VLLM_API_KEY"}, id="key"),
     pytest.param(CPU, {}, {"VLLM_CPU_KVCACHE_SPACE"}, id="cpu"),
     pytest.param(CPU, {"memory_fraction": 0.2}, set(), id="cpu, by fraction"),
 ]
-OPTIONAL = {"ALLOW_RUNTIME_LORA_UPDATING", "ALLOW_INSECURE_SERIALIZATION", "API_KEY", "CPU_KVCACHE_SPACE"}
+OPTIONAL = {"ALLOW_RUNTIME_LORA_UPDATING", "ALLOW_INSECURE_SERIALIZATION", "CPU_KVCACHE_SPACE"}
 
 
 @pytest.mark.parametrize(("vllm", "fields", "expected"), VARIABLES)
@@ -107,15 +111,37 @@ def test_variables_of_vllm(vllm, fields, expected):
     assert {f"VLLM_{name}" for name in OPTIONAL} & set(env) == expected - {"VLLM_SERVER_DEV_MODE"}
 
 
-@pytest.mark.parametrize(("kind", "variable"), [("torch", "ROOST_ENGINE_API_KEY"), ("vllm", "VLLM_API_KEY")])
-def test_a_key_is_in_no_command_line_where_there_is_another_way(kind, variable):
-    one = command(kind, api_key="secret")
-    assert "secret" not in one.argv
-    assert one.env[variable] == "secret"
+@pytest.mark.parametrize("kind", ["torch", "vllm", "sglang"])
+def test_a_key_is_in_the_environment_and_not_on_the_command_line(kind):
+    one = command(kind, api_key="secret", env={KEY_VARIABLE: "of the user"})
+    assert "secret" not in " ".join(one.argv)
+    assert one.env[KEY_VARIABLE] == "secret"
 
 
-def test_a_key_is_in_no_log():
-    assert "secret" not in command("sglang", api_key="secret").shown("secret")
+STARTED = [
+    pytest.param("vllm", "vllm.entrypoints.openai.api_server", ["--middleware", "roost_key_guard.KeyGuard"], id="vllm"),
+    pytest.param("sglang", "sglang.launch_server", ["--api-key", "secret", "--admin-api-key", "secret"], id="sglang"),
+]
+PROGRAM = """
+import json, sys, pathlib
+import roost_key_guard
+cmdline = pathlib.Path("/proc/self/cmdline").read_text()
+print(json.dumps([__name__, __spec__.name, sys.argv[1:], cmdline]))
+"""
+
+
+@pytest.mark.parametrize(("kind", "module", "added"), STARTED)
+def test_a_server_gets_its_key_where_no_other_user_can_read_it(kind, module, added, tmp_path):
+    file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    file.write_text(PROGRAM)
+    one = command(kind, api_key="secret", args=("--seed", "9"))
+    env = {"PATH": os.defpath, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1", **one.env}
+    ran = subprocess.run([sys.executable, *one.argv[1:]], env=env, capture_output=True, text=True, check=True)
+    name, spec, argv, cmdline = json.loads(ran.stdout)
+    assert (name, spec, argv[-len(added) :]) == ("__main__", module, added)
+    assert argv[-len(added) - 2 : -len(added)] == ["--seed", "9"]
+    assert "secret" not in cmdline
 
 
 def test_the_build_for_cpus_is_not_told_to_sleep():

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.engines.torch_engine.listening import bound_socket, url_of
 from roost.engines.torch_engine.parent_watch import end_with
 from roost.engines.torch_engine.settings import EngineSettings
 
-KEY_VARIABLE = "ROOST_ENGINE_API_KEY"
 HARD_END_S = 3.0
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -12,12 +12,13 @@ import uvicorn
 from fastapi import Depends, FastAPI
 
 import roost
+from roost.engines.guarded.roost_key_guard import KeyGuard
 from roost.engines.torch_engine.control_routes import control_router, health_router
 from roost.engines.torch_engine.engine import TorchEngine
 from roost.engines.torch_engine.generate_routes import generate_router
 from roost.engines.torch_engine.http_errors import answer_errors
 from roost.engines.torch_engine.in_flight import InFlightRequests, engine_lost
-from roost.engines.torch_engine.middleware import KeyRequired, SizeLimited
+from roost.engines.torch_engine.middleware import SizeLimited
 from roost.engines.torch_engine.openai_chat import chat_router
 from roost.engines.torch_engine.openai_completions import completions_router
 from roost.engines.torch_engine.openai_models import adapters_router, models_router
@@ -47,7 +48,7 @@ def create_app(served: Served, takes_adapters: bool = False, api_key: str | None
     answer_errors(app)
     app.add_middleware(SizeLimited)
     if api_key is not None:
-        app.add_middleware(KeyRequired, key=api_key)
+        app.add_middleware(KeyGuard, key=api_key)
 
     async def engine_lives() -> None:
         if served.engine.failure is not None:

@@ -120,7 +120,7 @@ class OwnServer:
             url = await self._owner.start()
         except EngineError as error:
             raise RewardFailed(f"the judge's engine does not start: {error}") from error
-        self._calls = HttpCalls(f"{url}/v1")
+        self._calls = HttpCalls(f"{url}/v1", self._owner.spec.api_key)
         return self._calls
 
     def _logs_folder(self) -> Path:

@@ -23,6 +23,7 @@ READY_LIMIT = 300.0  # seconds; vLLM takes up to two minutes on two cores
 MAX_CONTEXT = 32768
 # vLLM's attention on CPUs takes heads of 32 numbers and more, and Qwen2's must be hidden_size / heads.
 SIZES = {"hidden_size": 128, "head_dim": 32, "max_position_embeddings": MAX_CONTEXT}
+KEY = "key-of-the-live-tests"
 SCENARIO_LIMIT = 400.0  # seconds; to fill that context takes more than one minute on a machine that is busy
 
 
@@ -65,7 +66,8 @@ class RunningEngine:
 def spec_of(kind: EngineKind, model: Path, **changes) -> ServerSpec:
     """How an engine is started in these tests."""
     own = {"python": os.environ.get(VLLM_PYTHON), "args": ("--enforce-eager",)} if kind is EngineKind.VLLM else {}
-    fields = {"name": f"live-{kind}", "device": "cpu", "dtype": "float32", "max_context": MAX_CONTEXT, **own, **changes}
+    same = {"api_key": KEY, "device": "cpu", "dtype": "float32", "max_context": MAX_CONTEXT}
+    fields = {"name": f"live-{kind}", **same, **own, **changes}
     return ServerSpec(kind, str(model), **fields)
 
 

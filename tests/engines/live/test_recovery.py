@@ -30,7 +30,7 @@ LIMIT_S = 180.0
 
 def quick_to_doubt(spec, url):
     """A client that waits for short answers only, so that a hung server is noticed soon."""
-    return connect(spec.kind, url, limits=TimeLimits(answer=3.0))
+    return connect(spec.kind, url, api_key=spec.api_key, limits=TimeLimits(answer=3.0))
 
 
 class Scenarios:

@@ -1,0 +1,33 @@
+"""Run vLLM's or SGLang's server with the job's key from the environment: `python keyed_server.py MODULE OPTION ...`.
+
+On a command line every user of the machine could read the key. It is added here to `sys.argv` (SGLang), or checked by a
+middleware (vLLM), whose own key does not protect its control routes.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+FOLDER = str(Path(__file__).parent)
+
+
+def main() -> None:
+    if FOLDER not in sys.path:  # PYTHONSAFEPATH leaves it out
+        sys.path.insert(0, FOLDER)
+    from roost_key_guard import KEY_VARIABLE  # type: ignore[import-not-found]
+
+    _, module, *options = sys.argv
+    if module.startswith("sglang"):
+        key = os.environ[KEY_VARIABLE]
+        options += ["--api-key", key, "--admin-api-key", key]  # the second one is for routes that control the server
+    else:
+        options += ["--middleware", "roost_key_guard.KeyGuard"]
+    sys.argv = [module, *options]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":  # not in processes that the server spawns
+    main()
