@@ -17,7 +17,7 @@ from roost.trainer.feed import NothingFinishes
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
 from roost.trainer.report import write_plots, write_report
-from roost.trainer.run import Outcome, RunOptions, train
+from roost.trainer.run import EndedEarly, Outcome, RunOptions, train
 from roost.trainer.summary import print_summary
 from roost.view.text import print_findings, print_plan
 
@@ -40,7 +40,7 @@ def run_job(
     except ConfigError as error:
         print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
-    except (*EXPECTED, WorkerFailed, EngineError, NothingFinishes) as error:
+    except (*EXPECTED, WorkerFailed, EngineError, NothingFinishes, EndedEarly) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     _tell(outcome, console)

@@ -15,6 +15,7 @@ from roost.rollout.finishing import finish_workers
 from roost.rollout.gateway import Contact, GatewayDraws
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed, close_scenario
 from roost.rollout.scenario import Scenario
+from roost.runtime.contained import call
 from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
 from roost.runtime.worker import Worker
@@ -46,7 +47,7 @@ class AgentWorker(Worker):
             if self._is_over:
                 return
             if self._scenario is None:
-                self._scenario = await asyncio.to_thread(self._make, self._task, self._model)
+                self._scenario = await asyncio.to_thread(call, self._make, self._task, self._model)
                 if environments is not None:
                     play_in(self._scenario, environments)
             if self._contact != contact:

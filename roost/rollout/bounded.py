@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from roost.runtime.contained import as_exception, contained
+
 GRACE_S = 10.0  # for what is cancelled to put its things in order
 
 T = TypeVar("T")
@@ -14,10 +16,12 @@ T = TypeVar("T")
 async def within(limit_s: float, work: Awaitable[T]) -> T:
     """The outcome of work that has so long. What goes on after it was cancelled is left behind, once its grace is over.
 
+    Whatever the work raises is an Exception here, also where it called `sys.exit()`.
+
     >>> asyncio.run(within(1.0, asyncio.sleep(0, "done")))
     'done'
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(contained(work))
     task.add_done_callback(look_at)
     try:
         done, _ = await asyncio.wait([task], timeout=limit_s)
@@ -29,6 +33,9 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
         raise TimeoutError(f"it was not over after {limit_s:g} s")
     if task.cancelled():
         raise RuntimeError("it was cancelled from within")
+    error = task.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise as_exception(error)
     return task.result()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from roost.runtime.contained import as_exception
 
 T = TypeVar("T")
 
@@ -73,17 +74,4 @@ def _settle(name: str, call: Callable[[], T], outcome: Future[T]) -> None:
     try:
         outcome.set_result(call())
     except BaseException as error:
-        outcome.set_exception(_awaitable(name, error))
-
-
-def _awaitable(name: str, error: BaseException) -> Exception:
-    """An error as an event loop takes it.
-
-    Of others some would end the loop, some look as if whoever waits had been cancelled, and some a future refuses, so
-    that it never comes.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | concurrent.futures.CancelledError):
-        return error
-    told = RuntimeError(f"the {name} raised {type(error).__name__}({error})")
-    told.__cause__ = error
-    return told
+        outcome.set_exception(as_exception(error, f"the {name}"))

@@ -16,6 +16,7 @@ from roost.rollout.environments.environment import Environment, Environments, Ob
 from roost.rollout.environments.making import make_environments
 from roost.rollout.playing import told, whole_traceback
 from roost.rollout.scenario import Scenario, Task
+from roost.runtime.contained import call, called
 from roost.runtime.worker import Worker
 
 IDLE_S = 3600.0  # after which an environment that nobody calls belongs to nobody
@@ -50,14 +51,14 @@ class EnvWorker(Worker):
         try:
             prepare = getattr(self._made(), "prepare", None)
             if prepare is not None:
-                await prepare()
+                await called(prepare)
         except Exception as error:  # whatever a user's class raises
             return told(error)
         return ""
 
     def _made(self) -> Environments:
         if self._environments is None:  # as in a worker that was started again
-            self._environments = make_environments(self._config, self.hardware_infos)
+            self._environments = call(make_environments, self._config, self.hardware_infos)
         return self._environments
 
     async def open_one(self, key: str) -> tuple[str, Any]:
@@ -65,7 +66,7 @@ class EnvWorker(Worker):
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
         try:
-            self._opening[key] = asyncio.create_task(self._made().open())
+            self._opening[key] = asyncio.create_task(called(self._made().open))
             self._open[key] = await self._opening[key]
         except asyncio.CancelledError:
             return "it was given up", None
@@ -128,7 +129,7 @@ class EnvWorker(Worker):
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)  # one that hangs keeps none of the others
         if self._environments is not None:
-            await self._environments.close()
+            await called(self._environments.close)
             self._environments = None
 
     async def _sweep(self) -> None:
@@ -142,7 +143,7 @@ class EnvWorker(Worker):
 
 
 async def _called(environment: Environment, method: str, arguments: Sequence[Any]) -> Any:
-    return await getattr(environment, method)(*arguments)
+    return await called(getattr(environment, method), *arguments)
 
 
 def import_from(paths: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from roost.rollout.bounded import within
 from roost.rollout.episode import Episode, Ints
-from roost.rollout.scenario import Scenario, Score, Task
+from roost.rollout.scenario import Scenario, Score, Split, Task
 from roost.rollout.transcript import Draw, Transcript
+from roost.runtime.contained import call, called
 
 ROOM = Path(__file__).parent
 LONGEST_TRACEBACK = 30_000  # characters: it may be sent between machines
@@ -42,6 +43,31 @@ class PlayFailed(Exception):
         return type(self), (str(self), self.traceback)
 
 
+@dataclass(frozen=True, slots=True)
+class UnmadeTask(Task):
+    """Stands for a task that the scenario failed to give; every attempt at it fails with the same reason."""
+
+    reason: str = ""
+    traceback: str = ""
+
+
+def task_of(scenario: Scenario, split: Split, index: int) -> Task:
+    """A task of the scenario, or an UnmadeTask that holds what the scenario raised."""
+    try:
+        task = call(scenario.task, split, index)
+        if not isinstance(task, Task):
+            raise TypeError(f"task() must return a Task, not {type(task).__name__}")
+    except Exception as error:  # whatever a scenario raises is a failure of this group alone
+        return UnmadeTask(f"task {index} of {split}", reason=told(error), traceback=whole_traceback(error))
+    return task
+
+
+def check_made(task: Task) -> None:
+    """Raise PlayFailed for a task that the scenario failed to give."""
+    if isinstance(task, UnmadeTask):
+        raise PlayFailed(task.reason, task.traceback)
+
+
 class Player(Protocol):
     """Plays episodes, many at a time."""
 
@@ -60,7 +86,7 @@ class LocalPlayer:
         transcript = Transcript(self._open_draw(asked.number, asked.episode, asked.attempt))
         began = time.perf_counter()
         try:
-            score = await within(self._limit_s, self._scenario.play(asked.task, transcript))
+            score = await within(self._limit_s, called(self._scenario.play, asked.task, transcript))
             checked = checked_score(score, transcript.turns)
             stopped_in = state_to_go_on_from(transcript) if checked.goes_on else None
         except Exception as error:  # whatever a scenario raises is a failure of this episode alone
@@ -113,4 +139,4 @@ async def close_scenario(scenario: Scenario) -> None:
     """End what a scenario holds, if it holds anything."""
     close = getattr(scenario, "close", None)
     if close is not None:
-        await close()
+        await called(close)

@@ -17,6 +17,7 @@ from ray import cloudpickle
 
 from roost.runtime import current
 from roost.runtime.address import Address
+from roost.runtime.contained import contain_tasks
 from roost.runtime.failure import Failure, FailureKind, PeerLost, WaitedTooLong
 from roost.runtime.logs import redirect_output
 from roost.runtime.process import AgentContact, ProcessSetup
@@ -151,6 +152,7 @@ class AsyncHost(Host):
 
     async def _run_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         self._roost_ready()
+        contain_tasks(asyncio.get_running_loop())
         begin = os.fstat(1).st_size
         try:
             with self._recorder.timer(method, "call"):

@@ -11,8 +11,9 @@ import numpy as np
 from roost.rollout.episode import Group
 from roost.rollout.group_play import GroupPlay, raise_fatal
 from roost.rollout.order import TaskOrder
-from roost.rollout.playing import Player
+from roost.rollout.playing import Player, task_of
 from roost.rollout.scenario import Scenario, Split
+from roost.runtime.contained import call
 from roost.spec.training import CollectSettings, TrainSettings
 from roost.trainer.figures import of_parts
 
@@ -51,7 +52,7 @@ async def evaluate(
         concurrency=settings.collect.concurrency,
         episode_limit_s=settings.collect.episode_limit_s,
     )
-    size = scenario.size(Split.EVALUATION)
+    size = call(scenario.size, Split.EVALUATION)
     if not size:
         return Evaluation(version, ())
     order = TaskOrder(size, settings.seed)
@@ -60,7 +61,7 @@ async def evaluate(
     plays = [
         GroupPlay(
             number,
-            scenario.task(Split.EVALUATION, order.index(number)),
+            task_of(scenario, Split.EVALUATION, order.index(number)),
             version,
             player,
             collect,

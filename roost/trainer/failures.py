@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from roost.rollout.episode import Episode
-from roost.rollout.playing import Play, Player, PlayFailed
+from roost.rollout.playing import Play, Player, PlayFailed, check_made
 from roost.spec.errors import counted
 
 MOST_REASONS = 50  # files in the folder
@@ -52,6 +52,7 @@ class NotingPlayer:
 
     async def play(self, asked: Play) -> Episode:
         try:
+            check_made(asked.task)
             return await self._player.play(asked)
         except PlayFailed as error:
             self._failures.add(str(error), error.traceback, asked)

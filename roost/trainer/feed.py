@@ -10,7 +10,7 @@ from roost.rollout.cut_off import may_end
 from roost.rollout.episode import Group
 from roost.rollout.group_play import GroupPlay, raise_fatal
 from roost.rollout.order import TaskOrder
-from roost.rollout.playing import Player
+from roost.rollout.playing import Player, task_of
 from roost.rollout.scenario import Scenario, Split
 from roost.spec.training import CollectSettings
 from roost.trainer.intake import InPlay, choose, may_begin
@@ -147,7 +147,7 @@ class Feed:
             number = self._again.pop(0)
         else:
             number, self._next = self._next, self._next + 1
-        task = self._scenario.task(Split.TRAIN, self._order.index(number))
+        task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
         self._plays[number] = GroupPlay(
             number, task, version, self._player, self._settings, self._places, self._changed.set
         )

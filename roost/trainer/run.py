@@ -64,6 +64,15 @@ class Broken(Exception):
         return (was_lost or self.steps > 0) and not self.was_stopped
 
 
+class EndedEarly(RuntimeError):
+    """The run ended before its last step, and neither a signal nor an error says why."""
+
+    def __init__(self, done: int, wanted: int, reason: str) -> None:
+        super().__init__(
+            f"the run ended after step {done} of {wanted}: {reason}. To continue, add --resume to the command"
+        )
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended."""
@@ -131,7 +140,18 @@ def _attempt(
                 asyncio.run(running.train())
             except (WorkerFailed, EngineError) as error:
                 raise Broken(error, running.state.step - state.step, running.was_stopped) from error
+            except SystemExit as error:
+                if error.code:  # of a signal handler, with the status that the process is to have
+                    raise
+                raise EndedEarly(running.state.step, settings.steps, "sys.exit() was called in the driver") from error
+    check_ended(running.state.step, settings.steps, running.was_stopped)
     return Outcome(run, running.state, running.was_stopped)
+
+
+def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
+    """Raise EndedEarly where steps are missing although nobody stopped the run."""
+    if done < wanted and not was_stopped:
+        raise EndedEarly(done, wanted, "nothing stopped it; please report this")
 
 
 def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, str]:

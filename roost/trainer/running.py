@@ -18,6 +18,7 @@ from roost.rollout.scenario import Scenario
 from roost.runtime import current
 from roost.runtime.address import Address
 from roost.runtime.cluster import Cluster
+from roost.runtime.contained import contain_tasks
 from roost.runtime.group import WorkerGroup
 from roost.runtime.trace.spans import Span
 from roost.spec.training import TrainSettings
@@ -102,6 +103,7 @@ class Running:
                 await self._play(models, {name: groups[name] for name in around})
 
     async def _play(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
+        contain_tasks(asyncio.get_running_loop())
         is_alone = self._cluster.num_nodes == 1
         failures = FailureFiles(self._run.failures, self._watching.note)
         async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone, failures) as stages:

@@ -154,8 +154,8 @@ async def _finish(scenario: Scenario) -> None:
     """End what the scenario holds; one that hangs then does not undo a run that is over."""
     try:
         await within(FINISH_LIMIT_S, close_scenario(scenario))
-    except TimeoutError as error:
-        logger.warning("the scenario did not close and is left behind: %s", error)
+    except Exception as error:  # whatever a user's class raises
+        logger.warning("the scenario did not close and is left behind: %s: %s", type(error).__name__, error)
 
 
 async def _prepared(who: str, preparing: Awaitable[Any], limit_s: float = PREPARE_LIMIT_S) -> Any:

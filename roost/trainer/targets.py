@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from roost.rollout.check_target import check_target
 from roost.rollout.parts import SCENARIO
 from roost.rollout.scenario import Scenario, Split
+from roost.runtime.contained import call
 from roost.spec.errors import Findings, Where
 from roost.trainer.tokenizers import load_tokenizer
 
@@ -20,7 +22,8 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         return None
     try:
         # What is nested in it is the scenario's to make: an agent for each episode, environments perhaps elsewhere.
-        made = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)(tokenizer=tokenizer)
+        make = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)
+        made = call(partial(make, tokenizer=tokenizer))
     except Exception as error:  # whatever a user's class raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "mend the keys that it tells of"
@@ -50,7 +53,7 @@ def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = ""
 def _wrong_size(scenario: Scenario) -> str:
     """What is wrong with the number of tasks, if anything."""
     try:
-        size: Any = scenario.size(Split.TRAIN)
+        size: Any = call(scenario.size, Split.TRAIN)
     except Exception as error:  # whatever a user's class raises
         return f"raises {type(error).__name__}: {error}"
     return "" if isinstance(size, int) and size >= 1 else f"is {size!r}"

@@ -7,6 +7,7 @@ from roost.rollout import bounded
 from roost.rollout.group_play import GroupPlay
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed
 from roost.rollout.scenario import Score, Split, Task
+from roost.runtime.contained import contain_tasks
 from roost.spec.training import CollectSettings
 from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
@@ -110,6 +111,38 @@ def test_an_episode_that_fails_is_played_again_then_counted():
     ]  # the attempt that it drew as
     assert (group.failed, group.cancelled) == (1, 0)
     assert group.last_error.startswith("OSError: no 2.2 (test_group_play.py:"), "and where in the scenario"
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit("bye"), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("where", ["in play", "in a task of its own", "before it is awaited"])
+def test_an_episode_that_exits_fails_and_the_loop_goes_on(error, where):
+    class Leaving(Script):
+        def play(self, task, transcript):
+            if where == "before it is awaited":
+                raise error
+            return self._left(task, transcript)
+
+        async def _left(self, task, transcript):
+            transcript.give([7])
+            _, episode, _ = await transcript.take()
+            if episode == 0 and where == "in play":
+                raise error
+            if episode == 0:
+                await asyncio.gather(self._leave(), asyncio.sleep(0))
+            return Score(1.0)
+
+        async def _leave(self):
+            raise error
+
+    async def play():
+        contain_tasks(asyncio.get_running_loop())  # as in a run
+        group = await over(begin(Leaving(None), attempts=2))
+        await settled()
+        return group
+
+    group = ran(play())
+    assert group.failed == (2 if where == "before it is awaited" else 1)
+    assert type(error).__name__ in group.last_error and "(test_group_play.py:" in group.last_error
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.rollout import bounded
+from roost.rollout.order import TaskOrder
 from roost.spec.training import CollectSettings
+from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.feed import LOST_LIMIT, REPLACED_LIMIT, Feed, NothingFinishes, Position
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
 
@@ -239,6 +241,30 @@ def test_a_group_that_fails_wholly_is_replaced():
         return numbers(groups), feed.pop_tally().lost_groups, feed.position
 
     assert ran(collect()) == ([0, 2], 1, Position(next=3))
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), LookupError("no such row")], ids=repr)
+def test_a_task_that_cannot_be_given_is_a_lost_group_with_a_reason(error, tmp_path):
+    class Gappy(Script):
+        def task(self, split, index):
+            if index == self.missing:
+                raise error
+            return super().task(split, index)
+
+        def player(self, settings):
+            return NotingPlayer(super().player(settings), FailureFiles(tmp_path / "failures", lambda text: None))
+
+    async def collect():
+        scenario = Gappy(gives_its_number)
+        scenario.missing = TaskOrder(1000, 11).index(1)
+        feed = feed_of(scenario)
+        feed.begin(0)
+        groups = await feed.take(0)
+        return numbers(groups), feed.pop_tally().lost_groups, feed.position
+
+    assert ran(collect()) == ([0, 2], 1, Position(next=3))
+    [file] = (tmp_path / "failures").glob("*.txt")
+    assert type(error).__name__ in file.read_text() and "(test_feed.py:" in file.read_text()
 
 
 @pytest.mark.parametrize(("groups", "lost"), [(1, LOST_LIMIT), (2, LOST_LIMIT), (12, 12)])

@@ -8,7 +8,7 @@ from roost.engines.errors import UpdateFailed
 from roost.runtime.address import Address
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.spec.errors import Findings, Where
-from roost.trainer.run import Broken, RunOptions, train
+from roost.trainer.run import Broken, EndedEarly, RunOptions, check_ended, train
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
 from tests.trainer.live.jobs import config, job_of
@@ -35,6 +35,17 @@ RAISED, DIED = FailureKind.RAISED, FailureKind.DIED
 )
 def test_what_is_tried_again(error, steps, was_stopped, again):
     assert Broken(error, steps, was_stopped).may_be_tried_again is again
+
+
+@pytest.mark.parametrize(
+    ("done", "was_stopped", "is_error"), [(4, False, False), (1, True, False), (1, False, True), (4, True, False)]
+)
+def test_a_run_that_ends_early_without_a_signal_is_an_error(done, was_stopped, is_error):
+    if not is_error:
+        check_ended(done, 4, was_stopped)
+        return
+    with pytest.raises(EndedEarly, match="ended after step 1 of 4"):
+        check_ended(done, 4, was_stopped)
 
 
 @pytest.fixture

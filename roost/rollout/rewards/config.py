@@ -12,6 +12,7 @@ from roost.rollout.located import NotLocated, located
 from roost.rollout.rewards.function import OFFERED, Function, named_arguments
 from roost.rollout.rewards.reward import Reward
 from roost.rollout.rewards.routing import SCENARIO, Route, Routing
+from roost.runtime.contained import call
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 ROUTE_KEYS = ("tags", "weight")
@@ -56,9 +57,9 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
             _check_scenario(keys, here, findings)
             continue
         routes.append(route)
-        call = _checked_call(keys, here, findings)
-        if call is not None and name not in elsewhere:
-            made = _made(str(keys["_target_"]), call, here, findings)
+        make = _checked_call(keys, here, findings)
+        if make is not None and name not in elsewhere:
+            made = _made(str(keys["_target_"]), make, here, findings)
             if made is not None:
                 local[str(name)] = made
     sent = {route.name: config[route.name] for route in routes if route.name in elsewhere}
@@ -167,9 +168,9 @@ def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, f
     return True
 
 
-def _made(written: str, call: Callable[[], Any], where: Where, findings: Findings) -> Reward | None:
+def _made(written: str, make: Callable[[], Any], where: Where, findings: Findings) -> Reward | None:
     try:
-        made = call()
+        made = call(make)
     except Exception as error:  # whatever a user's class raises
         fix = "mend the value that it tells of"
         findings.error(where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix)

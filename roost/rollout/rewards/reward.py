@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roost.rollout.scenario import Task
+from roost.runtime.contained import called
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +47,4 @@ async def prepare_reward(reward: Reward) -> None:
     """Have a reward do what it does before the first answer, if it does such a thing."""
     prepare = getattr(reward, "prepare", None)
     if prepare is not None:
-        await prepare()
+        await called(prepare)

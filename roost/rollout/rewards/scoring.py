@@ -13,6 +13,7 @@ from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.remote import RemoteReward
 from roost.rollout.rewards.reward import Answer, Reward, prepare_reward
 from roost.rollout.rewards.routing import Route, Routing
+from roost.runtime.contained import called
 from roost.runtime.failure import WorkerFailed
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ class Rewards:
 
     async def close(self) -> None:
         """End what the rewards hold; whatever one of them makes of it, the others end and the run is not lost."""
-        closing = (within(CLOSE_LIMIT_S, reward.close()) for reward in self._rewards.values())
+        closing = (within(CLOSE_LIMIT_S, called(reward.close)) for reward in self._rewards.values())
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def _scored(self, route: Route, answer: Answer) -> float:
         try:
-            return finite(await within(self._limit_s, self._rewards[route.name].score(answer)), route.name)
+            return finite(await within(self._limit_s, called(self._rewards[route.name].score, answer)), route.name)
         except WorkerFailed:
             raise  # of a worker that is no reward's: more is lost than this answer
         except RewardFailed as error:

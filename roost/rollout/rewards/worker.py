@@ -13,6 +13,7 @@ from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.reward import Answer, prepare_reward
 from roost.rollout.rewards.scoring import LIMIT_S
+from roost.runtime.contained import called
 from roost.runtime.worker import Worker
 
 AT_A_TIME = 256  # answers that a worker scores side by side; a reward may have tighter limits of its own
@@ -51,13 +52,13 @@ class RewardWorker(Worker):
         return dict(getattr(self._reward, "counts", {}))
 
     async def close_reward(self) -> None:
-        await self._reward.close()
+        await called(self._reward.close)
 
     async def _scored(self, answer: Answer) -> float | str:
         async with self._places:
             try:
                 # The driver has given up by then, but what hangs must not keep its place from other answers.
-                return finite(await within(self._limit_s, self._reward.score(answer)), self._name)
+                return finite(await within(self._limit_s, called(self._reward.score, answer)), self._name)
             except RewardFailed as error:
                 return str(error)
             except Exception as error:  # whatever a user's reward raises

@@ -34,6 +34,8 @@ class Counter:
         return Observation(0)
 
     async def step(self, action):
+        if action == -2:
+            raise SystemExit(0)
         if action < 0:
             raise ValueError("it only counts up")
         self._count += action
@@ -107,6 +109,8 @@ class Counting:
     async def play(self, task, transcript):
         environment = await self._environments.open()
         try:
+            if task.data.get("exits"):
+                await asyncio.gather(self._leave())
             seen = await environment.reset(task)
             rewards = []
             while not seen.is_over:
@@ -119,6 +123,9 @@ class Counting:
             return Score(await environment.score(), f"{os.getpid()} {seen.info['pid']}", tuple(rewards))
         finally:
             await environment.close()
+
+    async def _leave(self):
+        raise SystemExit(0)
 
 
 def counting(task, model):
@@ -195,6 +202,22 @@ def test_an_environment_that_raises_fails_its_episode_alone(stage):
         return await player.play(asked(2))
 
     assert stage.play(scenario).score.reward == 1.0
+
+
+def test_an_agent_or_an_environment_that_exits_fails_its_episode_alone(stage):
+    async def scenario(player):
+        first = await player.play(asked(1))
+        with pytest.raises(PlayFailed, match=r"ExitRaised: the code raised SystemExit\(0\) \(test_agent_workers.py:"):
+            await player.play(asked(3, exits=True))
+        stage.says = -2
+        with pytest.raises(PlayFailed, match=r"EnvironmentFailed: ExitRaised: the code raised SystemExit\(0\)"):
+            await player.play(asked(3))
+        stage.says = 1
+        played = await asyncio.gather(*(player.play(asked(2, episode)) for episode in range(4)))
+        return first.score.shown.split(), [one.score.shown.split() for one in played]
+
+    (agent, env), after = stage.play(scenario)
+    assert agent in [pids[0] for pids in after] and env in [pids[1] for pids in after], "the same processes go on"
 
 
 def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):

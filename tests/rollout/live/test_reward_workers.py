@@ -21,7 +21,7 @@ from roost.runtime.failure import WorkerFailed
 from roost.runtime.ray_connection import connect
 
 OWN = """
-import os, signal
+import asyncio, os, signal
 
 class Fragile:
     async def score(self, answer):
@@ -29,7 +29,12 @@ class Fragile:
             os.kill(os.getpid(), signal.SIGKILL)
         if answer.text == "raise":
             raise ValueError("no such text")
+        if answer.text == "exit":
+            await asyncio.gather(self._leave())
         return os.getpid()
+
+    async def _leave(self):
+        raise SystemExit(0)
 
     async def close(self):
         pass
@@ -79,7 +84,8 @@ def test_scores_come_back_in_order_and_from_all_ranks(cluster, own_folder):
         async def run():
             rewards = Rewards(routing, {}, {"exact": exact})
             spread = Rewards(Routing((Route("pids"),)), {}, {"pids": pids})
-            found = await outcomes(rewards, answers("4", "5", "4.0")), await outcomes(spread, answers(*"abcd", "raise"))
+            asked = answers(*"abcd", "raise", "exit")
+            found = await outcomes(rewards, answers("4", "5", "4.0")), await outcomes(spread, asked)
             await rewards.close()
             await spread.close()
             return found
@@ -89,6 +95,7 @@ def test_scores_come_back_in_order_and_from_all_ranks(cluster, own_folder):
         assert len(set(where[:4])) == 2
         assert isinstance(where[4], RewardFailed)
         assert "ValueError: no such text" in str(where[4])
+        assert "the code raised SystemExit(0)" in str(where[5])
     finally:
         exact.close()
         pids.close()

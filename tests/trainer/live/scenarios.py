@@ -1,6 +1,7 @@
 """Scenarios that go wrong, or wait for the learner, on purpose."""
 
 import asyncio
+import sys
 
 from roost.rollout.arithmetic import Arithmetic
 from roost.rollout.transcript import Transcript
@@ -21,10 +22,11 @@ def count_learning(patch, scenario):
 
 
 class Faulty(Arithmetic):
-    """Some tasks always raise, some raise at their first attempt, some never end."""
+    """Some tasks always raise, some raise at their first attempt, some never end, some call sys.exit()."""
 
-    def __init__(self, tokenizer, largest=2, raises=(), raises_once=(), hangs=()):
+    def __init__(self, tokenizer, largest=2, raises=(), raises_once=(), hangs=(), exits=()):
         super().__init__(tokenizer, largest)
+        self._exits = set(exits)
         self._raises, self._once, self._hangs = set(raises), set(raises_once), set(hangs)
         self._seen = set()
 
@@ -34,9 +36,14 @@ class Faulty(Arithmetic):
         if task.name in self._once and task.name not in self._seen:
             self._seen.add(task.name)
             raise RuntimeError(f"{task.name} cannot be played just now")
+        if task.name in self._exits:
+            await asyncio.gather(self._leave(), asyncio.sleep(0))
         if task.name in self._hangs:
             await asyncio.Event().wait()
         return await super().play(task, transcript)
+
+    async def _leave(self):
+        sys.exit()
 
 
 class Patient(Arithmetic):

@@ -85,6 +85,7 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
         "raises": ["0+0="],
         "raises_once": ["1+1="],
         "hangs": ["2+2="],
+        "exits": ["0+1="],
     }
     values = config(
         model, {"actor": "0", "rollout": "1"}, task=task, steps=3, attempts=2, episode_limit_s=2.0, group_size=2
@@ -98,5 +99,6 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 12
     kept = [file.read_text() for file in run.failures.glob("*.txt")]
-    for reason in ("cannot be played (scenarios.py:", "cannot be played just now (scenarios.py:", "not over after 2 s"):
+    raised = ("cannot be played (scenarios.py:", "cannot be played just now (scenarios.py:")
+    for reason in (*raised, "not over after 2 s", "the code raised SystemExit() (scenarios.py:"):
         assert any(reason in text.splitlines()[0] and "Traceback" in text for text in kept), (reason, kept)
