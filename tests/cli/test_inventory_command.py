@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.limits import HANG_S
+
 pytest.importorskip("ray")
 
 CONFIG = """
@@ -28,7 +30,7 @@ def roost(*words, **environ):
         env={**os.environ, "ROOST_FAKE_ACCELERATORS": "4", "ROOST_FAKE_MEMORY_GB": "80", "COLUMNS": "100", **environ},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
 
 
@@ -46,7 +48,7 @@ def test_shows_and_saves_what_there_is(tmp_path):
     planned = subprocess.run(
         [sys.executable, "-c", "from roost.cli.main import run; run()", "plan", str(tmp_path / "job.yaml"),
          "--inventory", str(saved)],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert planned.returncode == 0, planned.stdout + planned.stderr
 

@@ -10,6 +10,7 @@ import pytest
 
 import roost
 from tests.cli.terminal import cluster_yaml, lines_of, run, write
+from tests.limits import HANG_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HETEROGENEOUS = EXAMPLES / "heterogeneous/cluster.yaml"
@@ -68,7 +69,7 @@ def test_the_readme_shows_the_mistakes_that_are_printed(monkeypatch, tmp_path):
 def test_a_terminal_without_unicode(tmp_path):
     file = write(tmp_path, cluster_yaml(1, 演员="all"))
     command = [sys.executable, "-c", "from roost.cli.main import run; run()", "plan", str(file)]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60)
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?? 0-7" in done.stdout
 
@@ -78,7 +79,7 @@ def test_a_full_disk(tmp_path):
     file = write(tmp_path, cluster_yaml(1, actor="all"))
     command = [sys.executable, "-c", "from roost.cli.main import run; run()", "plan", str(file)]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=HANG_S)
     assert done.returncode == 1
     assert done.stderr == b"error: the output cannot be written: No space left on device\n"
 
@@ -224,7 +225,7 @@ def test_planning_imports_neither_ray_nor_torch_nor_hydra(tmp_path):
         "except SystemExit as stop: assert not stop.code\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'ray', 'torch', 'hydra', 'omegaconf'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert lines_of(done.stdout)[-1] == "[]"
 
 
@@ -236,7 +237,7 @@ def test_a_closed_pipe_gives_no_traceback(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    process.wait(60)
+    process.wait(HANG_S)
 
 
 def test_help_and_version():

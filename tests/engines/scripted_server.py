@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 
+from tests.limits import HANG_S
+
 OK = (200, '{"is": "fine"}')
 DROP = "the connection is closed without an answer"
 HANG = "no answer comes"
-WAIT_LIMIT = 20.0  # seconds until a test that hangs is given up
 
 
 class ScriptedServer:
@@ -52,7 +53,7 @@ class ScriptedServer:
 
 def bounded(scenario):
     async def body():
-        async with asyncio.timeout(WAIT_LIMIT):
+        async with asyncio.timeout(HANG_S):
             return await scenario
 
     return asyncio.run(body())

@@ -6,8 +6,8 @@ from roost.engines.connect import connect
 from roost.engines.generation import Sampling
 from roost.engines.spec import EngineKind
 from tests.engines.sglang_standin import next_token, running_standin
+from tests.limits import HANG_S
 
-WAIT_LIMIT = 30.0
 PROMPT = [3, 1, 4]
 ENDLESS = Sampling(max_tokens=90_000, temperature=0.0)
 OLD = 3  # the sum of the weights that the stand-in starts with
@@ -27,7 +27,7 @@ def on_standin(scenario, limits=None, **settings):
     async def body(url, state):
         engine = connect(EngineKind.SGLANG, url, limits=limits)
         try:
-            async with asyncio.timeout(WAIT_LIMIT):
+            async with asyncio.timeout(HANG_S):
                 await scenario(engine, state)
         finally:
             await engine.close()

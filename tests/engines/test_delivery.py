@@ -17,8 +17,8 @@ from roost.engines.weights.probe import Probe
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.send import Sent
 from tests.engines.vllm_standin import NEW, OLD, running_standin
+from tests.limits import HANG_S
 
-LIMIT_S = 30.0
 PROBE = Probe((5, 6), (-0.5,), tolerance=0.1)
 
 
@@ -88,7 +88,7 @@ def test_tokens_are_put_down_to_the_release_by_every_way(way, routes, tmp_path):
             return errors, made.versions, version, member.version
 
         async def bounded():
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(HANG_S):
                 return await scenario()
 
         assert asyncio.run(bounded()) == ({}, (VersionSpan(7, 0, 2),), 7, 7)

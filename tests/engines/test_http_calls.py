@@ -12,6 +12,7 @@ from roost.engines.errors import EngineLost, EngineRefused
 from roost.engines.http_calls import HttpCalls, RetryRule, ServerFailed, server_message
 from roost.engines.http_client import proxy_for
 from tests.engines.scripted_server import DROP, HANG, OK, ScriptedServer, bounded
+from tests.limits import HANG_S
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +51,7 @@ def test_only_what_may_pass_is_tried_again_and_only_if_that_is_safe(script, may_
         async with ScriptedServer(*script) as server, calls_to(server.port) as (calls, waits):
             outcome = contextlib.nullcontext() if error is None else pytest.raises(error)
             with outcome as raised:
-                assert await calls.post("/order", {}, limit_s=5.0, may_repeat=may_repeat) == {"is": "fine"}
+                assert await calls.post("/order", {}, limit_s=HANG_S, may_repeat=may_repeat) == {"is": "fine"}
             if raised is not None:
                 assert raised.type is error
             assert server.asked == ["POST /order HTTP/1.1"] * tries
@@ -73,7 +74,7 @@ def test_a_server_that_says_when_to_come_back_is_obeyed():
     async def scenario():
         come_back = [(429, "", "Retry-After: 3"), (503, "", "Retry-After: 4"), OK]
         async with ScriptedServer(*come_back) as server, calls_to(server.port) as (calls, waits):
-            assert await calls.get("/version", limit_s=60.0) == {"is": "fine"}
+            assert await calls.get("/version", limit_s=HANG_S) == {"is": "fine"}
             assert waits == [3.2, 4.4]
 
     bounded(scenario())
@@ -104,7 +105,7 @@ LOOKS = [
 def test_silence_is_looked_at_twice(script, status):
     async def scenario():
         async with ScriptedServer(*script) as server, calls_to(server.port) as (calls, _):
-            assert await calls.status("GET", "/health", limit_s=0.5 if HANG in script else 10.0) == status
+            assert await calls.status("GET", "/health", limit_s=1.5 if HANG in script else HANG_S) == status
 
     bounded(scenario())
 
@@ -126,7 +127,7 @@ def test_an_order_is_repeated_when_the_connection_was_refused_before_anything_wa
                     started.append(await asyncio.start_server(server._serve, "127.0.0.1", free_port))
 
             async with calls_to(free_port, sleep=server_comes_up) as (calls, _):
-                assert await calls.post("/sleep", limit_s=5.0) == {"is": "fine"}
+                assert await calls.post("/sleep", limit_s=HANG_S) == {"is": "fine"}
             assert server.asked == ["POST /sleep HTTP/1.1"]
             started[0].close()
 
@@ -137,9 +138,9 @@ def test_nobody_there_is_a_lost_engine_after_a_few_tries(free_port):
     async def scenario():
         async with calls_to(free_port) as (calls, waits):
             with pytest.raises(EngineLost, match=rf"POST http://127.0.0.1:{free_port}/pause: no connection, .*failed"):
-                await calls.post("/pause", limit_s=5.0)
+                await calls.post("/pause", limit_s=HANG_S)
             assert waits == [0.2, 0.4, 0.8]
-            assert await calls.status("GET", "/health", limit_s=5.0) is None
+            assert await calls.status("GET", "/health", limit_s=HANG_S) is None
 
     bounded(scenario())
 
@@ -148,9 +149,9 @@ def test_closed_connections_give_no_status_and_an_order_on_them_is_a_lost_engine
     async def scenario():
         async with ScriptedServer(OK) as server, calls_to(server.port) as (calls, _):
             await calls.close()
-            assert await calls.status("GET", "/health", limit_s=5.0) is None
+            assert await calls.status("GET", "/health", limit_s=HANG_S) is None
             with pytest.raises(EngineLost, match="connections to this server were closed"):
-                await calls.get("/version", limit_s=5.0)
+                await calls.get("/version", limit_s=HANG_S)
             assert not server.asked
 
     bounded(scenario())
@@ -159,8 +160,8 @@ def test_closed_connections_give_no_status_and_an_order_on_them_is_a_lost_engine
 def test_no_answer_in_time_is_a_lost_engine_and_the_server_sees_that_nobody_waits():
     async def scenario():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
-            with pytest.raises(EngineLost, match=r"/generate \(3 tokens\): no answer within 0.05 s"):
-                await calls.post("/generate", {}, limit_s=0.05, may_repeat=True, about="3 tokens")
+            with pytest.raises(EngineLost, match=r"/generate \(3 tokens\): no answer within 1 s"):
+                await calls.post("/generate", {}, limit_s=1.0, may_repeat=True, about="3 tokens")
             await server.closed_by_client.wait()
             assert len(server.asked) == 1
 
@@ -170,7 +171,7 @@ def test_no_answer_in_time_is_a_lost_engine_and_the_server_sees_that_nobody_wait
 def test_cancelling_a_call_closes_its_connection():
     async def scenario():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
-            call = asyncio.create_task(calls.post("/generate", {}, limit_s=60.0, may_repeat=True))
+            call = asyncio.create_task(calls.post("/generate", {}, limit_s=HANG_S, may_repeat=True))
             await server.hanging.acquire()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -184,10 +185,10 @@ def test_what_may_be_repeated_keeps_its_connection_and_what_may_not_gets_a_new_o
     async def scenario():
         async with ScriptedServer(OK) as server, calls_to(server.port) as (calls, _):
             for _ in range(3):
-                await calls.get("/version", limit_s=5.0)
+                await calls.get("/version", limit_s=HANG_S)
             assert server.connections == 1
             for _ in range(2):
-                await calls.post("/pause", limit_s=5.0)
+                await calls.post("/pause", limit_s=HANG_S)
             assert server.connections == 3
 
     bounded(scenario())
@@ -197,7 +198,7 @@ def test_a_connection_that_was_closed_while_nobody_used_it_is_no_lost_engine():
     async def scenario():
         async with ScriptedServer(OK, OK, DROP, OK) as server, calls_to(server.port) as (calls, waits):
             for _ in range(3):  # the last one finds its connection closed, and is asked again on a new one
-                assert await calls.get("/version", limit_s=5.0) == {"is": "fine"}
+                assert await calls.get("/version", limit_s=HANG_S) == {"is": "fine"}
             assert server.connections == 2
             assert len(server.asked) == 4
             assert len(waits) <= 1
@@ -208,8 +209,11 @@ def test_a_connection_that_was_closed_while_nobody_used_it_is_no_lost_engine():
 def test_a_call_under_way_is_told_when_its_connections_are_closed():
     async def scenario():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
-            asked = [calls.get("/version", limit_s=60.0), calls.post("/generate", {}, limit_s=60.0, may_repeat=True)]
-            asked = [asyncio.create_task(call) for call in [*asked, calls.post("/pause", limit_s=60.0)]]
+            asked = [
+                calls.get("/version", limit_s=HANG_S),
+                calls.post("/generate", {}, limit_s=HANG_S, may_repeat=True),
+            ]
+            asked = [asyncio.create_task(call) for call in [*asked, calls.post("/pause", limit_s=HANG_S)]]
             for _ in asked:
                 await server.hanging.acquire()
             await calls.close()
@@ -227,7 +231,7 @@ def test_calls_from_several_event_loops_leave_nothing_open(caplog):
         async with ScriptedServer(OK) as server:
             if not calls:
                 calls.append(HttpCalls(f"http://127.0.0.1:{server.port}"))
-                await calls[0].get("/version", limit_s=5.0)
+                await calls[0].get("/version", limit_s=HANG_S)
         if closes:
             await calls[0].close()
 
@@ -246,10 +250,10 @@ def test_hundreds_of_held_calls_leave_a_connection_for_an_order():
 
     async def scenario():
         async with ScriptedServer(*[HANG] * held, OK) as server, calls_to(server.port) as (calls, _):
-            generations = [asyncio.create_task(calls.post("/generate", {}, limit_s=60.0)) for _ in range(held)]
+            generations = [asyncio.create_task(calls.post("/generate", {}, limit_s=HANG_S)) for _ in range(held)]
             for _ in range(held):
                 await server.hanging.acquire()
-            assert await calls.post("/resume", limit_s=5.0) == {"is": "fine"}
+            assert await calls.post("/resume", limit_s=HANG_S) == {"is": "fine"}
             for call in generations:
                 call.cancel()
             await asyncio.gather(*generations, return_exceptions=True)
@@ -263,7 +267,7 @@ def test_a_proxy_of_the_users_shell_is_not_asked(monkeypatch, free_port):
 
     async def scenario():
         async with ScriptedServer(OK) as server, calls_to(server.port) as (calls, _):
-            assert await calls.get("/version", limit_s=5.0) == {"is": "fine"}
+            assert await calls.get("/version", limit_s=HANG_S) == {"is": "fine"}
 
     bounded(scenario())
 
@@ -302,7 +306,7 @@ CONTENTS = [
 def test_an_answer_is_what_the_server_sent(sent, read):
     async def scenario():
         async with ScriptedServer((200, sent)) as server, calls_to(server.port) as (calls, _):
-            assert await calls.post("/order", limit_s=5.0) == read
+            assert await calls.post("/order", limit_s=HANG_S) == read
 
     bounded(scenario())
 
@@ -325,7 +329,7 @@ def test_the_servers_own_words_are_in_the_error(said, message):
     async def scenario():
         async with ScriptedServer((400, json.dumps(said))) as server, calls_to(server.port) as (calls, _):
             with pytest.raises(EngineRefused) as raised:
-                await calls.post("/v1/completions", {}, limit_s=5.0, about="a prompt of 9 tokens")
+                await calls.post("/v1/completions", {}, limit_s=HANG_S, about="a prompt of 9 tokens")
             where = f"POST http://127.0.0.1:{server.port}/v1/completions (a prompt of 9 tokens)"
             assert str(raised.value) == f"{where}: 400, {message}"
 
@@ -348,7 +352,7 @@ def test_the_key_is_sent():
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with calls_to(server.sockets[0].getsockname()[1], api_key="s3cret") as (calls, _):
-            await calls.get("/version", limit_s=5.0)
+            await calls.get("/version", limit_s=HANG_S)
         server.close()
         assert "authorization: bearer s3cret" in keys[0].lower()
 

@@ -8,6 +8,7 @@ import pytest
 
 from roost.engines.owner import LocalOwner, spec_of_start
 from roost.engines.spec import EngineKind, ServerSpec
+from tests.limits import HANG_S
 
 STAND_IN = Path(__file__).parent / "programs" / "stand_in.py"
 STARTS = range(1, 4)
@@ -48,7 +49,7 @@ async def test_servers_of_an_owner_are_started_so(tmp_path):
     python.chmod(0o755)
     env = {"STAND_IN": "", "STAND_IN_FOLDER": str(tmp_path)}
     spec = ServerSpec(EngineKind.TORCH, "m", python=str(python), env=env, seed=5)
-    owner = LocalOwner(spec, tmp_path / "logs", start_limit_s=60.0)
+    owner = LocalOwner(spec, tmp_path / "logs", start_limit_s=HANG_S)
     await owner.start()
     await owner.start("/checkpoints/7")
     await owner.stop()

@@ -19,10 +19,10 @@ from roost.engines.readiness import PORTS_TRIED, PortTaken, start_ready, wait_re
 from roost.engines.server_keeper import Ending
 from roost.engines.server_process import ServerProcess
 from roost.engines.spec import EngineKind, ServerSpec
+from tests.limits import HANG_S
 
 PROGRAMS = Path(__file__).parent / "programs"
 HELPERS = {"plain-helper", "stubborn-helper", "stray-helper"}
-LIMIT = 60.0  # seconds for what is bound to happen
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ def is_living(pid):
 
 
 def until(condition):
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + HANG_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
@@ -76,7 +76,7 @@ def keeper_of(process):
 @pytest.mark.parametrize(
     ("words", "grace", "expected"),
     [
-        pytest.param("", LIMIT, Ending.ASKED, id="a good server"),
+        pytest.param("", HANG_S, Ending.ASKED, id="a good server"),
         pytest.param("plain-helper", 1.0, Ending.TERMINATED, id="it leaves a child behind"),
         pytest.param("ignores-sigterm", 1.0, Ending.KILLED, id="it ignores SIGTERM"),
         pytest.param("stubborn-helper", 1.0, Ending.KILLED, id="its child ignores SIGTERM"),
@@ -84,7 +84,7 @@ def keeper_of(process):
     ],
 )
 async def test_nothing_is_left_of_a_stopped_server(spec, tmp_path, words, grace, expected):
-    process = await start_ready(spec(words), tmp_path, LIMIT)
+    process = await start_ready(spec(words), tmp_path, HANG_S)
     keeper = keeper_of(process)
     assert process.alive
     assert living(tmp_path) == {"server"} | HELPERS & set(words.split())
@@ -139,14 +139,14 @@ def test_a_server_ends_with_an_actor_that_ray_kills(python, tmp_path):
 
 
 async def test_a_server_ends_when_its_process_object_is_let_go(spec, tmp_path):
-    process = await start_ready(spec(), tmp_path, LIMIT)
+    process = await start_ready(spec(), tmp_path, HANG_S)
     assert living(tmp_path) == {"server"}
     del process
     assert until(lambda: not living(tmp_path))
 
 
 async def test_a_server_ends_with_a_killed_keeper_and_stop_still_finds_its_children(spec, tmp_path):
-    process = await start_ready(spec("stubborn-helper"), tmp_path, LIMIT)
+    process = await start_ready(spec("stubborn-helper"), tmp_path, HANG_S)
     keeper_of(process).kill()
     assert until(lambda: not process.alive)
     assert (await process.stop(grace=1.0)).ending is Ending.KILLED
@@ -154,7 +154,7 @@ async def test_a_server_ends_with_a_killed_keeper_and_stop_still_finds_its_child
 
 
 async def test_children_of_a_server_that_died_are_ended(spec, tmp_path):
-    process = await start_ready(spec("stubborn-helper"), tmp_path, LIMIT)
+    process = await start_ready(spec("stubborn-helper"), tmp_path, HANG_S)
     os.kill(process.pid, signal.SIGKILL)
     assert until(lambda: not process.alive)
     assert process.exit_code == -signal.SIGKILL
@@ -164,7 +164,7 @@ async def test_children_of_a_server_that_died_are_ended(spec, tmp_path):
 
 async def test_a_server_that_dies_at_start_tells_why(spec, tmp_path):
     with pytest.raises(EngineError, match=r"engine ended with exit code 1 .*(?s:.*)no such model: the folder is empty"):
-        await start_ready(spec("fails"), tmp_path, LIMIT)
+        await start_ready(spec("fails"), tmp_path, HANG_S)
 
 
 async def test_a_server_that_is_never_ready_is_waited_for_so_long_and_ended(spec, tmp_path):
@@ -176,7 +176,7 @@ async def test_a_server_that_is_never_ready_is_waited_for_so_long_and_ended(spec
 async def test_while_a_server_starts_the_end_of_its_log_is_reported(spec, tmp_path):
     process = await ServerProcess.start(spec("never-ready"), tmp_path)
     said = []
-    waiting = asyncio.create_task(wait_ready(process, LIMIT, said.append, report_every=0.1))
+    waiting = asyncio.create_task(wait_ready(process, HANG_S, said.append, report_every=0.1))
     while not any("loading a model" in line for line in said) and not waiting.done():
         await asyncio.sleep(0.05)
     waiting.cancel()
@@ -212,7 +212,7 @@ def taken_port():
 async def test_another_port_is_tried_where_one_is_taken(spec, tmp_path, taken_port):
     ports = [taken_port, None]
     process = await start_ready(
-        spec(), tmp_path, LIMIT, start=lambda spec, folder: ServerProcess.start(spec, folder, ports.pop(0))
+        spec(), tmp_path, HANG_S, start=lambda spec, folder: ServerProcess.start(spec, folder, ports.pop(0))
     )
     assert process.port != taken_port
     assert process.alive
@@ -222,13 +222,13 @@ async def test_another_port_is_tried_where_one_is_taken(spec, tmp_path, taken_po
 async def test_ports_are_not_tried_for_ever(spec, tmp_path, taken_port):
     with pytest.raises(PortTaken, match=f"port {taken_port} was taken"):
         await start_ready(
-            spec(), tmp_path, LIMIT, start=lambda spec, folder: ServerProcess.start(spec, folder, taken_port)
+            spec(), tmp_path, HANG_S, start=lambda spec, folder: ServerProcess.start(spec, folder, taken_port)
         )
     assert len(list(tmp_path.glob("*.log"))) == PORTS_TRIED
 
 
 async def test_a_port_that_stays_taken_is_told(spec, tmp_path, taken_port):
-    process = await start_ready(spec(), tmp_path, LIMIT)
+    process = await start_ready(spec(), tmp_path, HANG_S)
     process.port = taken_port  # as if a process out of sight had kept the server's port
     with pytest.raises(EngineError, match=rf"its port {taken_port} is still taken, by process \[{os.getpid()}\]"):
         await process.stop()
@@ -238,8 +238,8 @@ async def test_the_environment_that_a_server_gets(spec, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("RAY_JOB_ID", "01")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    process = await start_ready(spec(), tmp_path, LIMIT)
-    env = httpx.get(f"{process.url}/env", trust_env=False).json()["env"]
+    process = await start_ready(spec(), tmp_path, HANG_S)
+    env = httpx.get(f"{process.url}/env", timeout=HANG_S, trust_env=False).json()["env"]
     await process.stop()
     assert {"RANK", "RAY_JOB_ID"} & set(env) == set()
     assert (env["CUDA_VISIBLE_DEVICES"], env["PYTHONUNBUFFERED"]) == ("1", "1")
@@ -260,7 +260,7 @@ async def test_every_start_has_a_log_of_its_own(spec, tmp_path):
     [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:"), ("localhost", "http://localhost:")],
 )
 async def test_where_a_server_is_reached(spec, tmp_path, host, url):
-    process = await start_ready(spec(host=host), tmp_path, LIMIT)
+    process = await start_ready(spec(host=host), tmp_path, HANG_S)
     await process.stop()
     assert process.url == f"{url}{process.port}"
 
@@ -270,12 +270,12 @@ async def test_the_built_in_engine(tmp_path):
 
     model = write_tiny_model(tmp_path / "model")
     spec = ServerSpec(EngineKind.TORCH, str(model), device="cpu", adapter_rank=4, api_key="secret", max_context=64)
-    process = await start_ready(spec, tmp_path, limit=300)
+    process = await start_ready(spec, tmp_path, limit=HANG_S)
     answers = [
-        httpx.get(f"{process.url}/v1/models", headers=headers, trust_env=False).status_code
+        httpx.get(f"{process.url}/v1/models", headers=headers, timeout=HANG_S, trust_env=False).status_code
         for headers in ({}, {"Authorization": "Bearer secret"})
     ]
-    stopped = await process.stop(LIMIT)
+    stopped = await process.stop(HANG_S)
     assert answers == [401, 200]
     assert (stopped.ending, stopped.exit_code) == (Ending.ASKED, 0)
 
@@ -283,7 +283,7 @@ async def test_the_built_in_engine(tmp_path):
 async def test_the_built_in_engine_on_a_model_that_is_not_there(tmp_path):
     spec = ServerSpec(EngineKind.TORCH, str(tmp_path / "nothing"), device="cpu")
     with pytest.raises(EngineError, match=r"before it was ready(?s:.*)nothing"):
-        await start_ready(spec, tmp_path, limit=300)
+        await start_ready(spec, tmp_path, limit=HANG_S)
 
 
 @pytest.mark.vllm
@@ -304,15 +304,15 @@ async def test_vllm(vllm_python, tmp_path):
         python=vllm_python,
         args=("--enforce-eager",),
     )
-    process = await start_ready(spec, tmp_path, limit=600)
+    process = await start_ready(spec, tmp_path, limit=HANG_S)
     try:
         parts = psutil.Process(process.pid).children(recursive=True)
         body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}}
         key = {"Authorization": "Bearer secret"}
-        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=LIMIT) as client:
+        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=HANG_S) as client:
             answers = [await client.post("/inference/v1/generate", json=body, headers=headers) for headers in ({}, key)]
     finally:
-        stopped = await process.stop(LIMIT)
+        stopped = await process.stop(HANG_S)
     assert [answer.status_code for answer in answers] == [401, 200]
     assert len(answers[1].json()["choices"][0]["token_ids"]) == 4
     assert stopped.ending is Ending.ASKED

@@ -134,14 +134,14 @@ def test_others_are_waited_for_when_draining():
 def test_an_engine_that_never_gets_idle_is_lost_and_goes_on():
     async def scenario(engine, state):
         task = await started(engine, state)
-        with pytest.raises(EngineLost, match=r"did not become idle within 0.2 s; 1 requests still run"):
+        with pytest.raises(EngineLost, match=r"did not become idle within 1 s; 1 requests still run"):
             await engine.pause(InFlight.DRAIN)
         assert state.paused is None
         assert (await engine.generate(PROMPT, Sampling(max_tokens=1))).finish is Finish.LENGTH
         await engine.abort()
         await task
 
-    on_standin(scenario, limits=TimeLimits(drain=0.2))
+    on_standin(scenario, limits=TimeLimits(drain=1.0))
 
 
 def test_adapters_are_replaced_under_their_name():
@@ -173,12 +173,12 @@ def test_the_cache_is_emptied_when_nothing_runs_any_more():
 def test_a_cache_that_is_never_free_is_an_error():
     async def scenario(engine, state):
         task = await started(engine, state)
-        with pytest.raises(EngineError, match=r"could not be emptied within 0.3 s: .*Flush cache failed"):
+        with pytest.raises(EngineError, match=r"could not be emptied within 1 s: .*Flush cache failed"):
             await engine.reset_cache()
         await engine.abort()
         await task
 
-    on_standin(scenario, limits=TimeLimits(cache=0.3))
+    on_standin(scenario, limits=TimeLimits(cache=1.0))
 
 
 def test_a_server_whose_scheduler_died_is_lost():

@@ -10,6 +10,7 @@ from roost.engines.member import Standing
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
 from tests.engines.scripted_server import DROP, OK, ScriptedServer, bounded
+from tests.limits import HANG_S
 
 
 class OwnerOfWhatRuns:
@@ -39,7 +40,7 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
         async with ScriptedServer(*script) as server:
             engine = connect(EngineKind.TORCH, f"http://127.0.0.1:{server.port}")
             member._engine, member.standing = engine, Standing.READY
-            await engine._calls.get("/version", limit_s=5.0)
+            await engine._calls.get("/version", limit_s=HANG_S)
             assert await supervisor.examine(member) is is_well
             await supervisor.stop()
             await member.disconnect()

@@ -22,6 +22,7 @@ from roost.engines.weights.parcel import (
     TensorInfo,
 )
 from tests.engines.vllm_standin import BUILT_IN, NEW, OLD, PLAIN, running_standin
+from tests.limits import HANG_S
 
 HEAD = TensorInfo("lm_head.weight", "bfloat16", (3, 2))
 MANIFEST = Manifest(7, (HEAD,))
@@ -40,7 +41,7 @@ def on_standin(scenario, routes=NEW, *, sleeps=False, limits=None, **settings):
     async def body(url, state):
         engine = VllmEngine(url, sleeps=sleeps, limits=limits, sleep=no_wait)
         try:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(HANG_S):
                 await scenario(engine, state)
         finally:
             await engine.close()

@@ -12,8 +12,7 @@ from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.heads import POLICY
 from roost.learner.learner import Learner
 from tests.learner.drawn import CPU
-
-LIMIT_S = 120
+from tests.limits import HANG_S
 
 
 def on_ranks(count, work, *arguments):
@@ -29,7 +28,7 @@ def on_ranks(count, work, *arguments):
     for process in processes:
         process.start()
     try:
-        found = dict(results.get(timeout=LIMIT_S) for _ in processes)
+        found = dict(results.get(timeout=HANG_S) for _ in processes)
     finally:
         for process in processes:
             process.join(10)
@@ -46,7 +45,7 @@ def _run(rank, count, port, results, work, arguments):
         # As many copies of a large model as there are ranks would not fit on a machine: only the first reads it.
         PreTrainedModel.from_pretrained = None
     try:
-        init_distributed(rank, count, "127.0.0.1", port, CPU, limit_s=LIMIT_S)
+        init_distributed(rank, count, "127.0.0.1", port, CPU, limit_s=HANG_S)
         results.put((rank, work(rank, *arguments)))
         close_distributed()
     except BaseException:

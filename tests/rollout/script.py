@@ -5,8 +5,7 @@ import asyncio
 from roost.engines.generation import Completion, Finish, VersionSpan
 from roost.rollout.playing import LocalPlayer
 from roost.rollout.scenario import Score, Task
-
-LIMIT_S = 30  # for a test that would otherwise wait for ever
+from tests.limits import HANG_S
 
 
 def completion(token_ids, version=0, finish=Finish.STOP):
@@ -48,7 +47,7 @@ def ran(coroutine):
     """What a coroutine comes to, in an event loop of its own."""
 
     async def bounded():
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             return await coroutine
 
     return asyncio.run(bounded())

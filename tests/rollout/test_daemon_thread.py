@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from roost.rollout.daemon_thread import DaemonThread, begun
+from tests.limits import HANG_S
 from tests.rollout.hanging import KINDS
 from tests.rollout.script import ran
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 60.0
 
 
 def raising(error):
@@ -37,13 +37,13 @@ BOTH = pytest.mark.parametrize("begin", [begun, submitted], ids=["a thread for i
 
 def test_calls_follow_one_another_in_one_thread():
     thread, may_begin, made = DaemonThread("tester"), threading.Event(), []
-    outcomes = [thread.submit(may_begin.wait, LIMIT_S)]
+    outcomes = [thread.submit(may_begin.wait, HANG_S)]
     outcomes += [thread.submit(lambda n: made.append((n, threading.current_thread().name)), n) for n in range(3)]
     outcomes[2].cancel()
     thread.shutdown()
     assert not any(outcome.done() for outcome in (outcomes[0], outcomes[1], outcomes[3]))
     may_begin.set()
-    concurrent.futures.wait(outcomes, LIMIT_S)
+    concurrent.futures.wait(outcomes, HANG_S)
     assert made == [(0, "tester"), (2, "tester")]
 
 
@@ -52,9 +52,9 @@ def test_a_thread_that_is_shut_down_ends_after_what_was_submitted():
     thread.submit(lambda: found.append(threading.current_thread()))
     last = thread.submit(lambda: "made")
     thread.shutdown()
-    assert last.result(LIMIT_S) == "made"
-    found[0].join(LIMIT_S)
-    assert not found[0].is_alive(), f"it still runs after {LIMIT_S:g} s"
+    assert last.result(HANG_S) == "made"
+    found[0].join(HANG_S)
+    assert not found[0].is_alive(), f"it still runs after {HANG_S:g} s"
     with pytest.raises(RuntimeError, match="the tester was shut down"):
         thread.submit(print)
 
@@ -62,18 +62,18 @@ def test_a_thread_that_is_shut_down_ends_after_what_was_submitted():
 def test_a_call_with_a_thread_for_itself_is_made_though_nobody_waits_for_it():
     async def run():
         may_begin, is_made = threading.Event(), threading.Event()
-        outcome = asyncio.wrap_future(begun("tester", lambda: may_begin.wait(LIMIT_S) and is_made.set()))
+        outcome = asyncio.wrap_future(begun("tester", lambda: may_begin.wait(HANG_S) and is_made.set()))
         outcome.cancel()
         may_begin.set()
-        return await asyncio.to_thread(is_made.wait, LIMIT_S)
+        return await asyncio.to_thread(is_made.wait, HANG_S)
 
-    assert ran(run()), f"it was not made within {LIMIT_S:g} s"
+    assert ran(run()), f"it was not made within {HANG_S:g} s"
 
 
 @BOTH
 def test_what_a_call_raises_is_raised(begin):
     with pytest.raises(LookupError, match="mine"):
-        begin("tester", raising(LookupError("mine"))).result(LIMIT_S)
+        begin("tester", raising(LookupError("mine"))).result(HANG_S)
 
 
 @BOTH
@@ -90,7 +90,7 @@ def test_what_a_call_raises_is_raised(begin):
 def test_what_would_mean_something_to_the_event_loop_is_told(begin, error):
     async def run():
         with pytest.raises(RuntimeError, match=rf"the tester raised {type(error).__name__}\(own\)"):
-            await asyncio.wait_for(asyncio.wrap_future(begin("tester", raising(error))), LIMIT_S)
+            await asyncio.wait_for(asyncio.wrap_future(begin("tester", raising(error))), HANG_S)
 
     asyncio.run(run())
 
@@ -101,9 +101,9 @@ def test_what_hangs_keeps_no_process_from_ending(kind):
     command = [sys.executable, "-m", "tests.rollout.hanging", kind]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            printed, errors = process.communicate(timeout=120)
+            printed, errors = process.communicate(timeout=HANG_S)
         except subprocess.TimeoutExpired:
             process.kill()
             printed, errors = process.communicate()
-            raise AssertionError(f"it did not end within 120 s; it printed {printed!r}\n{errors}") from None
+            raise AssertionError(f"it did not end within {HANG_S:g} s; it printed {printed!r}\n{errors}") from None
     assert (process.returncode, printed) == (0, "hangs\nends\n"), errors

@@ -6,6 +6,7 @@ import pytest
 from roost.engines.errors import ContextFull, EngineLost, EngineRefused
 from roost.rollout.gateway import PATH, Contact, Gateway, GatewayDraws
 from roost.rollout.transcript import Transcript
+from tests.limits import HANG_S
 from tests.rollout.script import completion, for_ever, ran, settled
 
 
@@ -120,7 +121,7 @@ def test_what_is_refused(key, path, body, status):
 
     async def ask(contact, client):
         header = {} if key == "" else {"Authorization": f"Bearer {key or contact.key}"}
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as http:
             return (await http.post(contact.url + path, content=body, headers=header)).status_code
 
     assert through_gateway(draws, ask) == status

@@ -165,7 +165,7 @@ async def test_a_broadcast_that_one_receiver_does_not_take_reaches_the_others(no
     for _ in range(MAILBOX_SIZE):
         await one.send(b"x", full)
     with pytest.raises(WaitedTooLong, match="all:0 took nothing of a:0"):
-        await one.send(payload(1), full, other, nodes.workers["b", 0], timeout=0.01)
+        await one.send(payload(1), full, other, nodes.workers["b", 0], timeout=0.5)
     assert await other.receive(one) == await nodes.workers["b", 0].receive(one) == payload(1)
     await empty(one, full)
 
@@ -491,7 +491,7 @@ async def test_a_broadcast_that_fails_at_one_node_reaches_the_others(nodes):
     assert await other.receive(one) == data_of(BIG + 1)
 
 
-LIMITS = {"not at all": (0, 0), "less than for a name": (2, 2), "longer": (1800, 60), "for ever": (None, 60)}
+LIMITS = {"not at all": (0, 0), "less than for a name": (30, 30), "longer": (1800, 60), "for ever": (None, 60)}
 
 
 @pytest.mark.parametrize("timeout, limit", LIMITS.values(), ids=LIMITS)
@@ -511,7 +511,7 @@ def test_a_name_is_waited_for_no_longer_than_the_caller_waits(request_, timeout,
                 case "get":
                     await one.get(name="nobody", timeout=timeout)
         (asked,) = nodes.limits
-        assert asked == pytest.approx(limit, abs=0.5)
+        assert limit - 20 <= asked <= limit
 
     case()
 

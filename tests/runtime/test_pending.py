@@ -8,6 +8,7 @@ import pytest
 
 from roost.runtime.failure import PeerLost, WaitedTooLong
 from roost.runtime.pending import Pending
+from tests.limits import HANG_S
 
 
 def test_a_wait_that_is_too_short_can_be_repeated():
@@ -55,7 +56,7 @@ def test_many_who_wait_get_one_result():
 
     pending = Pending(future, finish)
     results = []
-    threads = [threading.Thread(target=lambda: results.append(pending.wait(60))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: results.append(pending.wait(HANG_S))) for _ in range(8)]
     for thread in threads:
         thread.start()
     future.set_result(1)

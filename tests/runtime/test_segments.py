@@ -22,6 +22,7 @@ from roost.runtime.segments import (
     needed,
     rounded,
 )
+from tests.limits import HANG_S
 
 MIB = 1 << 20
 forked = multiprocessing.get_context("fork")
@@ -68,7 +69,7 @@ def test_two_processes_share_a_segment(pool):
     answers = forked.Queue()
     other = forked.Process(target=doubled, args=(tuple(ref), places, answers))
     other.start()
-    sums, while_held, released = answers.get(timeout=60)
+    sums, while_held, released = answers.get(timeout=HANG_S)
     other.join()
     assert sums == [int(buffer.sum()) * 2 for buffer in buffers]
     assert (while_held, released) == ([], [ref.number])
@@ -83,7 +84,7 @@ def test_a_reader_that_is_killed_leaves_the_memory_to_the_others(pool):
     answers = forked.Queue()
     other = forked.Process(target=held_forever, args=(tuple(ref), places, answers))
     other.start()
-    assert answers.get(timeout=60) == b"abc"
+    assert answers.get(timeout=HANG_S) == b"abc"
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     pool.release(ref.number)  # on behalf of the dead one

@@ -18,6 +18,7 @@ from roost.runtime.parcel import INLINE_LIMIT
 from roost.runtime.process import AgentContact
 from roost.runtime.socket_server import SocketServer
 from roost.runtime.trace.spans import SpanRecorder
+from tests.limits import HANG_S
 
 
 class NotThere:
@@ -71,10 +72,10 @@ class Agent(threading.Thread):
 def agent(tmp_path):
     agent = Agent(tmp_path / "agent")
     agent.start()
-    assert agent.ready.wait(20)
+    assert agent.ready.wait(HANG_S)
     yield agent
     agent.loop.call_soon_threadsafe(agent.done.set)
-    agent.join(20)
+    agent.join(HANG_S)
 
 
 @pytest.fixture
@@ -105,8 +106,8 @@ MESSAGES = {
 @pytest.mark.parametrize("send", MESSAGES.values(), ids=MESSAGES)
 def test_a_bad_message_is_answered_and_the_next_are_served(link, send):
     with pytest.raises(ValueError, match=r"No module named 'my_project'|unknown request dance"):
-        send(link).result(20)
-    assert link.request("port").result(20)[0] > 0
+        send(link).result(HANG_S)
+    assert link.request("port").result(HANG_S)[0] > 0
 
 
 SILENT = {
@@ -121,14 +122,14 @@ SILENT = {
 def test_a_message_that_cannot_be_answered_is_passed_over(link, frames):
     with link._sending:
         link._requests.send_multipart([link._identity, *frames])
-    assert link.request("port").result(20)[0] > 0
+    assert link.request("port").result(HANG_S)[0] > 0
 
 
 def test_memory_that_came_with_a_bad_request_is_free(agent, link):
     parcel = link.pack(b"x" * (INLINE_LIMIT + 1))
     assert agent.exchange.pool.used > 0
     with pytest.raises(ValueError, match="the agent cannot read the request put of driver:0"):
-        link.send("put", NotThere(), parcel=parcel).result(20)
+        link.send("put", NotThere(), parcel=parcel).result(HANG_S)
     until(lambda: agent.exchange.pool.used == 0)
 
 

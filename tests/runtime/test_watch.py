@@ -11,8 +11,7 @@ import pytest
 
 from roost.runtime import watch
 from roost.runtime.watch import ProcessWatch, is_alive
-
-LIMIT = 60
+from tests.limits import HANG_S
 
 
 def sleeper():
@@ -50,10 +49,10 @@ def test_an_ended_process_is_told_once(how, way):
         end(first, how)
         if way == "polling":
             first.wait()  # without the kernel's help a process is alive until its parent has looked
-        assert await asyncio.wait_for(ended.get(), LIMIT) == first.pid
+        assert await asyncio.wait_for(ended.get(), HANG_S) == first.pid
         end(second, how)
         second.wait()
-        assert await asyncio.wait_for(ended.get(), LIMIT) == second.pid
+        assert await asyncio.wait_for(ended.get(), HANG_S) == second.pid
         first.wait()
         for _ in range(5):
             await asyncio.sleep(0.01)
@@ -69,7 +68,7 @@ def test_a_process_that_ended_before_is_told_too(way):
         process.wait()
         ended = asyncio.Queue()
         ProcessWatch().watch(process.pid, ended.put_nowait)
-        assert await asyncio.wait_for(ended.get(), LIMIT) == process.pid
+        assert await asyncio.wait_for(ended.get(), HANG_S) == process.pid
 
     asyncio.run(case())
 
@@ -83,7 +82,7 @@ def test_who_watches_one_process_twice_is_told_by_both_once(way):
             processes.watch(process.pid, lambda pid, name=name: ended.put_nowait(name))
         end(process, "kill")
         process.wait()
-        assert {await asyncio.wait_for(ended.get(), LIMIT) for _ in range(2)} == {"a", "b"}
+        assert {await asyncio.wait_for(ended.get(), HANG_S) for _ in range(2)} == {"a", "b"}
         for _ in range(5):
             await asyncio.sleep(0.01)
         assert ended.empty()
@@ -106,7 +105,7 @@ def test_a_process_nobody_watches_any_more_is_not_told(way):
         process.wait()
         end(other, "kill")
         other.wait()
-        assert await asyncio.wait_for(ended.get(), LIMIT) == other.pid
+        assert await asyncio.wait_for(ended.get(), HANG_S) == other.pid
         assert told == []
         assert watched_descriptors() <= before
 

@@ -12,11 +12,11 @@ from roost.runtime.exchange import Exchange
 from roost.runtime.freight import BIG, Freight
 from roost.runtime.parcel import INLINE_LIMIT, Parcel
 from roost.runtime.segments import SegmentMaps, needed
+from tests.limits import HANG_S
 
 SIZES = {"inline": 100, "shared memory": INLINE_LIMIT + 1, "written by a thread": BIG + 1}
 SIZE = INLINE_LIMIT + 1
 MIB = 1 << 20
-HANGS = 60  # seconds after which a test that hangs is ended
 
 
 class Nodes:
@@ -147,7 +147,7 @@ def two_nodes(case):
         nodes = Nodes()
         await nodes.open()
         try:
-            await asyncio.wait_for(case(nodes, **args), HANGS)
+            await asyncio.wait_for(case(nodes, **args), HANG_S)
             await tick()
             assert nodes.used == [0, 0, 0], "shared memory is still in use"
             for exchange in nodes.exchanges:

@@ -352,7 +352,7 @@ def test_an_episode_that_hangs_fails_at_its_limit():
         return await for_ever() if (number, episode) == (0, 1) else 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), episode_limit_s=0.01, attempts=1)
+        feed = feed_of(Script(plays), episode_limit_s=0.5, attempts=1)
         feed.begin(0)
         return await feed.take(0), feed.pop_tally()
 
@@ -376,7 +376,7 @@ def test_a_scenario_that_swallows_its_cancellation_does_not_hold_the_feed(ended_
                     continue
             return 1.0
 
-        limit = 0.01 if ended_by == "limit" else 3600
+        limit = 0.5 if ended_by == "limit" else 3600
         share = 0.5 if ended_by == "cut off" else 1.0
         feed = feed_of(Script(plays), episode_limit_s=limit, attempts=1, fraction=share, group_fraction=share)
         feed.begin(0)

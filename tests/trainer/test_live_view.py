@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from roost.trainer.live_view import LiveView, Phase, Progress, picture
+from tests.limits import HANG_S
 
 
 class Clock:
@@ -126,7 +127,7 @@ def test_a_run_on_a_terminal(clock):
             view.step(values(step))
 
     with LiveView(2, console, clock=clock) as view:
-        asyncio.run(asyncio.wait_for(run(view), 30))
+        asyncio.run(asyncio.wait_for(run(view), HANG_S))
     written = console.file.getvalue()
     assert "note 1" in written and "note 2" in written
     last = written[written.rindex("step") :]

@@ -8,6 +8,7 @@ import pytest
 from roost.trainer.metrics.fan_out import FanOut, MetricSettings, open_metrics
 from roost.trainer.metrics.prometheus import PrometheusEndpoint, free_name
 from roost.trainer.run_folder import RunFolder
+from tests.limits import HANG_S
 
 VALUES = {"reward/mean": 0.5, "loss/policy": math.nan, "busy/llm-judge": 0.25, "version": 3}
 
@@ -94,7 +95,7 @@ def test_a_sink_that_is_not_installed_is_left_out(run, monkeypatch):
 
 class TestPrometheus:
     def scraped(self, url):
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
             return answer.read().decode().splitlines()
 
     def test_scraped_while_it_runs_and_gone_afterwards(self, run):

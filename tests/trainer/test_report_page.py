@@ -11,6 +11,7 @@ import pytest
 from roost.runtime.trace.chrome import write_trace
 from roost.trainer.report.page import write_report
 from roost.trainer.run_folder import RunFolder
+from tests.limits import HANG_S
 from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
 
 playwright = pytest.importorskip(
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="there is no
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=HANG_S * 1000)
         yield opened
         opened.close()
 
@@ -42,6 +43,7 @@ def show(browser):
         file = write_report(run)
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
         contexts.append(context)
+        context.set_default_timeout(HANG_S * 1000)
         page = context.new_page()
         page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.resolve().as_uri() else None)
         page.on("pageerror", lambda error: troubles.append(str(error)))

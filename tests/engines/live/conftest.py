@@ -18,13 +18,13 @@ from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.tiny_model import write_tiny_model
 
 VLLM_PYTHON = "ROOST_VLLM_PYTHON"
-READY_LIMIT = 300.0  # seconds; vLLM takes up to two minutes on two cores
+READY_LIMIT = 1200.0  # seconds; vLLM takes up to two minutes on two cores
 # Long enough for a request that is still under way when a server that gets little of a busy machine hears of the next.
 MAX_CONTEXT = 32768
 # vLLM's attention on CPUs takes heads of 32 numbers and more, and Qwen2's must be hidden_size / heads.
 SIZES = {"hidden_size": 128, "head_dim": 32, "max_position_embeddings": MAX_CONTEXT}
 KEY = "key-of-the-live-tests"
-SCENARIO_LIMIT = 400.0  # seconds; to fill that context takes more than one minute on a machine that is busy
+SCENARIO_LIMIT = 1200.0  # seconds; to fill that context takes more than one minute on a machine that is busy
 
 
 @dataclass(frozen=True)

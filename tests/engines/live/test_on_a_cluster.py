@@ -19,10 +19,9 @@ from roost.engines.worker import EngineGroup
 from roost.placement.residency import Decision
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.long
-
-LIMIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def _listener(url):
 
 def test_two_steps_and_a_kill(owners, policy, engines):
     assert engines.decision is Decision.SLEEP
-    found = asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy), LIMIT_S))
+    found = asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy), HANG_S))
     assert found["asleep"] == [Standing.ASLEEP] * 2
     assert found["answers"] == [(policy.greedy(1), 1)] * 4 + [(policy.greedy(2), 2)] * 4
     assert found["ranks"] == [None, None], "a server must not take its worker's ranks for its own"

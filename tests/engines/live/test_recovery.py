@@ -20,17 +20,17 @@ from roost.engines.supervision import Watchfulness
 from roost.engines.weights.source import ModuleSource
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.long
 
 LONG = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
 EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=20))
-LIMIT_S = 180.0
 
 
 def quick_to_doubt(spec, url):
     """A client that waits for short answers only, so that a hung server is noticed soon."""
-    return connect(spec.kind, url, api_key=spec.api_key, limits=TimeLimits(answer=3.0))
+    return connect(spec.kind, url, api_key=spec.api_key, limits=TimeLimits(answer=6.0))
 
 
 class Scenarios:
@@ -46,7 +46,7 @@ class Scenarios:
 
     def run(self, scenario):
         """One that hangs fails with where it was."""
-        return self._runner.run(asyncio.wait_for(scenario, LIMIT_S))
+        return self._runner.run(asyncio.wait_for(scenario, HANG_S))
 
     @property
     def version(self):

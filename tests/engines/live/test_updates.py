@@ -27,8 +27,8 @@ from roost.placement.residency import Decision
 from roost.runtime.ports import PortLeases
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
+from tests.limits import HANG_S
 
-LIMIT_S = 400.0
 LONG = Sampling(max_tokens=400, temperature=0.0, ignore_eos=True)
 
 
@@ -44,7 +44,7 @@ class Loop:
         self._runner = runner
 
     def run(self, scenario):
-        return self._runner.run(asyncio.wait_for(scenario, LIMIT_S))
+        return self._runner.run(asyncio.wait_for(scenario, HANG_S))
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight):
 
     async def update_meanwhile():
         requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(4)]
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=HANG_S) as http:
 
             async def running():
                 return (await http.get(f"{only(fleet).engine.url}/load")).json()["running"]
@@ -270,7 +270,7 @@ class Waits(ModuleSource):
     def stream(self):
         tensors = super().stream()
         yield next(tensors)
-        self.let_go.wait(60)
+        self.let_go.wait(HANG_S)
         yield from tensors
 
 

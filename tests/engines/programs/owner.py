@@ -16,7 +16,7 @@ from roost.engines.spec import EngineKind, ServerSpec
 
 def start(python, folder, words):
     env = {"STAND_IN": words, "STAND_IN_FOLDER": folder}
-    return asyncio.run(start_ready(ServerSpec(EngineKind.TORCH, "none", python=python, env=env), folder, limit=60))
+    return asyncio.run(start_ready(ServerSpec(EngineKind.TORCH, "none", python=python, env=env), folder, limit=600))
 
 
 def own(python, folder, words, is_forked):
@@ -27,9 +27,9 @@ def own(python, folder, words, is_forked):
     thread.join()
     assert started[0].alive
     if is_forked and os.fork() == 0:
-        time.sleep(600)
+        time.sleep(3600)
     print("ready", flush=True)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 class Actor:
@@ -47,7 +47,7 @@ def own_by_actor(python, folder, words):
     sys.stdin.readline()
     ray.kill(actor)
     print("killed", flush=True)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def sleep_on(role, behaviour):
     if behaviour in ("stray", "stubborn"):
         ignore_sigterm()
     say_id(role)
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def serve(words):
@@ -62,7 +62,7 @@ def serve(words):
     if "fails" in words:
         sys.exit("no such model: the folder is empty")
     if "never-ready" in words:
-        time.sleep(600)
+        time.sleep(3600)
     server = ThreadingHTTPServer((options.host, options.port), Answers)
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()

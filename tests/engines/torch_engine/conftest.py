@@ -14,8 +14,7 @@ import torch
 from roost.engines.generation import Finish, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.torch_engine.engine import EngineSettings, Progress, Request, TorchEngine
-
-SECONDS = 120  # for what should take a moment
+from tests.limits import HANG_S
 
 
 @dataclass
@@ -26,7 +25,7 @@ class Answer:
     taken: list[Progress] = field(default_factory=list)
 
     def next(self) -> Progress:
-        self.taken.append(self.steps.get(timeout=SECONDS))
+        self.taken.append(self.steps.get(timeout=HANG_S))
         return self.taken[-1]
 
     def all(self) -> Answer:

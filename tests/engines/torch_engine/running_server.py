@@ -13,8 +13,9 @@ from pathlib import Path
 
 import httpx
 
+from tests.limits import HANG_S
+
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 120.0  # for what is bound to happen, on the slowest machine
 NAME = "tiny"
 
 
@@ -28,7 +29,7 @@ class RunningServer:
 
     def client(self, key: str | None = None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=LIMIT_S, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=HANG_S, trust_env=False)
 
 
 def launch(model: Path | str, *options: str) -> subprocess.Popen[str]:
@@ -56,7 +57,7 @@ def running_server(model: Path | str, *options: str) -> Iterator[RunningServer]:
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Wait until something is so that is bound to become so."""
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end, "it never became so"
         time.sleep(0.01)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roost.engines.tiny_model import write_tiny_model
 from tests.engines.torch_engine.running_server import NAME, running_server
+from tests.limits import HANG_S
 
 DRAWN = {"max_tokens": 24, "seed": 3, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
 
@@ -138,7 +139,7 @@ def test_a_completion_that_was_stopped_leaves_nothing_behind(client, server):
     for _ in range(2):  # the same id, at once
         answer = complete(client, stop=stop, max_tokens=400, **with_extra(request_id="again"))
         assert answer.choices[0].finish_reason == "stop"
-        load = httpx.get(f"{server.url}/load", trust_env=False).json()
+        load = httpx.get(f"{server.url}/load", timeout=HANG_S, trust_env=False).json()
         assert (load["running"], load["waiting"]) == (0, 0)
 
 

@@ -16,7 +16,8 @@ from roost.engines.tiny_model import write_tiny_model
 from roost.engines.torch_engine.http_errors import answer_errors
 from roost.engines.torch_engine.listening import bound_socket
 from roost.engines.torch_engine.middleware import SizeLimited
-from tests.engines.torch_engine.running_server import LIMIT_S, eventually, launch, running_server
+from tests.engines.torch_engine.running_server import eventually, launch, running_server
+from tests.limits import HANG_S
 
 KEY = "a secret"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -94,7 +95,7 @@ def test_a_server_that_is_told_to_end_ends_its_requests_and_itself(folder):
         with server.client() as other:
             eventually(lambda: other.get("/load").json()["waiting"] == 1)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(LIMIT_S) == 0
+        assert server.process.wait(HANG_S) == 0
         asking.join()
         assert answers[0].json()["choices"][0]["finish_reason"] == "abort"
         assert server.process.stderr.read() == ""
@@ -104,7 +105,7 @@ def test_a_server_ends_with_the_process_it_was_started_for(folder):
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with running_server(folder, "--parent-pid", str(owner.pid)) as server:
         owner.kill()  # and not waited for: a process that is dead but still counted has ended, too
-        assert server.process.wait(LIMIT_S) == 0
+        assert server.process.wait(HANG_S) == 0
     owner.communicate()
 
 
@@ -112,7 +113,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded():
     with bound_socket("127.0.0.1", 0) as taken:
         taken.listen()
         process = launch("no/such/model", "--port", str(taken.getsockname()[1]))
-        _, errors = process.communicate(timeout=LIMIT_S)
+        _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "Address already in use" in errors
     assert "Traceback" not in errors
@@ -128,7 +129,7 @@ WRONG = {
 @pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG.keys())
 def test_a_start_that_fails_says_why_in_a_line(folder, options, message):
     process = launch(folder, *options)
-    _, errors = process.communicate(timeout=LIMIT_S)
+    _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert message in errors
     assert "Traceback" not in errors

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from roost.engines.weights.group import WeightGroup
 from roost.engines.weights.parcel import GroupInvitation
+from tests.limits import HANG_S
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,7 @@ def receive_as_torch_does(invitation, rank, results):
         dist.Backend(invitation.backend),
         dist.PrefixStore(invitation.name, store),
         group_name=invitation.name,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=HANG_S),
     )
     dist.distributed_c10d._world.pg_group_ranks[group] = {index: index for index in range(invitation.world_size)}
     tensor = torch.zeros(5, dtype=torch.bfloat16)
@@ -53,9 +54,9 @@ def test_a_broadcast_reaches_every_engine(receiver):
     engines = [context.Process(target=receiver, args=(invitation, rank, results)) for rank in (1, 2)]
     for engine in engines:
         engine.start()
-    group = WeightGroup(invitation, 0, CPU, limit_s=60)
+    group = WeightGroup(invitation, 0, CPU, limit_s=HANG_S)
     group.broadcast(torch.arange(5, dtype=torch.bfloat16))
-    assert [results.get(timeout=60) for _ in engines] == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
+    assert [results.get(timeout=HANG_S) for _ in engines] == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
     for engine in engines:
         engine.join(60)
         assert engine.exitcode == 0

@@ -21,6 +21,7 @@ from roost.rollout.agents.appworld_agent import (
     UserMessage,
 )
 from roost.rollout.environments.environment import Observation
+from tests.limits import HANG_S
 from tests.rollout.agents.talk import Engine, ids, talk
 from tests.rollout.agents.world import TASK, Noting
 from tests.rollout.script import others_running, ran, settled
@@ -230,7 +231,7 @@ def test_many_agents_that_block_play_side_by_side():
 
     class Meeting(Coder):
         def next_code_block(self, output, world):
-            together.wait(60)
+            together.wait(HANG_S)
             return super().next_code_block(output, world)
 
     async def all_play():
@@ -242,7 +243,7 @@ def test_many_agents_that_block_play_side_by_side():
         ]
         while together.n_waiting < count:
             await asyncio.sleep(0.01)
-        together.wait(60)
+        together.wait(HANG_S)
         await asyncio.gather(*playing)
         return [world.actions for world in worlds]
 
@@ -266,7 +267,7 @@ print("ended")
 
 
 def test_an_agent_that_hangs_keeps_no_process_from_ending():
-    done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 

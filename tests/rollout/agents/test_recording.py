@@ -9,6 +9,7 @@ import pytest
 from roost.engines.errors import ContextFull, EngineRefused
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.episode import NOT_MADE
+from tests.limits import HANG_S
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine, assistant, ids, talk, tool, user
 from tests.rollout.script import others_running, ran, settled
 
@@ -199,7 +200,7 @@ async def full():
 )
 def test_requests_that_cannot_be_answered(request_, told):
     async def play():
-        async with recorded(refused) as (_, _, _, episode), httpx.AsyncClient() as client:
+        async with recorded(refused) as (_, _, _, episode), httpx.AsyncClient(timeout=HANG_S) as client:
             return await client.post(f"{episode.base_url}/chat/completions", json=request_)
 
     answer = ran(play())
@@ -266,7 +267,7 @@ def test_episodes_are_apart():
             said = await asyncio.gather(*(chat(client) for client in clients))
             assert episodes[0].base_url.split("/episodes/")[0] == episodes[1].base_url.split("/episodes/")[0]
             wrong = episodes[0].base_url.replace(episodes[0].api_key, "guessed")
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=HANG_S) as client:
                 stranger = await client.get(f"{wrong}/models")
             return [each.choices[0].message.content for each in said], stranger.status_code
 

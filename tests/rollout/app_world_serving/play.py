@@ -12,6 +12,7 @@ from roost.rollout.app_world.serving.server import serving
 from roost.rollout.app_world.serving.tasks import told
 from roost.rollout.app_world.tasks.ids import ScenarioName
 from roost.rollout.app_world.tasks.task_set import TaskSet, make_task
+from tests.limits import HANG_S
 
 NOTE = TaskSet("train", 1, 1, kinds=["jot_note"])[0]
 TASK = told(NOTE)
@@ -21,7 +22,8 @@ NOBODY = f"{ScenarioName('train', difficulty=1, slot=31, number=0).id}_1"  # no 
 @contextlib.asynccontextmanager
 async def opened(**keys):
     """Environments, on a server in this process where nothing else is said."""
-    environments = AppWorldEnvironments(**({} if "urls" in keys else {"servers": 0}) | keys)
+    given = {"answer_limit_s": HANG_S, "start_limit_s": HANG_S} | ({} if "urls" in keys else {"servers": 0})
+    environments = AppWorldEnvironments(**given | keys)
     try:
         yield environments
     finally:
@@ -67,7 +69,10 @@ class Asker:
 
 @contextlib.asynccontextmanager
 async def asking(**limits):
-    async with serving(ServingLimits(**limits)) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with (
+        serving(ServingLimits(**limits)) as url,
+        httpx.AsyncClient(base_url=url, timeout=HANG_S, trust_env=False) as client,
+    ):
         yield Asker(client)
 
 

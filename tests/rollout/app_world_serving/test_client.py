@@ -22,6 +22,7 @@ from roost.rollout.app_world.serving.server import serving
 from roost.rollout.app_world.serving.tasks import told
 from roost.rollout.app_world.tasks.task_set import TaskSet, make_task
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 from tests.rollout.app_world_serving.play import NOBODY, NOTE, TASK, all_played, opened, played, solution
 from tests.rollout.script import others_running, ran
 
@@ -294,10 +295,10 @@ asyncio.run(main())
 
 def test_servers_end_with_a_process_that_closes_nothing(tmp_path):
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
-    ended = subprocess.run([sys.executable, "-c", FORGETFUL], env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", FORGETFUL], env=env, capture_output=True, text=True, timeout=HANG_S)
     assert ended.returncode == 0, ended.stderr
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.wait_procs([psutil.Process(int(ended.stdout))], timeout=20)
+        psutil.wait_procs([psutil.Process(int(ended.stdout))], timeout=HANG_S)
     assert not psutil.pid_exists(int(ended.stdout))
     assert not list(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from roost.rollout.app_world.serving.command_line import arguments, limits_of
+from tests.limits import HANG_S
 from tests.rollout.app_world_serving.play import NOTE
 
 COMMAND = [sys.executable, "-m", "roost.rollout.app_world.serving"]
@@ -20,10 +21,10 @@ def test_it_says_where_it_is_and_ends_when_it_is_told():
             line = process.stdout.readline()
             found = re.fullmatch(r"app world ready for 3 worlds at (http://127\.0\.0\.1:\d+)\n", line)
             assert found, line
-            begun = httpx.post(f"{found[1]}/initialize", json={"task_id": NOTE.id}, trust_env=False)
+            begun = httpx.post(f"{found[1]}/initialize", json={"task_id": NOTE.id}, timeout=HANG_S, trust_env=False)
             assert begun.status_code == 200
             process.send_signal(signal.SIGTERM)
-            assert (process.wait(20), process.stdout.read()) == (0, "")
+            assert (process.wait(HANG_S), process.stdout.read()) == (0, "")
         finally:
             process.kill()
 
@@ -42,7 +43,7 @@ def test_what_is_given_and_what_is_not():
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(options, said):
-    ended = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=HANG_S)
     assert ended.returncode == 1
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -9,9 +9,8 @@ from roost.rollout.environments.blocking import BlockingEnvironments
 from roost.rollout.environments.environment import Observation
 from roost.rollout.environments.making import make_environments
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 from tests.rollout.script import ran
-
-LIMIT_S = 60.0
 
 
 class Slow:
@@ -25,7 +24,7 @@ class Slow:
 
     def step(self, action):
         self._worlds.is_stepping.set()
-        assert self._worlds.may_end.wait(LIMIT_S), "the test never let it go on"
+        assert self._worlds.may_end.wait(HANG_S), "the test never let it go on"
         if action == "break":
             raise ZeroDivisionError("it broke")
         return self._noted("step", Observation(action, 1.0))
@@ -48,7 +47,7 @@ class Slows:
         self.is_free = threading.Semaphore(places)
 
     def open(self):
-        assert self.is_free.acquire(timeout=LIMIT_S), "no place became free"
+        assert self.is_free.acquire(timeout=HANG_S), "no place became free"
         return Slow(self)
 
     def close(self):
@@ -56,11 +55,11 @@ class Slows:
 
 
 async def until(is_so):
-    for _ in range(int(LIMIT_S * 100)):
+    for _ in range(int(HANG_S * 100)):
         if is_so():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"it did not happen within {LIMIT_S:g} s")
+    raise AssertionError(f"it did not happen within {HANG_S:g} s")
 
 
 def test_others_go_on_while_one_blocks():

@@ -11,6 +11,7 @@ from roost.rollout.environments.making import make_environments
 from roost.rollout.environments.robot import Limits, Reading, action_within
 from roost.rollout.environments.simulator import HOME, SimulatedArm, tip_of
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 from tests.rollout.script import ran, settled
 
 REACH = Task("reach")
@@ -55,7 +56,7 @@ class Driver(SimulatedArm):
             self.broken = ""
             raise OSError("the cable is out")
         if self.hang is not None and name == "act":
-            assert self.hang.wait(60), "the test never let it go on"
+            assert self.hang.wait(HANG_S), "the test never let it go on"
 
 
 class Blind(Driver):
@@ -76,11 +77,11 @@ def arms(**keys):
 
 async def until(is_so, what):
     """Wait for what another thread does."""
-    for _ in range(6000):
+    for _ in range(int(HANG_S * 100)):
         if is_so():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{what} did not happen within 60 s")
+    raise AssertionError(f"{what} did not happen within {HANG_S:g} s")
 
 
 async def reached(environments, seed, steps=8):
@@ -267,7 +268,7 @@ def test_a_robot_that_fails_is_stopped_closed_and_connected_to_anew(broken):
 def test_a_robot_that_hangs_is_stopped_and_not_used_until_it_comes_back():
     async def run():
         driver = Driver(hang=threading.Event())
-        environments = with_driver(driver, call_limit_s=0.05)
+        environments = with_driver(driver, call_limit_s=1.0)
         environment = await environments.open()
         await environment.reset(REACH, 0)
         with pytest.raises(TimeoutError, match="did not answer"):

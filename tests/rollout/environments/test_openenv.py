@@ -10,6 +10,7 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 from roost.rollout.environments.openenv import OpenEnvEnvironments, OpenEnvRefused
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 from tests.rollout.script import ran
 
 GUESS = Task("guess", {"reset": {"most": 9}})
@@ -134,7 +135,7 @@ def test_episodes_are_sessions_of_their_own(slots, sessions):
 
 def test_a_server_that_stays_full_is_told():
     async def run():
-        async with opened(server(1), open_limit_s=0.3) as environments:
+        async with opened(server(1), open_limit_s=2.0) as environments:
             await environments.open()
             with pytest.raises(OpenEnvRefused, match="CAPACITY_REACHED: no session is left"):
                 await environments.open()
@@ -148,12 +149,12 @@ def test_a_server_that_stays_full_is_told():
         pytest.param({"number": 3}, OpenEnvRefused, "VALIDATION_ERROR: Invalid message", id="a field that it has not"),
         pytest.param("three", OpenEnvRefused, "EXECUTION_ERROR: invalid literal", id="an action that fails"),
         pytest.param("hang up", ConnectionError, "hung up at step", id="a server that hangs up"),
-        pytest.param("be silent", TimeoutError, "did not answer step in 0.5 s", id="a server that does not answer"),
+        pytest.param("be silent", TimeoutError, "did not answer step in 2 s", id="a server that does not answer"),
     ],
 )
 def test_what_goes_wrong_is_told(action, raised, told):
     async def run():
-        async with opened(answer_limit_s=0.5) as environments:
+        async with opened(answer_limit_s=2.0 if raised is TimeoutError else HANG_S) as environments:
             environment = await environments.open()
             await environment.reset(GUESS, 1)
             with pytest.raises(raised, match=told):

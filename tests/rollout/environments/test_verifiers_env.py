@@ -20,6 +20,7 @@ SUMS = '''
 import httpx
 import verifiers.v1 as vf
 from verifiers.v1.runtimes import ProgramResult
+from tests.limits import HANG_S
 
 __all__ = ["SumsTaskset", "SumsHarness"]
 
@@ -54,7 +55,7 @@ class SumsHarness(vf.Harness[vf.HarnessConfig]):
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
         _, prompt = self.resolve_prompt(data)
         body = {"model": ctx.model, "messages": [{"role": "user", "content": prompt}]}
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as client:
             url = f"{endpoint}/chat/completions"
             answer = await client.post(url, json=body, headers={"authorization": f"Bearer {secret}"})
         return ProgramResult(0 if answer.is_success else 1, "", answer.text)

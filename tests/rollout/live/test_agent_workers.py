@@ -20,9 +20,9 @@ from roost.rollout.scenario import Score, Task
 from roost.spec.training import LearnerSettings, TrainSettings
 from roost.trainer.targets import load_scenario
 from roost.trainer.tokenizers import class_name_of, load_tokenizer
+from tests.limits import HANG_S
 from tests.rollout.script import completion
 
-LIMIT_S = 120
 ROOT = Path(__file__).parents[3]
 
 
@@ -137,7 +137,7 @@ class Stage:
 
     def __init__(self, cluster):
         node = NodePlacementStrategy([0, 0])
-        self.agents = AgentWorker.create_group(counting, {}, "", 60.0).launch(cluster, node, "agent", restarts=5)
+        self.agents = AgentWorker.create_group(counting, {}, "", HANG_S).launch(cluster, node, "agent", restarts=5)
         target = {"_target_": "tests.rollout.live.test_agent_workers.Counters"}
         self.envs = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, node, "env", restarts=5)
         self.says, self.drawn, self.cancelled = 1, 0, 0
@@ -166,7 +166,7 @@ class Stage:
                 assert set(await self.envs.prepare()) == {""}
                 agents = AgentGroup(self.agents, contact, RemoteEnvironments(self.envs.hosts))
                 await agents.prepare()
-                return await asyncio.wait_for(scenario(agents.player("group")), LIMIT_S)
+                return await asyncio.wait_for(scenario(agents.player("group")), HANG_S)
 
         return asyncio.run(run())
 
@@ -298,7 +298,7 @@ def holding(task, model):
 
 def test_workers_tell_why_an_episode_failed_and_let_go_of_what_they_hold(stage, cluster):
     node = NodePlacementStrategy([0, 0])
-    group = AgentWorker.create_group(holding, {}, "", 60.0).launch(cluster, node, "holding", restarts=1)
+    group = AgentWorker.create_group(holding, {}, "", HANG_S).launch(cluster, node, "holding", restarts=1)
 
     async def run():
         gateway = Gateway()
@@ -318,7 +318,7 @@ def test_workers_tell_why_an_episode_failed_and_let_go_of_what_they_hold(stage, 
             before = stage.drawn
             while stage.drawn == before:
                 await asyncio.sleep(0.01)
-            await agents.finish(LIMIT_S)
+            await agents.finish(HANG_S)
             stage.holds = None
             with pytest.raises(PlayFailed, match="it was cancelled"):
                 await late
@@ -361,7 +361,7 @@ def test_a_tokenizer_does_not_bring_torch_along(stage, cluster, tmp_path):
     tokenizer = write_tokenizer(tmp_path)
     make = partial(load_scenario, tokenizer_class=class_name_of(tokenizer))
     target = {"_target_": "tests.rollout.live.test_agent_workers.Modest"}
-    group = AgentWorker.create_group(make, target, str(tmp_path), 60.0, [str(ROOT)]).launch(
+    group = AgentWorker.create_group(make, target, str(tmp_path), HANG_S, [str(ROOT)]).launch(
         cluster, NodePlacementStrategy([0]), "modest"
     )
 
@@ -371,7 +371,7 @@ def test_a_tokenizer_does_not_bring_torch_along(stage, cluster, tmp_path):
         async with gateway.serving() as contact:
             agents = AgentGroup(group, contact)
             await agents.prepare()
-            return await asyncio.wait_for(agents.player("group").play(Play(Task(""), 0, 0)), LIMIT_S)
+            return await asyncio.wait_for(agents.player("group").play(Play(Task(""), 0, 0)), HANG_S)
 
     assert asyncio.run(run()).score.shown == "transformers"
 
@@ -390,7 +390,7 @@ def write_tokenizer(folder):
 def robots(cluster):
     target = {"_target_": "tests.rollout.live.test_agent_workers.Robot"}
     node = NodePlacementStrategy([0])
-    return EnvWorker.create_group(target, [str(ROOT)], idle_s=2.0).launch(cluster, node, "robots", restarts=1)
+    return EnvWorker.create_group(target, [str(ROOT)], idle_s=5.0).launch(cluster, node, "robots", restarts=1)
 
 
 def test_an_episode_that_gives_up_waiting_keeps_no_robot_from_others(robots):
@@ -402,7 +402,7 @@ def test_an_episode_that_gives_up_waiting_keeps_no_robot_from_others(robots):
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await first.close()
-        second = await asyncio.wait_for(environments.open(), LIMIT_S)
+        second = await asyncio.wait_for(environments.open(), HANG_S)
         seen = await second.reset(Task("", {"wanted": 1}))
         await second.close()
         return seen.content
@@ -413,7 +413,7 @@ def test_an_episode_that_gives_up_waiting_keeps_no_robot_from_others(robots):
 def test_what_a_player_that_died_left_open_is_closed(robots):
     async def run():
         await RemoteEnvironments(robots.hosts).open()  # and is never heard of again
-        again = await asyncio.wait_for(RemoteEnvironments(robots.hosts).open(), LIMIT_S)
+        again = await asyncio.wait_for(RemoteEnvironments(robots.hosts).open(), HANG_S)
         await again.close()
         await robots.finish()
 
@@ -433,5 +433,5 @@ def test_where_one_environment_is_wrong_all_are_let_go(cluster, tmp_path):
             raise AssertionError("nobody looked")
 
     with pytest.raises(EnvironmentFailed, match="the environments cannot be made: OSError: no camera"):
-        asyncio.run(asyncio.wait_for(run(), LIMIT_S))
+        asyncio.run(asyncio.wait_for(run(), HANG_S))
     assert len(list(tmp_path.glob("closed *"))) == 2

@@ -21,8 +21,8 @@ from roost.rollout.rewards.routing import Route, Routing
 from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 
-GONE_LIMIT_S = 120.0
 ANSWER = Answer(Task("t"), "It is 4.")
 
 
@@ -74,9 +74,9 @@ def servers_of(model):
 
 async def until_gone(processes):
     """Wait until processes have ended; those whom nobody waited for count as ended."""
-    _, left = await asyncio.to_thread(psutil.wait_procs, processes, timeout=GONE_LIMIT_S)
+    _, left = await asyncio.to_thread(psutil.wait_procs, processes, timeout=HANG_S)
     left = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert not left, f"still there after {GONE_LIMIT_S:g} s: {left}"
+    assert not left, f"still there after {HANG_S:g} s: {left}"
 
 
 @pytest.mark.long
@@ -133,7 +133,7 @@ def test_in_a_worker_on_an_accelerator(cluster, sevens):
     keys = {"_target_": "roost.rollout.rewards.judge.Judge", **keys_of(sevens)}
     group = WorkerWithNumber.create_group("judge", keys)
     group = group.launch(cluster, name="reward.judge", placement_strategy=PackedPlacementStrategy(0, 0), restarts=1)
-    group.wait_ready(timeout=120)
+    group.wait_ready(timeout=HANG_S)
 
     async def run():
         rewards = Rewards(Routing((Route("judge"),)), {}, {"judge": group})

@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.limits import HANG_S
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "many_agents" / "launch.py"
-LIMIT_S = 300
 
 
 @pytest.mark.long
@@ -19,7 +20,7 @@ def test_every_agent_answers_from_the_node_of_the_plan(tmp_path):
     # A process of its own: it tells Ray, before that is imported, to listen on loopback.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, str(EXAMPLE), "--processes", "16", "--json", str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, env=environ)
     assert done.returncode == 0, done.stderr
 
     outcome = json.loads(found.read_text())

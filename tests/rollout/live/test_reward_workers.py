@@ -19,6 +19,7 @@ from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Task
 from roost.runtime.failure import WorkerFailed
 from roost.runtime.ray_connection import connect
+from tests.limits import HANG_S
 
 OWN = """
 import asyncio, os, signal
@@ -62,7 +63,7 @@ def cluster():
 def launched(cluster, name, target, ranks, paths=(), restarts=0):
     group = RewardWorker.create_group(name, {"_target_": target, "tags": "all", "weight": 2}, paths)
     strategy = NodePlacementStrategy([0] * ranks)
-    return group.launch(cluster, name=name, placement_strategy=strategy, restarts=restarts).wait_ready(timeout=120)
+    return group.launch(cluster, name=name, placement_strategy=strategy, restarts=restarts).wait_ready(timeout=HANG_S)
 
 
 def answers(*texts, right="4"):

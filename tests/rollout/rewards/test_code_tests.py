@@ -9,6 +9,7 @@ from roost.rollout.rewards.trials import same_output
 from roost.rollout.sandbox.isolation import TooWeak
 from roost.rollout.sandbox.sandbox import run_once
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -196,7 +197,7 @@ def test_input_and_output(text, tests, keys, expected):
     ],
 )
 def test_unit_tests(text, test, expected):
-    assert scored(text, [test], limit_s=10) == expected
+    assert scored(text, [test], limit_s=HANG_S) == expected
 
 
 def test_a_check_with_an_entry_point():
@@ -254,7 +255,7 @@ if __name__ == "__main__":
     ],
 )
 def test_a_file_of_unittest(text, expected):
-    assert scored(text, SUITE, limit_s=0.5 if "while" in text else 30) == expected
+    assert scored(text, SUITE, limit_s=0.5 if "while" in text else HANG_S) == expected
 
 
 FUNCTIONS = """

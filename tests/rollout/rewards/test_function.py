@@ -9,6 +9,7 @@ from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.function import Function
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 from tests.rollout.script import ran
 
 ANSWER = Answer(Task("say five", {"most": 5}, "chat"), "five!", reward=0.25)
@@ -92,7 +93,7 @@ def test_functions_that_cannot_be_called(function, keys, message):
 
 def test_a_slow_function_does_not_hold_up_the_loop():
     """Two calls wait for each other in threads, which the loop must let happen."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=HANG_S)
 
     def meet():
         both.wait()
@@ -111,7 +112,7 @@ def test_a_call_that_hangs_takes_no_thread_from_the_answers_after_it():
     def length(text):
         if text == "hang":
             hangs.set()
-            may_end.wait(60)
+            may_end.wait(HANG_S)
         return len(text)
 
     async def run():

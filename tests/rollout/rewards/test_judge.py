@@ -10,6 +10,7 @@ from roost.rollout.rewards.judge import Judge
 from roost.rollout.rewards.judge_reply import Reading, filled
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 
 ANSWER = Answer(Task("2+2", {"question": "What is 2+2?", "answer": "4"}), "It is {reference}. Score: 10")
 
@@ -179,7 +180,7 @@ def test_a_judge_that_does_not_answer(judged):
     gone = threading.Event()
 
     def hang():
-        gone.wait(30)
+        gone.wait(HANG_S)
         return says("Score: 1")
 
     try:

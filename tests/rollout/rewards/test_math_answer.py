@@ -10,6 +10,7 @@ from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.math_answer import MathAnswer
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.scenario import Task
+from tests.limits import HANG_S
 
 RIGHT = [
     ("0.5", "1/2", "decimal"),
@@ -51,25 +52,29 @@ async def score_all(reward, answers):
 
 def test_answers_side_by_side():
     answers = [answer_to(text, right) for _, text, right, _ in CASES]
-    scores = asyncio.run(score_all(MathAnswer(processes=2, limit_s=30), answers))
+    scores = asyncio.run(score_all(MathAnswer(processes=2, limit_s=HANG_S), answers))
     assert {case[3]: score for case, score in zip(CASES, scores, strict=True)} == {case[3]: case[0] for case in CASES}
 
 
 def test_only_boxed():
     answers = [answer_to("4", "4"), answer_to(r"\boxed{4}", "4"), answer_to(r"\boxed{5} \boxed{4}", "4")]
-    reward = MathAnswer(only_boxed=True, processes=1, right=2, wrong=-1)
+    reward = MathAnswer(only_boxed=True, processes=1, limit_s=HANG_S, right=2, wrong=-1)
     assert asyncio.run(score_all(reward, answers)) == [-1, 2, 2]
 
 
 def test_what_takes_too_long_is_wrong_and_counted_and_others_go_on():
+    async def run():
+        hung = await reward.score(answer_to(HANGS, "42"))
+        reward._limit_s = HANG_S
+        return [hung, *await score_all(reward, [answer_to("42", "42")])]
+
     reward = MathAnswer(processes=1, limit_s=1.0)
-    answers = [answer_to(HANGS, "42"), answer_to("42", "42")]
-    assert asyncio.run(score_all(reward, answers)) == [0.0, 1.0]
+    assert asyncio.run(run()) == [0.0, 1.0]
     assert sum(reward.counts.values()) == 1
 
 
 def test_a_right_answer_that_is_none_is_a_failure():
-    (error,) = asyncio.run(score_all(MathAnswer(processes=1), [answer_to("4", "")]))
+    (error,) = asyncio.run(score_all(MathAnswer(processes=1, limit_s=HANG_S), [answer_to("4", "")]))
     assert isinstance(error, RewardFailed)
     assert "is no mathematics" in str(error)
 
@@ -85,7 +90,7 @@ import json, os, sys, time
 print("ready", flush=True)
 for line in sys.stdin:
     question = json.loads(line)
-    if question == "hang": time.sleep(600)
+    if question == "hang": time.sleep(3600)
     if question == "die": os._exit(3)
     print(json.dumps([question, os.getpid()]), flush=True)
 """
@@ -106,17 +111,17 @@ async def outcome(awaitable):
     ("question", "limit_s", "expected"),
     [
         pytest.param("hang", 0.2, TimeoutError, id="hangs"),
-        pytest.param("die", 30, ProcessLost, id="dies"),
-        pytest.param("x" * 300_000, 30, ProcessLost, id="answers more than a line may hold"),
+        pytest.param("die", HANG_S, ProcessLost, id="dies"),
+        pytest.param("x" * 300_000, HANG_S, ProcessLost, id="answers more than a line may hold"),
     ],
 )
 def test_a_program_that_does_not_answer_is_replaced(question, limit_s, expected):
     async def run():
         programs = echoes()
         try:
-            first = await programs.ask("a", 30)
+            first = await programs.ask("a", HANG_S)
             lost = await outcome(programs.ask(question, limit_s))
-            return first, lost, await programs.ask("b", 30)
+            return first, lost, await programs.ask("b", HANG_S)
         finally:
             await programs.close()
 
@@ -129,12 +134,12 @@ def test_a_program_that_does_not_answer_is_replaced(question, limit_s, expected)
 def test_an_answer_to_one_who_left_is_not_given_to_the_next():
     async def run():
         programs = echoes()
-        await programs.ask("a", 30)
-        leaving = asyncio.create_task(programs.ask("hang", 30))
+        await programs.ask("a", HANG_S)
+        leaving = asyncio.create_task(programs.ask("hang", HANG_S))
         await asyncio.sleep(0.05)
         leaving.cancel()
         try:
-            return await programs.ask("b", 30)
+            return await programs.ask("b", HANG_S)
         finally:
             await programs.close()
 
@@ -143,14 +148,14 @@ def test_an_answer_to_one_who_left_is_not_given_to_the_next():
 
 def test_a_program_that_cannot_start_is_told():
     with pytest.raises(NotStarted, match="the program ended with 3"):
-        asyncio.run(AnsweringProcesses([sys.executable, "-c", "raise SystemExit(3)"], 1).ask("a", 30))
+        asyncio.run(AnsweringProcesses([sys.executable, "-c", "raise SystemExit(3)"], 1).ask("a", HANG_S))
 
 
 def test_programs_are_used_again_and_bounded():
     async def run():
         programs = echoes(most=2)
         try:
-            return await asyncio.gather(*(programs.ask(number, 30) for number in range(20)))
+            return await asyncio.gather(*(programs.ask(number, HANG_S) for number in range(20)))
         finally:
             await programs.close()
 

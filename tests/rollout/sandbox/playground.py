@@ -6,15 +6,15 @@ import sys
 
 from roost.rollout.sandbox.limits import Limits
 from roost.rollout.sandbox.sandbox import Sandbox
+from tests.limits import HANG_S
 
-LIMIT_S = 60  # for a test that would otherwise wait for ever
-PATIENT = Limits(wall_s=30)  # where time is not what ends it
+PATIENT = Limits(wall_s=HANG_S)  # where time is not what ends it
 REACHED = "REACHED"  # what code prints that got where it should not
 
 
 def ran(coroutine):
     async def bounded():
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             return await coroutine
 
     return asyncio.run(bounded())
@@ -32,5 +32,5 @@ def executed(*codes, limits=PATIENT, call=None, folder=None):
 
 def outside(code, **options):
     """What the code prints where nothing holds it."""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, **options)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, **options)
     return ended.stdout + ended.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from roost.rollout.sandbox.execution import Fault
 from roost.rollout.sandbox.sandbox import Sandbox
+from tests.limits import HANG_S
 from tests.rollout.sandbox.playground import REACHED, executed, outside, ran
 
 SECRET = "the key to everything"
@@ -42,7 +43,7 @@ def surroundings(tmp_path):
             "udp": udp.getsockname()[1],
             "victim": victim.pid,
         }
-    victim.communicate(b"\n", timeout=30)
+    victim.communicate(b"\n", timeout=HANG_S)
 
 
 def filled(code, surroundings):
@@ -220,5 +221,5 @@ def test_a_listening_server_hears_nothing():
         (execution,) = executed(f"import socket; socket.create_connection(('127.0.0.1', {port}))")
         assert not heard.is_set() and "PermissionError" in execution.output
         socket.create_connection(("127.0.0.1", port)).close()  # the control
-        thread.join(timeout=30)
+        thread.join(timeout=HANG_S)
         assert heard.is_set()

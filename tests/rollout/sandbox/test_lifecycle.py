@@ -15,7 +15,8 @@ import pytest
 
 from roost.rollout.sandbox.limits import Limits
 from roost.rollout.sandbox.sandbox import Sandbox, run_once
-from tests.rollout.sandbox.playground import LIMIT_S, PATIENT, ran
+from tests.limits import HANG_S
+from tests.rollout.sandbox.playground import PATIENT, ran
 
 ROOT = Path(__file__).parents[3]
 
@@ -164,7 +165,7 @@ def test_cancelled_before_its_folder_is_removed():
     async def run():
         free = threading.Event()
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        busy = asyncio.create_task(asyncio.to_thread(free.wait, LIMIT_S))  # whoever removes has to wait for that
+        busy = asyncio.create_task(asyncio.to_thread(free.wait, HANG_S))  # whoever removes has to wait for that
         sandbox = await Sandbox.start(PATIENT)
         closing = asyncio.create_task(sandbox.close())
         while sandbox.pid is not None:
@@ -230,8 +231,8 @@ def test_a_killed_owner_leaves_none(tmp_path):
     sandboxes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
     assert all(sandbox.is_running() for sandbox in sandboxes)
     owner.send_signal(signal.SIGKILL)
-    owner.communicate(timeout=30)
-    _, left = psutil.wait_procs(sandboxes, timeout=30)
+    owner.communicate(timeout=HANG_S)
+    _, left = psutil.wait_procs(sandboxes, timeout=HANG_S)
     assert not left
 
 
@@ -267,7 +268,7 @@ UNSHARE = {"x86_64": 272, "aarch64": 97}.get(os.uname().machine, 0)
 def test_what_a_kernel_lacks_is_found_out(lacking, allowed, told, tmp_path):
     command = [sys.executable, "-c", OLD_KERNEL, repr(lacking), allowed]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
     assert told in ended.stdout + ended.stderr
     assert not list(tmp_path.iterdir())
 

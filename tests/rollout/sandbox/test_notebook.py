@@ -7,6 +7,7 @@ import pytest
 from roost.rollout.sandbox.execution import Fault
 from roost.rollout.sandbox.limits import Limits
 from roost.rollout.sandbox.sandbox import Sandbox, run_once
+from tests.limits import HANG_S
 from tests.rollout.sandbox.playground import PATIENT, executed, ran
 
 
@@ -102,7 +103,7 @@ def test_libraries_work(code):
 
 
 def test_long_output_is_cut_in_the_middle():
-    (execution,) = executed("print('a' * 500 + 'b' * 500, end='')", limits=Limits(wall_s=30, output_chars=100))
+    (execution,) = executed("print('a' * 500 + 'b' * 500, end='')", limits=Limits(wall_s=HANG_S, output_chars=100))
     assert execution.output == "a" * 50 + "\n[900 characters left out]\n" + "b" * 50
 
 

@@ -16,7 +16,8 @@ from roost.rollout.sandbox import child, template
 from roost.rollout.sandbox.execution import Fault
 from roost.rollout.sandbox.inside import template as inside_template
 from roost.rollout.sandbox.sandbox import Sandbox, run_once
-from tests.rollout.sandbox.playground import LIMIT_S, PATIENT, executed, ran
+from tests.limits import HANG_S
+from tests.rollout.sandbox.playground import PATIENT, executed, ran
 
 ROOT = Path(__file__).parents[3]
 
@@ -204,7 +205,7 @@ def test_the_template_of_a_thread_goes_with_it_and_leaves_others_alone():
             return found[0], template_of(ours), await ours.execute("print('alive')")
 
     theirs, ours, execution = ran(run())
-    _, alive = psutil.wait_procs([theirs], timeout=LIMIT_S)
+    _, alive = psutil.wait_procs([theirs], timeout=HANG_S)
     assert not alive and theirs != ours
     assert execution.output == "alive\n"
 
@@ -229,7 +230,7 @@ if pid:
 def test_a_fork_of_the_owner_has_a_template_of_its_own(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", FORKING_OWNER]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT_S)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
     assert ended.stdout == "both\n", ended.stderr
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from roost import Channel, ChannelClosed, PackedPlacementStrategy, PeerLost, WaitedTooLong, Worker, WorkerFailed
+from tests.limits import HANG_S
 
 EVERYONE = [("left", None), ("right", None)]
 
@@ -61,7 +62,7 @@ class Peer(Worker):
         return [channel.get(**options) for _ in range(count)]
 
     def get_by_name(self, name):
-        return self.connect_channel(name).get(timeout=20)
+        return self.connect_channel(name).get(timeout=HANG_S)
 
     def get_batch(self, channel, weight):
         return channel.get_batch(weight)
@@ -74,6 +75,11 @@ class Peer(Worker):
             channel.put((self._group_name, "in"))
             time.sleep(seconds)
             channel.put((self._group_name, "out"))
+
+    def keep_lock_until_told(self, channel):
+        with self.device_lock():
+            channel.put("held")
+            channel.get(key="let go")
 
     def try_lock(self, timeout):
         with self.device_lock(timeout=timeout):
@@ -204,7 +210,7 @@ def test_channel_between_workers_and_driver(pair, channel):
     channel.put({"from": "driver"})
     assert right.execute_on(1).get(channel, 1).wait() == [[{"from": "driver"}]]
     left.execute_on(1).put(channel, ["to the driver"])
-    assert channel.get(timeout=20) == "to the driver"
+    assert channel.get(timeout=HANG_S) == "to the driver"
 
 
 def test_channel_by_name(pair, channel):
@@ -274,7 +280,7 @@ def test_asynchronous_workers_await_channels(shared_cluster, channel):
     done = mixer.relay(channel, out, 3)
     for number in (1, 2, 3):
         channel.put(number)
-    assert [out.get(timeout=20) for _ in range(3)] == [2, 4, 6]
+    assert [out.get(timeout=HANG_S) for _ in range(3)] == [2, 4, 6]
     done.wait()
     mixer.close()
 
@@ -291,11 +297,12 @@ def test_one_worker_at_a_time_holds_a_device(pair, channel):
 
 def test_locks_are_bounded_and_name_their_holder(pair, channel):
     left, right = pair
-    holding = left.execute_on(0).keep_lock(channel, 2.0)
-    assert channel.get(timeout=20) == ("left", "in")
+    holding = left.execute_on(0).keep_lock_until_told(channel)
+    assert channel.get(timeout=HANG_S) == "held"
     with pytest.raises(WorkerFailed, match=r"right:0 waited 0.2 s for the lock of devices held: 0 by left:0"):
         right.execute_on(0).try_lock(0.2).wait()
-    assert right.execute_on(1).try_lock(5).wait() == [True]  # another device
+    assert right.execute_on(1).try_lock(HANG_S).wait() == [True]  # another device
+    channel.put(None, key="let go")
     holding.wait()
     assert right.execute_on(0).lock_twice().wait() == [True]
 
@@ -313,10 +320,10 @@ class Victim(Worker):
     def hold(self, channel):
         with self.device_lock():
             channel.put("locked")
-            time.sleep(600)
+            time.sleep(3600)
 
     def hang(self):
-        time.sleep(600)
+        time.sleep(3600)
 
     def pid(self):
         import os
@@ -339,7 +346,7 @@ class Waiter(Worker):
             self.send(np.zeros(100_000), "victim", 0)
 
     def lock(self):
-        with self.device_lock(timeout=60):
+        with self.device_lock(timeout=HANG_S):
             return "mine"
 
 
@@ -368,7 +375,7 @@ def test_a_dead_peer_ends_a_wait_and_is_named(hunt, method):
     call = getattr(waiter, method)()
     kill()
     with pytest.raises(WorkerFailed) as caught:
-        call.wait(timeout=30)
+        call.wait(timeout=HANG_S)
     first, *others = caught.value.failures
     assert (str(first.address), first.kind) == ("victim:0", "died")
     assert "victim:0 is gone" in others[0].summary
@@ -383,20 +390,20 @@ def test_a_dead_producer_ends_a_wait_for_items(hunt, cluster):
     call = waiter.get(channel)
     kill()
     with pytest.raises(WorkerFailed) as caught:
-        call.wait(timeout=30)
+        call.wait(timeout=HANG_S)
     assert str(caught.value.first.address) == "victim:0"
     with pytest.raises(PeerLost, match="victim:0 is gone"):
-        channel.get(timeout=30)
+        channel.get(timeout=HANG_S)
 
 
 def test_a_dead_holder_frees_its_lock(hunt, cluster):
     victim, waiter, kill = hunt
     channel = cluster.create_channel("locked")
     victim.hold(channel)
-    channel.get(timeout=20)
+    channel.get(timeout=HANG_S)
     call = waiter.lock()
     kill()
-    assert call.wait(timeout=30) == ["mine"]
+    assert call.wait(timeout=HANG_S) == ["mine"]
 
 
 def test_channels_are_values():

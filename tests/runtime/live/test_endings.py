@@ -1,5 +1,6 @@
 """However a driver ends, nothing of its job stays: no process, port, shared memory or reservation."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,14 +9,15 @@ import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roost import Cluster, PackedPlacementStrategy, WaitedTooLong, Worker
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.long
 
 DRIVER = Path(__file__).parent / "drivers" / "endless.py"
-LIMIT = 60  # seconds for what a killed driver leaves to be gone
 
 
 def processes_with(mark):
@@ -60,7 +62,7 @@ def claims_of(processes):
 
 
 def until(condition):
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + HANG_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.2)
     return condition()
@@ -98,7 +100,7 @@ def test_a_job_on_a_ray_of_its_own(end):
     assert len(processes) > 5
     assert len(ports) == 3  # one where the group meets, and one of each worker
     driver.send_signal(end)
-    driver.wait(LIMIT)
+    driver.wait(HANG_S)
     assert until(lambda: not processes_with(mark)), processes_with(mark)
     assert until(lambda: not ports & set(claims())), "a process that ends shows no name before it lets go"
     assert not [path for path in memory if Path(path).exists()]
@@ -108,9 +110,10 @@ def test_a_job_on_a_ray_of_its_own(end):
 def running_ray(ray_nodes):
     import ray
 
-    ray_nodes.add(2, cpus=2)
+    mark = uuid.uuid4().hex
+    ray_nodes.add(2, cpus=2, ROOST_TEST_MARK=mark)
     ray.init(address=ray_nodes.address, namespace="roost", log_to_driver=False)
-    return ray_nodes
+    return ray_nodes, mark
 
 
 class Wanting(Worker):
@@ -130,31 +133,29 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
     import ray
     from ray.util import placement_group_table
 
-    driver = start_driver(running_ray.address, uuid.uuid4().hex)
+    nodes, mark = running_ray
+    driver = start_driver(nodes.address, uuid.uuid4().hex)
     assert ray.available_resources().get("GPU", 0) == 0
     said = []
     with pytest.raises(WaitedTooLong, match=r"no room within 2 s: node 0, .*: 1 accelerator needed, 0 of 2 free"):
         wanted(2, said)
     assert [text for text in said if "waiting up to 2 s for the cluster: node 0" in text]
-    ports = claims_of(pid for pid, _ in workers_of_jobs())
+    ports = claims_of(workers_of_jobs(nodes, mark))
     driver.send_signal(end)
-    driver.wait(LIMIT)
+    driver.wait(HANG_S)
     assert until(lambda: ray.available_resources().get("GPU", 0) == 2)
     assert until(lambda: {group["state"] for group in placement_group_table().values()} <= {"REMOVED"})
-    assert until(lambda: not workers_of_jobs()), workers_of_jobs()
+    assert until(lambda: not workers_of_jobs(nodes, mark)), workers_of_jobs(nodes, mark)
     assert until(lambda: not ports & set(claims())), "a process that ends shows no name before it lets go"
-    assert wanted(20, said) == ["0"]
+    assert wanted(HANG_S, said) == ["0"]
 
 
-def workers_of_jobs():
-    """Processes of Roost's actors, and what a worker of the endless job started."""
-    names = (b"ray::Busy", b"ray::NodeAgent", b"ray::Keeper", b"time.sleep(600)")
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if any(name in command for name in names):
-            found.append((folder.name, command.replace(b"\0", b" ").decode()))
-    return found
+def workers_of_jobs(nodes, mark):
+    """Processes of Roost's actors on a Ray with a mark, and what a worker of the endless job started."""
+    found = processes_with(mark)
+    (raylet,) = nodes.nodes[0].all_processes["raylet"]
+    for process in psutil.Process(raylet.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
+            found[process.pid] = " ".join(process.cmdline())
+    names = ("ray::Busy", "ray::NodeAgent", "ray::Keeper", "time.sleep(600)")
+    return {pid: line for pid, line in found.items() if any(name in line for name in names)}

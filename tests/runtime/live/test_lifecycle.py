@@ -17,6 +17,7 @@ from roost import (
 )
 from roost import Worker as RoostWorker
 from roost.runtime.address import Address
+from tests.limits import HANG_S
 
 
 class Plain(RoostWorker):
@@ -50,7 +51,7 @@ def launched(cluster, name, strategy=NODE, *args, **options):
     return Plain.create_group(*args).launch(cluster, name=name, placement_strategy=strategy, **options)
 
 
-def until(condition, limit=30):
+def until(condition, limit=HANG_S):
     deadline = time.monotonic() + limit
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -83,7 +84,7 @@ def test_a_launch_that_fails_half_way_leaves_nothing_behind(cluster, monkeypatch
 def test_a_closed_group_gives_its_devices_to_other_jobs(cluster):
     group = launched(cluster, "all", PackedPlacementStrategy(0, 7, num_hardware_per_process=8))
     group.wait_ready()
-    with Cluster(num_nodes=1, reservation_timeout=20) as other:
+    with Cluster(num_nodes=1, reservation_timeout=HANG_S) as other:
         group.close()
         assert launched(other, "all", PackedPlacementStrategy(0, 7, num_hardware_per_process=8)).rank().wait() == [0]
 
@@ -135,7 +136,7 @@ def test_a_worker_that_never_comes_to_life_is_lost_to_all(cluster):
     ray.kill(late.hosts[0])
     call = waiting.receive()
     with pytest.raises(WorkerFailed) as caught:
-        call.wait(timeout=60)
+        call.wait(timeout=HANG_S)
     assert str(caught.value.first.address) == "late:0"
 
 

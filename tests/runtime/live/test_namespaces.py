@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import HANG_S
+
 DRIVERS = Path(__file__).parent / "drivers"
 RAY = Path(sys.executable).with_name("ray")
 PREFIX = "roost-test"
 NETWORK = "10.213.77"
 HOSTS = {"a": 2, "b": 10, "c": 9}  # the driver's, and two whose order as text is not their order as numbers
 PORT = 6399
-LIMIT = 300
 
 CONFIG = """
 cluster:
@@ -71,7 +72,7 @@ class Hosts:
             ip("-n", space, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
 
-    def run(self, host, *words, limit=LIMIT, **options):
+    def run(self, host, *words, limit=HANG_S, **options):
         command = ["ip", "netns", "exec", f"{PREFIX}-{host}", *map(str, words)]
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=limit, **options)
 
@@ -96,7 +97,7 @@ class Hosts:
         self.starts += 1
 
     def _wait_for(self, host, starts):
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + HANG_S
         while (self.folder / f"{host}.out").read_text().count("Ray runtime started") <= starts:
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.1)
@@ -110,7 +111,7 @@ class Hosts:
         for process in reversed(self.raylets):
             process.terminate()
         for process in self.raylets:
-            process.wait(30)
+            process.wait(HANG_S)
         self.raylets = []
         for host in HOSTS:
             left = subprocess.run(["ip", "netns", "pids", f"{PREFIX}-{host}"], capture_output=True, text=True)

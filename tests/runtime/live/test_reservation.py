@@ -17,6 +17,7 @@ from roost import (
     Plan,
     Worker,
 )
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.long
 
@@ -102,30 +103,31 @@ def test_two_jobs_never_share_a_device(ragged):
 
 
 def test_what_another_cluster_of_this_process_holds_is_not_waited_for(ragged):
-    with open_cluster() as one, open_cluster() as two:
+    said = []
+    with open_cluster() as one, open_cluster(said) as two:
         held(one, PackedPlacementStrategy(24, 26)).wait_ready()
-        text, seconds = seconds_to_refuse(lambda: held(two, PackedPlacementStrategy(24, 25)))
+        text = refusal(lambda: held(two, PackedPlacementStrategy(24, 25)))
         assert "2 accelerators needed, 3 of 4 held by another Cluster of this process" in text
         assert "it holds them for holder" in text
-        assert seconds < 5
+        assert not any("waiting" in text for text in said)
         one.shutdown()
         assert len(held(two, PackedPlacementStrategy(24, 25), "after").sees().wait()) == 2
 
 
-def seconds_to_refuse(action):
-    start = time.monotonic()
+def refusal(action):
     with pytest.raises(ConfigError) as caught:
         action()
-    return str(caught.value), time.monotonic() - start
+    return str(caught.value)
 
 
 def test_a_plan_too_large_is_refused_at_once(ragged):
     machines = {"nodes": [{"accelerators": 16}, {"accelerators": 12}]}
     plan = roost.plan({"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-27"}}}, machines)
-    with open_cluster() as cluster:
-        text, seconds = seconds_to_refuse(lambda: cluster.launch(plan, {"actor": Holder.create_group()}))
+    said = []
+    with open_cluster(said) as cluster:
+        text = refusal(lambda: cluster.launch(plan, {"actor": Holder.create_group()}))
     assert "has 8 accelerators, the plan uses 0-11 there" in text
-    assert seconds < 5
+    assert not any("waiting" in text for text in said)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +147,18 @@ def test_a_plan_too_large_is_refused_at_once(ragged):
 )
 def test_other_shortages_are_reported_like_those_of_accelerators(ragged, options, expected):
     placement = {"env": {"node_group": "node", "placement": "1:0-1"}}
-    with open_cluster() as cluster:
+    said = []
+    with open_cluster(said) as cluster:
         plan = roost.plan({"cluster": {"num_nodes": 4, "component_placement": placement}}, cluster)
-        text, seconds = seconds_to_refuse(
-            lambda: cluster.launch(plan, {"env": Holder.create_group()}, {"env": options})
-        )
+        text = refusal(lambda: cluster.launch(plan, {"env": Holder.create_group()}, {"env": options}))
     assert expected in text
-    assert seconds < 5
+    assert not any("waiting" in text for text in said)
 
 
 def test_nothing_is_left_reserved_after_a_job(ragged):
     with open_cluster() as cluster:
         held(cluster, EVERYTHING).wait_ready()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while ray.available_resources().get("GPU", 0) < 30 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ray.available_resources()["GPU"] == 30
@@ -177,13 +178,12 @@ def test_a_saved_plan_is_verified_and_launched(ragged, tmp_path):
 
 def test_fewer_nodes_than_wanted(ragged):
     said = []
-    text, seconds = seconds_to_refuse(lambda: Cluster(num_nodes=6, node_timeout=3.0, say=said.append))
+    text = refusal(lambda: Cluster(num_nodes=6, node_timeout=3.0, say=said.append))
     assert "expected 6 nodes, 4 joined" in text
-    assert seconds < 15
     assert any("waiting up to 3 s for 6 nodes; 4 joined" in text for text in said)
 
 
 def test_workers_without_devices_need_no_room(ragged):
-    with open_cluster() as one, open_cluster(reservation_timeout=1.0) as two:
+    with open_cluster() as one, open_cluster(reservation_timeout=HANG_S) as two:
         held(one, EVERYTHING).wait_ready()
         assert held(two, NodePlacementStrategy([1, 2])).node().wait() == [(1, ""), (2, "")]

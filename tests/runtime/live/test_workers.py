@@ -31,6 +31,13 @@ class Scout(Worker):
         time.sleep(seconds)
         return os.getpid()
 
+    def until_there(self, path):
+        import time
+
+        while not path.exists():
+            time.sleep(0.01)
+        return os.getpid()
+
     def rank_if_main_thread(self):
         import threading
 
@@ -150,11 +157,13 @@ def test_results_can_be_awaited(scouts):
     assert second == [["hi", 0, 2, 1]]
 
 
-def test_a_wait_is_bounded_and_can_be_taken_up_again(scouts):
-    result = scouts.sleep(1.0)
-    with pytest.raises(WaitedTooLong, match=r"scout.sleep did not answer within 0.05 s on ranks \[0, 1\]"):
+def test_a_wait_is_bounded_and_can_be_taken_up_again(scouts, tmp_path):
+    go_on = tmp_path / "go on"
+    result = scouts.until_there(go_on)
+    with pytest.raises(WaitedTooLong, match=r"scout.until_there did not answer within 0.05 s on ranks \[0, 1\]"):
         result.wait(timeout=0.05)
     assert not result.done()
+    go_on.touch()
     assert len(set(result.wait())) == 2
 
 

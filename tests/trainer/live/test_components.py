@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from roost.rollout.app_world.tiny_model import write_app_world_model
+from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
 
 
@@ -94,7 +95,7 @@ def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
     values["train"] |= {"task": task, "engine_options": {"max_context": 128}}
     run = trained(values, tmp_path / "run").run
     assert figures(run, "samples/finished") == [4.0], [file.read_text() for file in run.failures.glob("*")]
-    until = time.monotonic() + 60
+    until = time.monotonic() + HANG_S
     while (left := own_processes()) and time.monotonic() < until:
         time.sleep(0.2)
     assert not left

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.limits import HANG_S
 from tests.trainer.live.jobs import ARITHMETIC, learnt_groups, spans_of, trained
 from tests.trainer.live.scenarios import Talking, count_learning
 
@@ -22,7 +23,7 @@ def loop_config(model, gpus, needs=None, can_sleep=True, is_async=False, task=AR
     if needs is not None:
         rl |= dict(zip(("inference_requires_memory_gb", "learning_requires_memory_gb"), needs, strict=True))
     llm = {"model_path": str(model), "max_new_tokens": 3, "vllm_server": {"enable_sleep_mode": can_sleep}}
-    train = {"task": task, "engine_options": {"max_context": 64}, "episode_limit_s": 60.0, "attempts": 1}
+    train = {"task": task, "engine_options": {"max_context": 64}, "episode_limit_s": HANG_S, "attempts": 1}
     return {"rl": rl, "llm": llm, "train": train}
 
 

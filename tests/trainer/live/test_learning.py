@@ -5,6 +5,7 @@ import pytest
 import roost.trainer.components
 from roost.learner.sample import Sample
 from roost.trainer.learner_worker import LearnerWorker
+from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, trained
 from tests.trainer.live.scenarios import Patient, count_learning
 
@@ -22,7 +23,7 @@ def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tm
         task={"_target_": "tests.trainer.live.scenarios.Patient"},
         minibatch_size=8,
         behaviour="proximal",
-        episode_limit_s=60.0,  # what waits for ever fails then, and its group would be missing
+        episode_limit_s=HANG_S,  # what waits for ever fails then, and its group would be missing
         attempts=1,
         steps=2,
         evaluation_tasks=2,  # which are played at once, as the first two of anything are

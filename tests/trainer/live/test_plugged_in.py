@@ -10,6 +10,7 @@ import pytest
 
 from roost.rollout.app_world.tiny_model import write_app_world_model
 from roost.trainer.run_folder import RunFolder
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[3]
 ROOST = [sys.executable, "-c", "from roost.cli.main import run; run()"]
@@ -75,7 +76,7 @@ def train(folder, *overrides, job="job.yaml"):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANG_S,
     )
 
 

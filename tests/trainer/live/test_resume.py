@@ -11,6 +11,7 @@ import yaml
 
 from roost.trainer.checkpoints import Checkpoints
 from roost.trainer.run_folder import RunFolder
+from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,7 @@ def ended_after(process, text, number):
             lines.append(line)
             if text in line:
                 process.send_signal(number)
-                return process.communicate(timeout=120)[0]
+                return process.communicate(timeout=HANG_S)[0]
         raise AssertionError("".join(lines))
     finally:
         process.kill()
