@@ -1,4 +1,4 @@
-"""`roost explain`: why a process is where it is."""
+"""`roost explain`: why a process is where it is, and where a training setting comes from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
@@ -13,12 +14,18 @@ from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 from roost.view.text import print_findings
+from roost.view.training_text import explain_setting, print_settings
 
 
 def explain_command(
     config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
     process: Annotated[
-        str, typer.Argument(help="A component, or one of its processes: rollout:3.", metavar="COMPONENT[:RANK]")
+        str,
+        typer.Argument(
+            help="A component, one of its processes (rollout:3), all training settings (train), or one of them "
+            "(train.learning_rate).",
+            metavar="COMPONENT[:RANK]|train[.SETTING]",
+        ),
     ],
     overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
@@ -26,16 +33,41 @@ def explain_command(
     notation: NotationChoice = None,
     layout: LayoutChoice = None,
 ) -> None:
-    """Say which rule put a component or a process where it is, with the numbers."""
+    """Say which rule put a component or a process where it is, or which key or default decides a training setting."""
     findings = Findings()
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
-    sentences = _explain(plan, process, findings) if plan is not None else []
     console = open_console()
-    for sentence in sentences:
-        console.print(sentence)
+    if plan is not None and process.partition(".")[0] == "train":
+        _explain_training(plan, process, findings, console)
+    elif plan is not None:
+        _print_all(_explain(plan, process, findings), console)
     print_findings(findings.errors, open_console(stderr=True))
     if findings.errors:
         raise typer.Exit(1)
+
+
+def _print_all(sentences: list[str], console: Console) -> None:
+    for sentence in sentences:
+        console.print(sentence, soft_wrap=True)
+
+
+def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Console) -> None:
+    """Print all training settings, or one of them."""
+    place = Where("command line", path=(wanted,))
+    if not plan.training:
+        findings.error(place, "the config only places: it has no section train", fix="explain one of its components")
+        return
+    name = wanted.partition(".")[2]
+    if not name:
+        print_settings(plan.training, plan.notation, plan.file, console)
+        return
+    setting = next((setting for setting in plan.training if setting.name == name), None)
+    if setting is None:
+        names = [setting.name for setting in plan.training]
+        hint = did_you_mean(name, names)
+        findings.error(place, f"there is no setting {name}", hint, "roost explain CONFIG train lists all of them")
+        return
+    _print_all(explain_setting(setting, plan.notation), console)
 
 
 def _explain(plan: Plan, wanted: str, findings: Findings) -> list[str]:

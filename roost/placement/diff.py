@@ -67,6 +67,10 @@ def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
         old, new = before.settings.get(key), after.settings.get(key)
         if old != new:
             yield Change("settings", key, "", _word(old), _word(new))
+    one_run, other_run = ({setting.name: setting.value for setting in plan.training} for plan in (before, after))
+    for name in sorted(one_run.keys() & other_run.keys()):
+        if one_run[name] != other_run[name]:
+            yield Change("training", f"train.{name}", "", _word(one_run[name]), _word(other_run[name]))
 
 
 def _machines(plan: Plan) -> str:

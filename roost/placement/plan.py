@@ -17,6 +17,7 @@ from roost.placement.residency import Residency, ResidencySettings, find_residen
 from roost.placement.routes import Routes, find_routes
 from roost.spec.errors import Finding, Findings
 from roost.spec.job import Notation
+from roost.spec.origins import ResolvedSetting
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Plan:
     inventory: Inventory
     components: tuple[ComponentPlan, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    training: tuple[ResolvedSetting, ...] = ()  # empty for a config that only places
     warnings: tuple[Finding, ...] = ()
 
     @cached_property

@@ -20,6 +20,7 @@ from roost.placement.routes import EngineRoutes, Reach
 from roost.placement.table import PlacementTable
 from roost.spec.errors import ConfigError, Finding, Findings, Severity, Where, shown
 from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.spec.origins import Origin, ResolvedSetting
 from roost.spec.ranks import spell_ranks
 
 SCHEMA = "roost.plan/1"
@@ -34,6 +35,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **plan.inventory.to_dict(),
         "components": {component.name: _component_to_dict(component) for component in plan.components},
         "settings": dict(plan.settings),
+        "training": {setting.name: _setting_to_dict(setting) for setting in plan.training},
         "residency": [_residency_to_dict(held) for held in plan.residency.classes],
         "routes": [_routes_to_dict(engine) for engine in plan.routes.engines],
         "warnings": [finding_to_dict(finding) for finding in plan.warnings],
@@ -105,14 +107,31 @@ def _process_to_dict(process: Process) -> dict[str, Any]:
     return described
 
 
+def _setting_to_dict(setting: ResolvedSetting) -> dict[str, Any]:
+    return {
+        "value": setting.value,
+        "origin": setting.origin.value,
+        "keys": [_place_to_dict(key) for key in setting.keys],
+    }
+
+
+def _setting_from_dict(name: str, data: Mapping[str, Any]) -> ResolvedSetting:
+    keys = tuple(_place_from_dict(key) for key in data["keys"])
+    return ResolvedSetting(name, data["value"], Origin(data["origin"]), keys)
+
+
+def _place_to_dict(where: Where) -> dict[str, Any]:
+    return {"file": where.file, "line": where.line, "column": where.column, "path": list(where.path)}
+
+
+def _place_from_dict(data: Mapping[str, Any]) -> Where:
+    return Where(data["file"], data["line"], data["column"], tuple(data["path"]))
+
+
 def finding_to_dict(finding: Finding) -> dict[str, Any]:
-    where = finding.where
     return {
         "severity": finding.severity.value,
-        "file": where.file,
-        "line": where.line,
-        "column": where.column,
-        "path": list(where.path),
+        **_place_to_dict(finding.where),
         "what": finding.what,
         "why": finding.why,
         "fix": finding.fix,
@@ -120,8 +139,7 @@ def finding_to_dict(finding: Finding) -> dict[str, Any]:
 
 
 def _finding_from_dict(data: Mapping[str, Any]) -> Finding:
-    where = Where(data["file"], data["line"], data["column"], tuple(data["path"]))
-    return Finding(where, data["what"], data["why"], data["fix"], Severity(data["severity"]))
+    return Finding(_place_from_dict(data), data["what"], data["why"], data["fix"], Severity(data["severity"]))
 
 
 def read_plan_file(file: Path, findings: Findings) -> Plan | None:
@@ -173,6 +191,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
             inventory=inventory,
             components=tuple(_component_from_dict(name, part, inventory) for name, part in data["components"].items()),
             settings=dict(data["settings"]),
+            training=tuple(_setting_from_dict(name, part) for name, part in data.get("training", {}).items()),
             warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
         )
     except ConfigError:

@@ -111,6 +111,7 @@ def try_plan(
         inventory=machines,
         components=components,
         settings=job.settings,
+        training=job.resolved if job.training is not None else (),
         warnings=findings.warnings,
     )
 

@@ -27,13 +27,13 @@ from roost.spec.defaults import (
 )
 from roost.spec.errors import Findings, Where, shown
 from roost.spec.interpolation import resolve
+from roost.spec.origins import COMMAND_LINE
 from roost.spec.source import Source, is_tame, read_yaml
 from roost.spec.yaml_events import KeyPath, Position
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-COMMAND_LINE = "command line"
 PRIMARY = ""  # the config itself among the files that Hydra composes
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from roost.spec.errors import Finding, Where
+from roost.spec.origins import ResolvedSetting
 from roost.spec.ranks import Segment
 from roost.spec.source import Source
 from roost.spec.training import TrainSettings
@@ -178,6 +179,7 @@ class Job:
         default_factory=dict
     )  # component -> component whose process 0 starts and stops it
     training: TrainSettings | None = None  # where the config says how to train, not only where
+    resolved: tuple[ResolvedSetting, ...] = ()  # the training settings with their origins
     warnings: tuple[Finding, ...] = ()
 
     @property

@@ -55,9 +55,10 @@ def read_job(
             findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
     if needs_components and not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
-    training = read_training(root, job)
+    training, resolved = read_training(root, job)
     lag = {"max_policy_lag": training.max_policy_lag} if training is not None and training.max_policy_lag else {}
-    return replace(job, training=training, settings={**job.settings, **lag}, warnings=findings.warnings)
+    settings = {**job.settings, **lag}
+    return replace(job, training=training, resolved=resolved, settings=settings, warnings=findings.warnings)
 
 
 def recognise(root: Section) -> Notation | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from roost.spec.errors import Where, did_you_mean, shown
 from roost.spec.job import Job, Notation
+from roost.spec.origins import ResolvedSetting
 from roost.spec.section import MAX_NUMBER, Section
 from roost.spec.training import (
     DEFAULT_STEPS,
@@ -27,6 +28,7 @@ from roost.spec.training import (
 )
 from roost.spec.training_dialects import MADE_OF, defaults, derived
 from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, WHOLE, Key
+from roost.spec.training_origins import deciding_keys, resolve_settings
 from roost.spec.training_unlike import warn_unlike
 
 Values = dict[str, Any]
@@ -34,28 +36,32 @@ Values = dict[str, Any]
 _EXPONENT = re.compile(r"\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
-def read_training(root: Section, job: Job) -> TrainSettings | None:
-    """The settings of a job that has a section `train`; None for a config that only places."""
+def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[ResolvedSetting, ...]]:
+    """The settings of a job that has a section `train`, and their origins; None for a config that only places."""
     if "train" not in root:
-        return None
+        return None, ()
     train = root.mapping("train") or root.below("train")
     train.refuse_unknown_keys([key.name for key in KEYS])
     values: Values = dict(derived(root, job))
+    written: dict[str, Where] = {}
     for key in KEYS:
         value, place = _found(key, root, train, job.notation)
         if value is not None:
             _note(key.name, value, place, values, train)
+            written[key.name] = place
     warn_unlike(root, job.notation, values)
     values = {**defaults(root, job.notation, values), **values}
     if not values.get("task"):
         train.error("task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):
         train.error("task", "has no _target_", fix="name the class of the scenario: _target_: package.module.Class")
-    values["model"] = values.get("model") or _model_of(job)
+    if not values.get("model"):
+        values["model"], written["model"] = _model_of(job, root)
     if not values["model"]:
         train.error("model", "is missing", fix="name the folder of a Hugging Face checkpoint")
-        return None
-    return _settings(values, job, train)
+        return None, ()
+    settings = _settings(values, job, train)
+    return settings, resolve_settings(settings, root, job.notation, written, values)
 
 
 def setting_place(name: str, job: Job) -> Where:
@@ -163,10 +169,14 @@ def _same(one: Any, other: Any) -> bool:
     return math.isclose(one, other) if both_numbers else bool(one == other)
 
 
-def _model_of(job: Job) -> str | None:
-    """The actor's model, or what generates for it; other learners may start from models of their own."""
-    paths = {part.name: part.model.path for part in job.components}
-    return paths.get("actor") or paths.get("rollout")
+def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
+    """The actor's model, or the engine's, and its place; other learners may start from models of their own."""
+    found = {part.name: part for part in job.components if part.model.path}
+    part = found.get("actor") or found.get("rollout")
+    if part is None:
+        return None, root.where()
+    keys = deciding_keys(root, job.notation, "model")
+    return part.model.path, keys[0] if keys else part.where
 
 
 def _settings(values: Values, job: Job, train: Section) -> TrainSettings:

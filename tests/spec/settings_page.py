@@ -7,68 +7,32 @@ from __future__ import annotations
 
 from enum import EnumType
 from pathlib import Path
-from typing import Any
 
 from roost.spec.job import Notation
 from roost.spec.training import LearnerSettings, TrainSettings
 from roost.spec.training_dialects import MADE_OF
 from roost.spec.training_keys import DRAWING, FLAG, KEPT, LOSS, MAPPING, MODEL, NUMBER, OPTIMIZER, RUN, TEXT, WHOLE, Key
+from roost.spec.training_origins import kept
 from roost.spec.training_unlike import UNLIKE
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-settings.md"
 GROUPS = {
-    "The run": (RUN, ""),
-    "What is drawn": (DRAWING, "draw"),
-    "The optimizer": (OPTIMIZER, "learner.optimizer"),
-    "What is learnt": (LOSS, "learner.loss"),
-    "The model and the engine": (MODEL, "learner"),
-    "What is tried and kept": (KEPT, ""),
-}
-COLLECTING = ("groups", "group_size", "redundancy", "fraction", "group_fraction", "drops_equal_groups", "attempts")
-COLLECTING += ("concurrency", "episode_limit_s")
-ADVANTAGE = ("estimator", "positive_only", "discount", "gae_lambda")
-# Where a setting is kept in TrainSettings, if not under its own name in its group's part.
-ELSEWHERE = {
-    **{name: f"collect.{name}" for name in COLLECTING},
-    **{name: f"advantage.{name}" for name in ADVANTAGE},
-    "least_advantage": "advantage.least",
-    "minibatch_size": "minibatches",  # as many as there are of that size
-    "critic_learning_rate": "critic_learning_rate",
-    "beta1": "learner.optimizer.betas.0",
-    "beta2": "learner.optimizer.betas.1",
-    "adapter_rank": "learner.adapter.rank",
-    "adapter_alpha": "learner.adapter.alpha",
-    "engine": "engine",
-    "engine_options": "engine_options",
-    "evaluate_every": "evaluation.every",
-    "evaluation_tasks": "evaluation.tasks",
-    "evaluation_samples": "evaluation.samples",
-    "evaluation_temperature": "evaluation.temperature",
-    "checkpoint_every": "checkpoint.every",
-    "keep_checkpoints": "checkpoint.keep",
-}
-FIELDS = {
-    key.name: ELSEWHERE.get(key.name, f"{part}.{key.name}".lstrip("."))
-    for keys, part in GROUPS.values()
-    for key in keys
+    "The run": RUN,
+    "What is drawn": DRAWING,
+    "The optimizer": OPTIMIZER,
+    "What is learnt": LOSS,
+    "The model and the engine": MODEL,
+    "What is tried and kept": KEPT,
 }
 NEEDED = ("task", "model")
 KINDS = {WHOLE: "whole number", NUMBER: "number", FLAG: "true or false", TEXT: "text", MAPPING: "mapping"}
 TITLES = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
 
 
-def kept(settings: TrainSettings, name: str) -> Any:
-    """What a setting became; None where there is nothing to look into (an adapter that is not trained)."""
-    at: Any = settings
-    for part in FIELDS[name].split("."):
-        at = None if at is None else at[int(part)] if part.isdecimal() else getattr(at, part)
-    return at
-
-
 def settings_page() -> str:
     parts = [INTRODUCTION]
     plain = TrainSettings(LearnerSettings(""), name="")
-    for title, (keys, _) in GROUPS.items():
+    for title, keys in GROUPS.items():
         rows = ["| setting | kind | default | meaning | RLinf | ROLL | ml-loop |", "|---|---|---|---|---|---|---|"]
         rows += [_row(key, plain) for key in keys]
         parts.append(f"## {title}\n\n" + "\n".join(rows))

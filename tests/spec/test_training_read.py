@@ -13,8 +13,9 @@ from roost.spec.job import Notation
 from roost.spec.notation import read_job
 from roost.spec.training import CollectSettings, OptimizerSettings, TrainSettings
 from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE
+from roost.spec.training_origins import kept
 from roost.spec.training_read import setting_place
-from tests.spec.settings_page import NEEDED, PAGE, kept, settings_page
+from tests.spec.settings_page import NEEDED, PAGE, settings_page
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}

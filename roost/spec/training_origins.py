@@ -1,0 +1,97 @@
+"""Resolving the settings of a training run for people: name, value, and the keys or the default that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from roost.spec.errors import Where
+from roost.spec.job import Notation
+from roost.spec.origins import Origin, ResolvedSetting, origin_of
+from roost.spec.section import Section, Unresolved
+from roost.spec.training import TrainSettings
+from roost.spec.training_dialects import MADE_OF
+from roost.spec.training_keys import DRAWING, KEPT, KEYS, LOSS, MODEL, OPTIMIZER, RUN
+
+GROUPS = {RUN: "", DRAWING: "draw", OPTIMIZER: "learner.optimizer", LOSS: "learner.loss", MODEL: "learner", KEPT: ""}
+# The field of TrainSettings that holds a setting, where it is not the setting's own name in the part of its group.
+ELSEWHERE = {
+    **{name: f"collect.{name}" for name in ("groups", "group_size", "redundancy", "fraction", "group_fraction")},
+    **{name: f"collect.{name}" for name in ("drops_equal_groups", "attempts", "concurrency", "episode_limit_s")},
+    **{name: f"advantage.{name}" for name in ("estimator", "positive_only", "discount", "gae_lambda")},
+    "least_advantage": "advantage.least",
+    "minibatch_size": "minibatches",  # as many as there are of that size
+    "critic_learning_rate": "critic_learning_rate",
+    "beta1": "learner.optimizer.betas.0",
+    "beta2": "learner.optimizer.betas.1",
+    "adapter_rank": "learner.adapter.rank",
+    "adapter_alpha": "learner.adapter.alpha",
+    "engine": "engine",
+    "engine_options": "engine_options",
+    "evaluate_every": "evaluation.every",
+    "evaluation_tasks": "evaluation.tasks",
+    "evaluation_samples": "evaluation.samples",
+    "evaluation_temperature": "evaluation.temperature",
+    "checkpoint_every": "checkpoint.every",
+    "keep_checkpoints": "checkpoint.keep",
+}
+FIELDS = {
+    key.name: ELSEWHERE.get(key.name, f"{part}.{key.name}".lstrip(".")) for keys, part in GROUPS.items() for key in keys
+}
+
+
+def kept(settings: TrainSettings, name: str) -> Any:
+    """The value of a setting by its name; None where there is nothing to look into (an adapter that is not trained)."""
+    at: Any = settings
+    for part in FIELDS[name].split("."):
+        at = None if at is None else at[int(part)] if part.isdecimal() else getattr(at, part)
+    return at
+
+
+def resolve_settings(
+    settings: TrainSettings,
+    root: Section,
+    notation: Notation,
+    written: Mapping[str, Where],
+    defaulted: Collection[str],
+) -> tuple[ResolvedSetting, ...]:
+    """Every setting with its origin.
+
+    `written` has the place of each setting that one key gives, `defaulted` the settings that have the notation's
+    default. The other settings follow from several keys of the notation (`MADE_OF`), or have Roost's default.
+    """
+    resolved = []
+    for key in KEYS:
+        keys = (written[key.name],) if key.name in written else deciding_keys(root, notation, key.name)
+        default = Origin.NOTATION if key.name in defaulted else Origin.ROOST
+        value = _plain(_value(settings, key.name))
+        resolved.append(ResolvedSetting(key.name, value, origin_of(keys) if keys else default, keys))
+    return tuple(resolved)
+
+
+def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, ...]:
+    """The keys of the config that a setting follows from; keys without a value decide nothing."""
+    found = []
+    for path in MADE_OF[notation].get(name, ()):
+        *above, last = path.split(".")
+        section = root.below(*above)
+        if section.values.get(last) is not None:
+            found.append(section.where(last))
+    return tuple(found)
+
+
+def _value(settings: TrainSettings, name: str) -> Any:
+    if name == "minibatch_size":
+        return settings.collect.groups * settings.collect.group_size // settings.minibatches
+    return kept(settings, name)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Unresolved):
+        return value.text
+    return str(value) if isinstance(value, str) else value

@@ -1,0 +1,73 @@
+"""Training settings in words: each value with the key, or the default, that decides it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roost.spec.errors import Where
+from roost.spec.job import Notation
+from roost.spec.origins import Origin, ResolvedSetting
+from roost.spec.training_dialects import MADE_OF
+from roost.spec.training_keys import KEYS
+
+PROGRAMS = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
+
+
+def print_settings(
+    settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console
+) -> None:
+    """All settings as a table: name, value, origin; keys of the config's own `file` are named by their line only."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for name in ("setting", "value", "from"):
+        table.add_column(name, overflow="fold")
+    for setting in settings:
+        keys = "\n".join(_short(key, file) for key in setting.keys)
+        words = (setting.name, spell_value(setting.value), keys or spell_origin(setting, notation))
+        table.add_row(*(Text(word) for word in words))
+    console.print(table)
+
+
+def _short(key: Where, file: str | None) -> str:
+    line = f"line {key.line}" if key.file == file and key.line is not None else str(replace(key, path=()))
+    return f"{key.key_path}, {line}" if line else key.key_path
+
+
+def explain_setting(setting: ResolvedSetting, notation: Notation) -> list[str]:
+    """Sentences about one setting: its value, what decides it, its meaning, and the keys that can set it."""
+    key = next(key for key in KEYS if key.name == setting.name)
+    own = [".".join(path) for path in key.native(notation)] + list(MADE_OF[notation].get(key.name, ()))
+    keys = ", ".join(dict.fromkeys([f"train.{key.name}", *own]))
+    return [
+        f"{setting.name} is {spell_value(setting.value)}, from {spell_origin(setting, notation)}.",
+        f"{key.meaning.rstrip('.')}.",
+        f"Keys that set it: {keys}.",
+    ]
+
+
+def spell_origin(setting: ResolvedSetting, notation: Notation) -> str:
+    """The origin in words.
+
+    >>> spell_origin(ResolvedSetting("top_p", 0.7, Origin.NOTATION), Notation.ROLL)
+    "ROLL's default"
+    """
+    if setting.origin is Origin.NOTATION:
+        return f"{PROGRAMS[notation]}'s default"
+    if setting.origin is Origin.ROOST:
+        return "Roost's default"
+    return ", ".join(str(key) for key in setting.keys)
+
+
+def spell_value(value: Any) -> str:
+    """A value as YAML writes it on one line.
+
+    >>> spell_value(None), spell_value(True), spell_value("grpo"), spell_value({"a": 1})
+    ('null', 'true', 'grpo', '{"a": 1}')
+    """
+    return value if isinstance(value, str) else json.dumps(value, default=str)
