@@ -10,6 +10,7 @@ from rich.console import Console
 from roost.cli.console import open_console
 from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
+from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import WorkerFailed
 from roost.spec.errors import ConfigError
 from roost.spec.job import Job
@@ -40,7 +41,7 @@ def run_job(
     except ConfigError as error:
         print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
-    except (*EXPECTED, WorkerFailed, EngineError, NothingFinishes, EndedEarly) as error:
+    except (*EXPECTED, WorkerFailed, EngineError, ControlLost, NothingFinishes, EndedEarly) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     _tell(outcome, console)

@@ -55,7 +55,7 @@ class Assignment(NamedTuple):
 class NodeAgent:
     """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
 
-    def __init__(self, driver_dir: str, driver_mark: str) -> None:
+    def __init__(self, driver_dir: str, driver_mark: str, scratch: Path | None = None) -> None:
         self._rank = -1
         self._agents: Sequence[Any] = ()
         self._lead: Any = None
@@ -71,7 +71,7 @@ class NodeAgent:
         self._spans: dict[Address, tuple[tuple[int, ...], deque[Span]]] = {}  # with the devices of the worker
         self._dropped: dict[Address, int] = {}
         self._watch = ProcessWatch()
-        self._scratch = ScratchFolder("agent")
+        self._scratch = ScratchFolder("agent", scratch)
         self._folder = self._scratch.path
         # Where this machine sees the driver's folder, by itself or on a shared disk, workers write their logs there.
         self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)

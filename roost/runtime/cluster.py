@@ -25,6 +25,7 @@ from roost.runtime import current, launcher, nodes, probe
 from roost.runtime.address import DRIVER, Address
 from roost.runtime.agents import CLOSING_LIMIT, Agents, dismiss
 from roost.runtime.channel import Channel
+from roost.runtime.control_watch import ControlWatch
 from roost.runtime.directory import GroupEntry
 from roost.runtime.failure import Failure, FailureKind
 from roost.runtime.failures_seen import FailuresSeen
@@ -89,13 +90,21 @@ class Cluster:
         self._has_own_logs = log_dir is None
         self._ends = contextlib.ExitStack()  # everything to be ended, last begun first, whatever one of them raises
         try:
-            self.connection = connect(address)
-            self._ends.callback(self.connection.close)
+            self.connection = connect(address, say)
+        except BaseException:
+            self.shutdown()
+            raise
+        self._ends.callback(self.connection.close)
+        self._control = ControlWatch(self.connection.address, say)
+        self._ends.callback(self._control.stop)
+        try:
             self._ends.callback(self._end_processes)
             self._join(wanted, job, node_timeout, findings)
             self._collect_logs(show_logs)
-        except BaseException:
+        except BaseException as error:
             self.shutdown()
+            if isinstance(error, Exception):
+                self._control.raise_if_lost()  # everything else follows from it
             raise
         atexit.register(self.shutdown)
 
@@ -104,7 +113,7 @@ class Cluster:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         (self.log_dir / probe.MARK).write_text(mark, encoding="utf-8")
         counted = nodes.wait_for_nodes(wanted, node_timeout, self._say)
-        self._agents = nodes.start_agents(list(counted), str(self.log_dir), mark)
+        self._agents = nodes.start_agents(list(counted), str(self.log_dir), mark, self.connection.folder)
         reports = nodes.ask_nodes(self._agents, counted, self._say)
         self.nodes = nodes.ordered(reports, self._agents, wanted, findings)
         findings.raise_errors()
@@ -113,7 +122,7 @@ class Cluster:
         for warning in findings.warnings:
             self._say(str(warning))
         self._links = Agents(self.nodes, self._agents)
-        self._failures = FailuresSeen(self._links.lead)
+        self._failures = FailuresSeen(self._links.lead, self._control.raise_if_lost)
         self._ends.callback(self._failures.stop)
         self._ends.callback(self._tell_of_failures)
         self._starts = StartWatch(self._never_started)
@@ -154,6 +163,10 @@ class Cluster:
     def failures(self) -> tuple[Failure, ...]:
         """Everything that has failed so far, first causes first."""
         return self._failures.all
+
+    def raise_if_lost(self) -> None:
+        """Raise `ControlLost` if Ray's control service is gone; waits for workers do so by themselves."""
+        self._control.raise_if_lost()
 
     def get_node_ip(self, rank: int) -> str:
         if not 0 <= rank < self.num_nodes:
@@ -336,10 +349,10 @@ class Cluster:
             self._say(f"this was not waited for: {failure}")
 
     def _end_processes(self) -> None:
-        if not ray.is_initialized():
-            return
         for group in self._groups.values():
             group.mark_closed()
+        if not ray.is_initialized() or self._control.is_lost:
+            return  # nobody can be asked; what runs ends with the local Ray, or by its own loss of the service
         # A node may be gone; what is left of the job must still be ended.
         with contextlib.suppress(ray.exceptions.RayError):
             closing = [agent.ask.remote("stop_watching") for agent in self._agents.values()]

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -27,8 +27,8 @@ class FailuresSeen:
     One that nobody has waited for ends every other wait, because what these wait for may never come.
     """
 
-    def __init__(self, lead: Any) -> None:
-        self._lead = lead
+    def __init__(self, lead: Any, raise_if_lost: Callable[[], None]) -> None:
+        self._lead, self._raise_if_lost = lead, raise_if_lost
         self._failures: list[Failure] = []
         self._seen_at: dict[Failure, float] = {}
         self._settled: set[Failure] = set()
@@ -49,7 +49,8 @@ class FailuresSeen:
                 self._add(new)
             except ray.exceptions.RayError as error:
                 if not self._is_stopped:
-                    self._add([_failure(Address("agent", 0), FailureKind.NODE_LOST, str(error))])
+                    why = f"the node daemon of the driver's machine is lost: {first_line(error, 'no answer')}"
+                    self._add([_failure(Address("daemon", 0), FailureKind.NODE_LOST, why)])
                 return
 
     def _add(self, failures: Sequence[Failure]) -> None:
@@ -90,6 +91,7 @@ class FailuresSeen:
 
     def raise_if_failed(self, waiting_for: str = "") -> None:
         """End a wait that failures elsewhere may have made endless; it has had the time to end by itself."""
+        self._raise_if_lost()
         now = time.monotonic()
         with self._changed:
             if not any(now - self._seen_at[failure] > GRACE for failure in self.unsettled):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -47,15 +48,15 @@ def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) 
         time.sleep(LOOK_EVERY)
 
 
-def start_agents(node_ids: Sequence[str], log_dir: str, mark: str) -> dict[str, Any]:
-    """An agent on each node, all at once."""
+def start_agents(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Path | None) -> dict[str, Any]:
+    """An agent on each node, all at once; their temporary files go to `scratch`, which must exist on each."""
     actor = ray.remote(NodeAgentActor)
     return {
         node: actor.options(
             num_cpus=0,
             max_concurrency=AGENT_CALLS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(log_dir, mark)
+        ).remote(log_dir, mark, scratch)
         for node in node_ids
     }
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.registry import installed_registry
-from roost.runtime.reaper import reaped
+from roost.runtime.control_watch import local_control_service
+from roost.runtime.local_ray import SYSTEM_CONFIG, OnLoopback, in_own_sessions, make_token_private, private_folder
+from roost.runtime.ray_address import running_here
+from roost.runtime.reaper_start import Reaper
 
 NAMESPACE = "roost"
 LOCAL = "local"
 AUTO = "auto"
 UNWANTED = r"A worker died or was killed|cannot be scheduled right now|No available node types|Lease ID:"
-# Ray reads this when it is first imported. Off, a node that is alone listens on loopback only.
-CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +28,13 @@ class Connection:
     """How this process is connected. Several clusters of one process share it; the last one to close it leaves Ray."""
 
     address: str
-    is_local: bool = False  # started here, and for this process only
-    is_ours: bool = True  # not there before
-    leash: int | None = None  # a descriptor whose end, or this process's, ends a local Ray
+    local: Reaper | None = None  # of a Ray that was started here, for this process only
     users: int = 1
+
+    @property
+    def folder(self) -> Path | None:
+        """The private folder of a local Ray, which is removed when it ends, however it ends."""
+        return self.local.folder.path if self.local is not None else None
 
     def close(self) -> None:
         """Leave Ray, if this is what entered it and nobody else uses it; a local one is stopped."""
@@ -40,19 +43,20 @@ class Connection:
         self.users -= 1
         if self.users > 0:
             return
-        if self in _open:
-            _open.remove(self)
-        if self.is_ours and ray.is_initialized():
+        if self not in _open:
+            return
+        _open.remove(self)
+        if ray.is_initialized():
             ray.shutdown()
-        if self.leash is not None:
-            os.close(self.leash)
+        if self.local is not None:
+            self.local.end()
 
 
 # A process has one connection to Ray, as Ray will have it.
 _open: list[Connection] = []
 
 
-def connect(address: str | None) -> Connection:
+def connect(address: str | None, say: Callable[[str], None] = print) -> Connection:
     """Connect to Ray.
 
     An address (or RAY_ADDRESS) names a running cluster, `local` asks for one of our own. With neither, a connection
@@ -61,14 +65,25 @@ def connect(address: str | None) -> Connection:
     import ray
 
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a failure that nobody waits for is Roost's to tell
+    _leave_dead_ray()
     if ray.is_initialized():
         return _join_open(address)
     address = address or os.environ.get("RAY_ADDRESS") or None
-    if address is None:
-        address = running_here()
-    connection = _start_local() if address in (None, LOCAL) else _attach(str(address))
+    found = running_here(say) if address in (None, AUTO) else address
+    if found is None and address == AUTO:
+        raise ConnectionError("no Ray cluster of yours runs on this machine; start one with `ray start --head`")
+    connection = _start_local() if found in (None, LOCAL) else _attach(str(found))
     _open.append(connection)
     return connection
+
+
+def _leave_dead_ray() -> None:
+    """Leave a local Ray that has lost its control service, whoever still counts on it: it cannot be used again."""
+    service = local_control_service()
+    if service is not None and service.poll() is not None:
+        for connection in [one for one in _open if one.local is not None]:
+            connection.users = 1
+            connection.close()
 
 
 def _join_open(address: str | None) -> Connection:
@@ -82,27 +97,9 @@ def _join_open(address: str | None) -> Connection:
         )
     shared = next((connection for connection in _open if connection.address == there), None)
     if shared is None:
-        return Connection(there, is_ours=False)
+        return Connection(there)  # the user's own, which stays
     shared.users += 1
     return shared
-
-
-def running_here() -> str | None:
-    """The cluster that was started on this machine with `ray start`, if it still answers.
-
-    Ray's own way of looking would also find the private Ray of somebody's script.
-    """
-    from ray._private.utils import read_ray_address
-
-    address: str | None = read_ray_address()
-    host, _, port = (address or "").rpartition(":")
-    if not host:
-        return None
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except (OSError, ValueError):
-        return None
-    return address
 
 
 def _attach(address: str) -> Connection:
@@ -147,35 +144,14 @@ def _offer_token() -> bool:
 def _start_local() -> Connection:
     import ray
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"include_dashboard": False, "_system_config": dict(SYSTEM_CONFIG)}
     found = installed_registry(os.environ).detect(os.environ)
     if found is not None and found[0].type == AcceleratorType.SIMULATED:
         options["num_gpus"] = found[1].count  # Ray cannot find what is not there
-    with _OnLoopback(), reaped() as leash:
-        _init(address=LOCAL, include_dashboard=False, **options)
-    return Connection(ray.get_runtime_context().gcs_address, is_local=True, leash=leash)
-
-
-class _OnLoopback:
-    """While this holds, a Ray that is started listens on loopback only, with no need of a network."""
-
-    _constants: Any
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get(CLUSTER_SWITCH)
-        os.environ[CLUSTER_SWITCH] = "0"
-        self._constants = sys.modules.get("ray._private.ray_constants")
-        if self._constants is not None:
-            self._was = self._constants.ENABLE_RAY_CLUSTER
-            self._constants.ENABLE_RAY_CLUSTER = False
-
-    def __exit__(self, *_: object) -> None:
-        if self._constants is not None:
-            self._constants.ENABLE_RAY_CLUSTER = self._was
-        if self._before is None:
-            os.environ.pop(CLUSTER_SWITCH, None)
-        else:
-            os.environ[CLUSTER_SWITCH] = self._before
+    make_token_private()
+    with Reaper.started(private_folder()) as reaper, OnLoopback(), in_own_sessions():
+        _init(address=LOCAL, _temp_dir=str(reaper.folder.path / "s"), **options)
+    return Connection(ray.get_runtime_context().gcs_address, local=reaper)
 
 
 def _init(**options: Any) -> None:

@@ -1,7 +1,8 @@
 """Ends what a killed driver leaves of its local Ray.
 
 Ray's processes notice the end of their driver by themselves, most of the time. A small process of its own waits for
-the end of the driver as well, which a pipe tells it however the driver ends, and then ends those that are still there.
+the end of the driver as well, which a pipe tells it however the driver ends, and then ends those that are still there
+and removes their folder.
 They are known by a mark in their environment, or by a parent that has it: a process that changes its title writes over
 parts of its environment, and who started it is then all that there is to see.
 
@@ -13,11 +14,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
-import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,29 +26,6 @@ LOOK_EVERY = 10.0  # seconds; who was seen with its parent is known when that is
 GRACE = 5.0  # seconds for Ray to end by itself
 ROUNDS = 50
 QUIET = 5  # rounds in which nothing is seen, until nothing is left: one that is just being started shows no environment
-
-
-@contextlib.contextmanager
-def reaped() -> Iterator[int]:
-    """Processes that are started inside are ended when the descriptor it gives is closed: by hand, or by the kernel."""
-    mark = uuid.uuid4().hex
-    their_end, our_end = os.pipe()
-    subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, mark],
-        stdin=their_end,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # an interrupt from the terminal is not for it
-    )
-    os.close(their_end)
-    os.environ[MARK] = mark
-    try:
-        yield our_end
-    except BaseException:
-        os.close(our_end)
-        raise
-    finally:
-        del os.environ[MARK]
 
 
 def marked(mark: str) -> list[int]:
@@ -97,10 +74,15 @@ def _running() -> Iterator[tuple[int, tuple[int, str]]]:
             yield int(folder.name), (int(fields[1]), fields[19])
 
 
-def main(mark: str) -> None:
+def main(mark: str, folder: str) -> None:
     ours = Ours(mark)
     while not _is_closed(sys.stdin.buffer.fileno()):  # which it is when the driver is gone
         ours.running()
+    _end(ours)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(ours: Ours) -> None:
     deadline = time.monotonic() + GRACE
     while ours.running() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -123,4 +105,4 @@ def _is_closed(pipe: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.rollout.scenario import Scenario
 from roost.runtime.cluster import Cluster
+from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.spec.errors import Findings
 from roost.spec.job import Job
@@ -34,6 +35,8 @@ from roost.trainer.tokenizers import class_name_of, load_tokenizer
 from roost.trainer.watching import Watching
 
 RESTARTS = 3  # without a step in between
+LOOK_EVERY = 0.5  # seconds
+CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
 
 Say = Callable[[str], None]
 OpenView = Callable[[int, int], LiveView]  # for so many steps, after so many
@@ -52,7 +55,7 @@ class RunOptions:
 class Broken(Exception):
     """An attempt that ended before its time; `error` says why, and `steps` how many it had done."""
 
-    def __init__(self, error: WorkerFailed | EngineError, steps: int, was_stopped: bool) -> None:
+    def __init__(self, error: WorkerFailed | EngineError | ControlLost, steps: int, was_stopped: bool) -> None:
         super().__init__(str(error))
         self.error, self.steps, self.was_stopped = error, steps, was_stopped
 
@@ -61,6 +64,7 @@ class Broken(Exception):
         """Whether it would not end in the same way at once: something was lost, or it had worked until then."""
         failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
         was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
+        was_lost = was_lost or isinstance(self.error, ControlLost)
         return (was_lost or self.steps > 0) and not self.was_stopped
 
 
@@ -85,8 +89,8 @@ class Outcome:
 def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
     """Train as the job says; every mistake that can be known before is raised at once as a ConfigError.
 
-    When a worker dies, or no engine is left, the run goes on from its newest checkpoint, with everything launched anew.
-    Steps that were done since are undone with it, so that no sample counts twice.
+    When a worker or Ray dies, or no engine is left, the run goes on from its newest checkpoint, with everything
+    launched anew. Steps that were done since are undone with it, so that no sample counts twice.
     """
     settings = job.training
     if settings is None:
@@ -101,14 +105,15 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
     while True:
         try:
             return _attempt(job, settings, scenario, tokenizer_class, options, say, open_view, show)
-        except Broken as broken:
+        except (Broken, ControlLost) as error:
+            broken = error if isinstance(error, Broken) else Broken(error, 0, was_stopped=False)
             done = _newest_state(options.folder, job).step
             failures = 1 if done > furthest else failures + 1
             furthest = max(done, furthest)
             if failures > RESTARTS or not broken.may_be_tried_again:
                 raise broken.error from None
             say(f"{broken}\ngoing on from step {done}")
-            options = replace(options, resumes=True)
+            options = replace(options, resumes=options.resumes or RunFolder(options.folder).has_run)
 
 
 def _attempt(
@@ -137,8 +142,8 @@ def _attempt(
             watching = Watching(run, sinks, live)
             running = Running(cluster, plan, settings, scenario, tokenizer_class, run, state, watching)
             try:
-                asyncio.run(running.train())
-            except (WorkerFailed, EngineError) as error:
+                asyncio.run(_while_ray_lives(running.train(), cluster))
+            except (WorkerFailed, EngineError, ControlLost) as error:
                 raise Broken(error, running.state.step - state.step, running.was_stopped) from error
             except SystemExit as error:
                 if error.code:  # of a signal handler, with the status that the process is to have
@@ -152,6 +157,23 @@ def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
     """Raise EndedEarly where steps are missing although nobody stopped the run."""
     if done < wanted and not was_stopped:
         raise EndedEarly(done, wanted, "nothing stopped it; please report this")
+
+
+async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:
+    """Train to the end, or until Ray's control service is lost: episodes would go on without noticing."""
+    task = asyncio.ensure_future(training)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_EVERY)
+            if not task.done():
+                cluster.raise_if_lost()
+    except BaseException:
+        task.cancel()
+        ended, _ = await asyncio.wait([task], timeout=CANCEL_LIMIT)
+        if ended and not task.cancelled():
+            task.exception()  # it follows from what is raised here
+        raise
+    task.result()
 
 
 def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, str]:

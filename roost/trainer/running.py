@@ -45,6 +45,7 @@ from roost.trainer.run_folder import RunFolder
 from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.watching import Watching
 
+SAME_SIGNAL_S = 2.0
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
 
@@ -249,14 +250,19 @@ class Running:
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C lets the step end and saves; the second ends at once."""
+        """The first SIGTERM or Ctrl-C lets the step end and saves; the second ends at once.
+
+        `timeout` signals the process and then its group, which makes two at once: these count as one.
+        """
         loop = asyncio.get_running_loop()
         wanted = (signal.SIGTERM, signal.SIGINT)
 
         def stop(number: int) -> None:
-            self._watching.note("stopping after this step; once more to end at once")
+            if self.was_stopped:
+                return
             self.was_stopped = True
-            loop.remove_signal_handler(number)
+            self._watching.note("stopping after this step; once more to end at once")
+            loop.call_later(SAME_SIGNAL_S, loop.remove_signal_handler, number)
 
         for number in wanted:
             loop.add_signal_handler(number, stop, number)

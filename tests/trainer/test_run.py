@@ -6,6 +6,7 @@ import pytest
 
 from roost.engines.errors import UpdateFailed
 from roost.runtime.address import Address
+from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.spec.errors import Findings, Where
 from roost.trainer.run import Broken, EndedEarly, RunOptions, check_ended, train
@@ -30,6 +31,7 @@ RAISED, DIED = FailureKind.RAISED, FailureKind.DIED
         pytest.param(failed(RAISED), 3, False, True, id="it had worked until then"),
         pytest.param(UpdateFailed("no engine"), 3, False, True, id="no engine was left"),
         pytest.param(UpdateFailed("no engine"), 0, False, False, id="no engine ever worked"),
+        pytest.param(ControlLost("GCS died"), 0, False, True, id="Ray was lost"),
         pytest.param(failed(DIED), 3, True, False, id="somebody had stopped it"),
     ],
 )

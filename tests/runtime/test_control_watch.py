@@ -1,0 +1,29 @@
+"""The loss of a control service that answers on a port."""
+
+import socket
+import time
+
+import pytest
+
+from roost.runtime.control_watch import SETTING, ControlLost, ControlWatch
+
+LIMIT_S = 60.0
+
+
+def until(condition):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_a_service_that_no_longer_answers_is_lost():
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        watch = ControlWatch(address, said.append, {SETTING: "1.5"})
+        watch.raise_if_lost()
+    assert until(lambda: watch.is_lost)
+    with pytest.raises(ControlLost, match=rf"\(GCS\) at {address} has not answered for 1 s; check the head node"):
+        watch.raise_if_lost()
+    watch.stop()

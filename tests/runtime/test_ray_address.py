@@ -1,0 +1,108 @@
+"""An address in Ray's shared folder is used only if this user, or root, wrote it and serves it."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from roost.runtime.ray_address import check_listener, listening_users, running_here, trusted_text
+
+NOBODY = 65534
+LISTENS = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+
+
+@pytest.fixture
+def listening():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """Ray's folder, open to everybody as Ray creates it."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def write(shared, port, mode=0o644):
+    file = shared / "ray_current_cluster"
+    file.write_text(f"127.0.0.1:{port}")
+    file.chmod(mode)
+    return file
+
+
+def test_an_address_of_ones_own_is_used(shared, listening):
+    write(shared, listening)
+    said = []
+    assert running_here(said.append) == f"127.0.0.1:{listening}"
+    assert said == []
+
+
+def test_no_file_and_no_answer_are_no_cluster(shared, listening):
+    said = []
+    assert running_here(said.append) is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    write(shared, port)
+    assert running_here(said.append) is None
+    assert said == []
+
+
+def test_an_address_that_others_can_write_is_ignored(shared, listening):
+    write(shared, listening, mode=0o666)
+    said = []
+    assert running_here(said.append) is None
+    assert "other users can write to it (mode 666)" in said[0]
+
+
+def test_a_link_is_ignored(shared, listening, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text(f"127.0.0.1:{listening}")
+    (shared / "ray_current_cluster").symlink_to(elsewhere)
+    said = []
+    assert running_here(said.append) is None
+    assert len(said) == 1
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["file", "folder"])
+def test_an_address_that_another_user_planted_is_ignored(shared, listening, planted, monkeypatch):
+    file = write(shared, listening)
+    os.chown(file if planted == "file" else shared, NOBODY, NOBODY)
+    said = []
+    assert running_here(said.append) is None
+    assert "belongs to user nobody, not to you" in said[0]
+
+
+@needs_root
+def test_a_port_that_another_user_serves_is_ignored(shared):
+    command = [sys.executable, "-c", LISTENS, str(NOBODY)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        port = int(server.stdout.readline())
+        write(shared, port)
+        assert listening_users(port) == {NOBODY}
+        said = []
+        assert running_here(said.append) is None
+        assert f"the process that listens on port {port} belongs to user nobody" in said[0]
+        server.stdin.close()
+
+
+def test_a_listener_elsewhere_cannot_be_looked_at():
+    check_listener("192.0.2.1", 6379)
+
+
+def test_a_folder_is_no_address(tmp_path):
+    with pytest.raises(OSError, match=r"regular file|Is a directory"):
+        trusted_text(tmp_path)
