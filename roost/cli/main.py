@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 from typing import Annotated
@@ -20,6 +21,7 @@ from roost.cli.plan import plan_command
 from roost.cli.report import report_command
 from roost.cli.schema import schema_command
 from roost.cli.train import train_command
+from roost.view.plain import PlainFormatter, plain_line, print_exception
 
 app = typer.Typer(
     name="roost",
@@ -64,11 +66,15 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    sys.excepthook = print_exception
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PlainFormatter())
     try:
         app()
     except OSError as error:
         is_output = error.errno in CANNOT_WRITE
-        print(f"error: {f'the output cannot be written: {error.strerror}' if is_output else error}", file=sys.stderr)
+        reason = f"the output cannot be written: {error.strerror}" if is_output else plain_line(str(error))
+        print(f"error: {reason}", file=sys.stderr)
         # Python would try to write the rest of the output once more when it ends, and fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

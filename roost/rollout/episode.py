@@ -11,7 +11,19 @@ from roost.rollout.scenario import Score, Task
 
 Ints = npt.NDArray[np.int64]
 ROUNDING = 1e-9  # rewards added up in another order differ by rounding, which is no difference
+LENGTH = "length"  # the finish of a turn that a token limit or a full context ended
 NOT_MADE = -1  # the turn, and the version, of a token that the policy did not make
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens of a sequence that were added together: given to the policy, or generated in one turn."""
+
+    start: int
+    end: int
+    turn: int = NOT_MADE
+    finish: str = ""  # of a turn: stop, length or abort
+    messages: tuple[tuple[str, str], ...] = ()  # what was given as role and content, where it was a conversation
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +34,7 @@ class Tokens:
     turns: Ints
     logprobs: npt.NDArray[np.float32]
     versions: Ints
+    parts: tuple[Part, ...] = ()  # in order; for people and metrics, nothing is learnt from them
 
     @property
     def made_by(self) -> Ints:
@@ -49,6 +62,23 @@ class Episode:
     def made(self) -> int:
         """How many tokens the policy made."""
         return len(self.made_by)
+
+    @property
+    def given(self) -> int:
+        """How many tokens the policy was given before its first turn."""
+        firsts = [int(np.argmax(one.turns != NOT_MADE)) for one in self.sequences if len(one.made_by)]
+        return firsts[0] if firsts else sum(len(one.token_ids) for one in self.sequences[:1])
+
+    @property
+    def finish(self) -> str:
+        """How the last turn ended; empty where that is not known."""
+        turns = [part for tokens in self.sequences for part in tokens.parts if part.turn != NOT_MADE]
+        return max(turns, key=lambda part: part.turn).finish if turns else ""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a token limit, or a full context, ended any of its turns."""
+        return any(part.finish == LENGTH for tokens in self.sequences for part in tokens.parts)
 
 
 @dataclass(frozen=True, eq=False)

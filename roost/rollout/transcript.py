@@ -9,7 +9,7 @@ import numpy as np
 
 from roost.engines.errors import ContextFull
 from roost.engines.generation import Completion, Finish
-from roost.rollout.episode import NOT_MADE, Ints, Tokens
+from roost.rollout.episode import NOT_MADE, Ints, Part, Tokens
 
 Draw = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]  # tokens so far, the turn, and its limit
 
@@ -28,6 +28,7 @@ class Transcript:
         self._turns: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self._parts: list[Part] = []
         self.finish: Finish | None = None  # of the last turn
         if _first is None:
             self._branches: list[Transcript] = [self]
@@ -39,9 +40,13 @@ class Transcript:
     def token_ids(self) -> tuple[int, ...]:
         return tuple(self._token_ids)
 
-    def give(self, token_ids: Sequence[int]) -> None:
-        """Tokens that the policy is shown: a prompt, an observation."""
-        self._add(token_ids, [0.0] * len(token_ids), [NOT_MADE] * len(token_ids), NOT_MADE)
+    def give(self, token_ids: Sequence[int], messages: Sequence[tuple[str, str]] = ()) -> None:
+        """Tokens that the policy is shown: a prompt, an observation.
+
+        `messages` is the same as role and content, for people who look at samples; without it they see the tokens'
+        text.
+        """
+        self._add(token_ids, [0.0] * len(token_ids), [NOT_MADE] * len(token_ids), NOT_MADE, messages=tuple(messages))
 
     async def take(self, max_tokens: int | None = None) -> tuple[int, ...]:
         """The policy's next turn; `max_tokens` is less than the run's own limit, if anything.
@@ -60,10 +65,11 @@ class Transcript:
             made = await self._draw(shown, turn, max_tokens)
         except ContextFull:
             self.finish = Finish.LENGTH
+            self._parts.append(Part(len(shown), len(shown), turn, self.finish))
             raise
         if len(self._token_ids) != len(shown):
             raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
-        self._add(made.token_ids, made.logprobs, token_versions(made), turn)
+        self._add(made.token_ids, made.logprobs, token_versions(made), turn, made.finish)
         self.finish = made.finish
         return made.token_ids
 
@@ -107,10 +113,21 @@ class Transcript:
             np.array(self._turns, np.int64),
             np.array(self._logprobs, np.float32),
             np.array(self._versions, np.int64),
+            tuple(self._parts),
         )
 
-    def _add(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], turn: int) -> None:
+    def _add(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+        turn: int,
+        finish: str = "",
+        messages: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self._first._newest = self
+        start = len(self._token_ids)
+        self._parts.append(Part(start, start + len(token_ids), turn, finish, messages))
         self._token_ids += token_ids
         self._turns += [turn] * len(token_ids)
         self._logprobs += logprobs

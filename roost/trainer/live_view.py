@@ -14,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from roost.view.plain import plain_line
+
 REFRESHES_PER_SECOND = 4
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # steps that the mean is of
@@ -121,9 +123,7 @@ class LiveView:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        # A model's text or a server's message must not move the cursor or change colours.
-        plain = "".join(character if character.isprintable() else " " for character in text)
-        self._console.print(Text(plain), soft_wrap=True)
+        self._console.print(Text(plain_line(text)), soft_wrap=True)
 
 
 def step_line(progress: Progress) -> str:

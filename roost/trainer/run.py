@@ -31,7 +31,7 @@ from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
 from roost.trainer.surroundings import made_rewards
 from roost.trainer.targets import make_scenario
-from roost.trainer.tokenizers import class_name_of, load_tokenizer
+from roost.trainer.tokenizers import class_name_of, decoder, load_tokenizer
 from roost.trainer.watching import Watching
 
 RESTARTS = 3  # without a step in between
@@ -100,11 +100,11 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
         _check_resumed(options.folder, job, say)
     else:
         RunFolder(options.folder).check_free()
-    scenario, tokenizer_class = _scenario(job, settings)
+    scenario, tokenizer = _scenario(job, settings)
     failures, furthest = 0, -1
     while True:
         try:
-            return _attempt(job, settings, scenario, tokenizer_class, options, say, open_view, show)
+            return _attempt(job, settings, scenario, tokenizer, options, say, open_view, show)
         except (Broken, ControlLost) as error:
             broken = error if isinstance(error, Broken) else Broken(error, 0, was_stopped=False)
             done = _newest_state(options.folder, job).step
@@ -120,7 +120,7 @@ def _attempt(
     job: Job,
     settings: TrainSettings,
     scenario: Scenario,
-    tokenizer_class: str,
+    tokenizer: Any,
     options: RunOptions,
     say: Say,
     open_view: OpenView,
@@ -139,8 +139,8 @@ def _attempt(
             open_view(settings.steps, state.step) as live,
             contextlib.closing(open_metrics(run, options.metrics, live.note, state.step)) as sinks,
         ):
-            watching = Watching(run, sinks, live)
-            running = Running(cluster, plan, settings, scenario, tokenizer_class, run, state, watching)
+            watching = Watching(run, sinks, live, decoder(tokenizer))
+            running = Running(cluster, plan, settings, scenario, class_name_of(tokenizer), run, state, watching)
             try:
                 asyncio.run(_while_ray_lives(running.train(), cluster))
             except (WorkerFailed, EngineError, ControlLost) as error:
@@ -176,8 +176,8 @@ async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster
     task.result()
 
 
-def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, str]:
-    """The scenario of a job, and the class of the tokenizer that it was made with."""
+def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
+    """The scenario of a job, and the tokenizer that it was made with."""
     findings = Findings()
     check_named(settings, job, findings)
     findings.raise_errors()
@@ -190,7 +190,7 @@ def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, str]:
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
     made_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
-    return scenario, class_name_of(tokenizer)
+    return scenario, tokenizer
 
 
 def _check_disk(cluster: Cluster, folder: Path) -> None:

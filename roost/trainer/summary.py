@@ -14,9 +14,12 @@ from roost.trainer.figures import PHASES
 from roost.trainer.live_view import sparkline
 from roost.trainer.metrics.json_lines import Record, number_of
 from roost.trainer.run_folder import RunFolder
+from roost.view.plain import plain_line
 
 SHOWN = 5  # samples of each kind
 WIDEST = 60  # characters of a sample
+SHOWN_MESSAGES = 8  # of the conversation
+WIDEST_MESSAGE = 200
 
 
 def print_summary(run: RunFolder, console: Console) -> None:
@@ -44,6 +47,28 @@ def _print_samples(run: RunFolder, console: Console) -> None:
         table.add_row(str(one["step"]), _short(one["task"]), _short(one["completion"]), f"{reward or 0:.2f}")
     if table.row_count:
         console.print(table)
+    _print_conversation([*last, *reversed(first)], console)
+
+
+def _print_conversation(samples: Sequence[Record], console: Console) -> None:
+    """The first sample that has messages, from the beginning: what the policy was given, and what it said."""
+    sample = next((one for one in samples if one.get("messages")), None)
+    if sample is None:
+        return
+    messages = [one for one in sample["messages"] if isinstance(one, dict)]
+    left_out = len(messages) - SHOWN_MESSAGES
+    shown = messages if left_out <= 0 else [*messages[: SHOWN_MESSAGES // 2], *messages[-SHOWN_MESSAGES // 2 :]]
+    ended = f", finish {sample['finish']}" if sample.get("finish") else ""
+    console.print(Text(f"sample   step {sample['step']}{ended}; all messages are in samples.jsonl and the report"))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for number, one in enumerate(shown):
+        if left_out > 0 and number == SHOWN_MESSAGES // 2:
+            table.add_row("", Text(f"[{counted(left_out, 'message')} left out]"))
+        style = "bold" if one.get("generated") else ""
+        table.add_row(Text(f"  {plain_line(str(one.get('role')))}"), _short(one.get("content"), WIDEST_MESSAGE, style))
+    console.print(table)
 
 
 def _print_failures(run: RunFolder, steps: Sequence[Record], console: Console) -> None:
@@ -62,7 +87,7 @@ def _print_times(steps: Sequence[Record], console: Console) -> None:
     console.print(f"time     {', '.join(parts)}, of {whole:.0f} s in {len(steps)} steps")
 
 
-def _short(value: object) -> Text:
+def _short(value: object, widest: int = WIDEST, style: str = "") -> Text:
     """Text from a model, which is not for the terminal to interpret."""
-    text = str(value).replace("\n", " ")
-    return Text(text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…")
+    text = plain_line(str(value))
+    return Text(text if len(text) <= widest else f"{text[: widest - 1]}…", style=style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from roost.rollout.located import NotLocated, located
@@ -24,6 +25,20 @@ def load_tokenizer(model: str, class_name: str = "") -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model)
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int], bool], str]:
+    """Turns tokens into text for people, with or without special tokens; a tokenizer that fails shows the numbers."""
+
+    def decode(token_ids: Sequence[int], has_special: bool) -> str:
+        ids = [int(one) for one in token_ids]
+        try:
+            text = tokenizer.decode(ids, skip_special_tokens=not has_special, clean_up_tokenization_spaces=False)
+        except Exception as error:  # of a tokenizer that comes with a model; samples are no reason to lose a run
+            return f"[{type(error).__name__} while decoding {ids}]"
+        return str(text)
+
+    return decode
 
 
 def class_name_of(tokenizer: Any) -> str:

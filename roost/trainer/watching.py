@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from roost.engines.fleet import Fleet
 from roost.rollout.episode import Group
@@ -14,16 +13,17 @@ from roost.trainer.idle_rewards import idle_rewards
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import FanOut
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.samples import Decode, samples_of, token_numbers
 
-SHOWN_SAMPLES = 4  # of each step, kept to be looked at
 LEARNER_PHASES = ("time/score", "time/learn", "time/sync")
 
 
 class Watching:
     """Tells the metrics, the terminal and the run's folder."""
 
-    def __init__(self, run: RunFolder, sinks: FanOut, live: LiveView) -> None:
+    def __init__(self, run: RunFolder, sinks: FanOut, live: LiveView, decode: Decode = token_numbers) -> None:
         self._run, self._sinks, self._live = run, sinks, live
+        self._decode = decode  # tokens as people read them
         self._fleet: Fleet | None = None
         self._worked: dict[str, int] = {}
         self._routing: Routing | None = None
@@ -52,7 +52,7 @@ class Watching:
         self._sinks.write(state.step, told)
         self._live.step(told)
         self._run.add_learnt(state.step, [group.number for group in groups])
-        self._run.add_samples(_shown(groups, "train", state.step, state.version - 1))
+        self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self._decode))
         if self._routing is not None and not any(group.failed for group in groups):  # else they could not be scored
             for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
                 if name not in self._idle:
@@ -61,7 +61,8 @@ class Watching:
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
-        self._run.add_samples(_shown(found.groups, "evaluation", step, found.version, len(found.groups)))
+        tried = samples_of(found.groups, "evaluation", step, found.version, self._decode, len(found.groups))
+        self._run.add_samples(tried)
         failed = found.figures["samples/failed"]
         told = f", {failed:,.0f} failed" if failed else ""
         self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{told}")
@@ -78,25 +79,3 @@ class Watching:
             self._worked[name] = total
         learner = sum(figures.get(phase, 0.0) for phase in LEARNER_PHASES)
         return {"busy/actor": min(1.0, learner / seconds), "busy/rollout": min(1.0, sum(shares) / len(shares))}
-
-
-def _shown(
-    groups: Sequence[Group], kind: str, step: int, version: int, count: int = SHOWN_SAMPLES
-) -> list[dict[str, Any]]:
-    """Some rollouts as people see them: the first episode of the first groups."""
-    return [
-        {
-            "step": step,
-            "version": version,
-            "kind": kind,
-            "task": group.task.name,
-            "completion": episode.score.shown,
-            "reward": episode.score.reward,
-            **({"parts": dict(episode.score.parts)} if episode.score.parts else {}),
-            **({"answer": episode.score.answer} if episode.score.answer else {}),
-            "lag": int(version - episode.made_by.min()) if episode.made else 0,
-            "tokens": episode.made,
-        }
-        for group in groups[:count]
-        for episode in group.episodes[:1]
-    ]

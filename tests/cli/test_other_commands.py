@@ -46,7 +46,6 @@ class TestDiff:
         assert result.exit_code == 2
         assert "error" in result.stderr
 
-
     def test_overrides_apply_to_both_or_to_one_side(self, tmp_path):
         job = cluster_file(tmp_path, actor="0-3")
         moved = "cluster.component_placement.actor=0-4"

@@ -1,12 +1,17 @@
 """Text is printed as it is: brackets are no markup, and `python -m roost` is the command."""
 
+import io
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
 import roost
+from roost.view.plain import PlainConsole
 from tests.cli.terminal import cluster_yaml, run, write
 
 # Run before the command: these packages cannot be imported, as in `pip install roost` without extras.
@@ -66,3 +71,30 @@ def test_brackets_and_colons_of_a_config_are_shown(tmp_path):
 def test_findings_keep_their_brackets(tmp_path, command):
     file = write(tmp_path, "cluster: {num_nodes: 1, component_placement: {actor: '[bold]:key:'}}")
     assert "[bold]:key:" in run(command, file, width=300).output
+
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m\r\x08done"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "file"])
+def test_what_others_wrote_has_no_effect_on_the_terminal(is_terminal):
+    console = PlainConsole(file=io.StringIO(), force_terminal=is_terminal, width=80, markup=False)
+    table = Table("bold header")
+    table.add_row(HOSTILE)
+    console.print(f"error: {HOSTILE}", soft_wrap=True)
+    console.print(Text(HOSTILE, style="bold"))
+    console.print(table)
+    written = console.file.getvalue()
+    assert written.count("done") == 3 and "title" not in written and "\r" not in written and "\x08" not in written
+    styles = set(re.findall(r"\x1b\[[0-9;]*[A-Za-z]", written))
+    assert styles <= ({"\x1b[1m", "\x1b[0m"} if is_terminal else set()), "the console's own, and no others"
+    assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", written)
+
+
+def test_an_uncaught_error_cannot_take_over_the_terminal(tmp_path):
+    (tmp_path / "hostile.py").write_text(f"import sys\nclass Bad(Exception): pass\nraise Bad({HOSTILE!r})\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from roost.cli import main; " + (
+        "main.app = lambda: __import__('hostile'); main.run()"
+    )
+    status, written = process("-c", code)
+    assert status == 1 and "Bad: red" in written and "\x1b" not in written.replace("'\\x1b", "")

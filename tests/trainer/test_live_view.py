@@ -79,7 +79,7 @@ class TestPlain:
         with LiveView(1, console) as view:
             view.note("wrote \x1b[31m[bold]report[/bold]\r\n" + "x" * 60)
         written = console.file.getvalue()
-        assert written == "wrote  [31m[bold]report[/bold]  " + "x" * 60 + "\n"
+        assert written == "wrote [bold]report[/bold]  " + "x" * 60 + "\n"
 
     def test_phases_without_a_step_say_nothing(self, console):
         with LiveView(1, console) as view:

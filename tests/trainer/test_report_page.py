@@ -240,6 +240,34 @@ class TestRollouts:
         page.fill("#rollout-search", "once")
         assert page.locator("td.of-reward").first.inner_text().split() == ["2", "<b>exact", "1", "p", "0.250"]
 
+    def test_the_whole_conversation_is_one_click_away(self, show, tmp_path):
+        run = make_run(tmp_path, steps=1)
+        said = [
+            {"role": "user", "content": "add 2 and 2 <img src=x onerror=alert(1)>", "generated": False},
+            {"role": "assistant", "content": "thinking\nfour", "generated": True, "finish": "length", "tokens": 7},
+        ]
+        sample = {
+            "step": 1,
+            "kind": "train",
+            "task": "t",
+            "completion": "4",
+            "reward": 1,
+            "truncated": True,
+            "tokens": 7,
+        }
+        run.add_samples([{**sample, "messages": said}])
+        page = show(run)
+        page.fill("#rollout-search", "thinking")
+        assert page.inner_text("#rollout-count") == "1 rollout", "it is found by what the policy said"
+        assert page.locator("td.of-tokens").first.inner_text().split() == ["7", "truncated"]
+        folded = page.locator("details.conversation")
+        assert folded.inner_text().strip() == "2 messages, 1 turn generated"
+        folded.locator("summary").click()
+        page.locator(".message.generated").wait_for()
+        roles, texts = folded.locator(".role"), folded.locator(".text")
+        assert [" ".join(text.split()) for text in roles.all_inner_texts()] == ["user", "assistant 7 tokens · length"]
+        assert texts.all_inner_texts() == ["add 2 and 2 <img src=x onerror=alert(1)>", "thinking\nfour"]
+
     def test_a_huge_text_is_folded(self, show, run):
         page = show(run)
         page.fill("#rollout-search", "characters left out")

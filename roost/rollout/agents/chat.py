@@ -10,7 +10,7 @@ from typing import Any
 from roost.engines.generation import Finish
 from roost.rollout.agents.agent import Message, Reply
 from roost.rollout.agents.chat_format import ChatFormat, Tools
-from roost.rollout.agents.messages import Key, for_template, key_of
+from roost.rollout.agents.messages import Key, as_read, for_template, key_of
 from roost.rollout.transcript import Transcript
 
 
@@ -86,7 +86,7 @@ class _Conversation:
 
     def show(self, messages: Sequence[dict[str, Any]], keys: Sequence[Key], token_ids: Sequence[int]) -> None:
         """Go on with messages that the policy did not make."""
-        self.transcript.give(token_ids)
+        self.transcript.give(token_ids, [as_read(message) for message in messages])
         self.messages += messages
         self.keys += keys
         self.is_at_turn = True
@@ -181,7 +181,8 @@ class ChatPolicy:
             source.keys[: turn.messages],
             source.turns[:count],
         )
-        branched.transcript.give(source.transcript.token_ids[: turn.tokens])
+        known = [as_read(message) for message in branched.messages]
+        branched.transcript.give(source.transcript.token_ids[: turn.tokens], known)
         self._conversations.append(branched)
         return branched
 

@@ -52,6 +52,16 @@ def text_of(content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
+def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Role and text of a message, with calls of tools as JSON after the text.
+
+    >>> as_read({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "find", "arguments": {}}}]})
+    ('assistant', '{"name": "find", "arguments": {}}')
+    """
+    calls = [json.dumps(call.get("function", call), default=str) for call in message.get("tool_calls") or ()]
+    return message["role"], "\n".join(filter(None, [text_of(message.get("content")), *calls]))
+
+
 def key_of(message: Mapping[str, Any]) -> Key:
     """What a message is known by. Blanks around an assistant's text, and how its calls are spelt, make no difference.
 

@@ -9,9 +9,10 @@ from typing import Any
 from roost.placement.plan import Plan
 from roost.trainer.metrics.json_lines import Record, number_of
 from roost.trainer.report.phase_times import phase_colours, phases_of, times_of
-from roost.trainer.report.rollouts import before_and_after, choose_rollouts, shortened
+from roost.trainer.report.rollouts import before_and_after, choose_rollouts
 from roost.trainer.report.trace_lanes import packed, read_trace
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.samples import shortened
 from roost.view.marks import marks
 from roost.view.text import machines_line
 

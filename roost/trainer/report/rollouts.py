@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.trainer.metrics.json_lines import Record
+from roost.trainer.samples import shortened
 
 MOST_OF_A_STEP = 8  # of a kind
 MOST_ROLLOUTS = 2_000
 MOST_CHARACTERS = 4_000  # of a text
+MOST_OF_CONVERSATION = 12_000  # characters of all messages of a rollout
 MOST_PAIRS = 6
 
 
@@ -73,16 +75,15 @@ def before_and_after(rollouts: Sequence[Record]) -> list[tuple[Record, Record]]:
 
 def _cut(record: Mapping[str, Any]) -> Record:
     """The rollout with long texts cut in the middle: how it begins and how it ends both matter."""
-    return {key: shortened(value) if isinstance(value, str) else value for key, value in record.items()}
+    return {key: _cut_value(value) for key, value in record.items()}
 
 
-def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
-    """A text that is not too long.
-
-    >>> shortened("abcdefghij", 6)
-    'abc\\n[... 4 characters left out ...]\\nhij'
-    """
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+def _cut_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return shortened(value, MOST_CHARACTERS)
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        return value
+    most = max(200, MOST_OF_CONVERSATION // max(1, len(value)))
+    total = sum(len(str(one.get("content", ""))) for one in value)
+    limit = MOST_CHARACTERS if total <= MOST_OF_CONVERSATION else most
+    return [{**one, "content": shortened(str(one.get("content", "")), limit)} for one in value]

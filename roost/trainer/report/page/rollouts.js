@@ -41,7 +41,7 @@ function rolloutTable(rollouts) {
   const kinds = [...new Set(rollouts.map((one) => one.kind ?? "train"))];
   const slider = make("input", { type: "range", id: "step-slider", min: 0, max: steps.length, value: 0, "aria-label": "step" });
   const said = make("output", { id: "step-said" });
-  const search = make("input", { type: "search", id: "rollout-search", placeholder: "find in task or completion", spellcheck: "false" });
+  const search = make("input", { type: "search", id: "rollout-search", placeholder: "find in any text", spellcheck: "false" });
   const kind = make("select", { id: "rollout-kind", "aria-label": "kind" }, make("option", { value: "" }, "all kinds"), ...kinds.map((name) => make("option", {}, name)));
   const count = make("span", { class: "dim", id: "rollout-count", role: "status" });
   const body = make("tbody");
@@ -55,7 +55,7 @@ function rolloutTable(rollouts) {
       (one) =>
         (step === null || one.step === step) &&
         (!kind.value || (one.kind ?? "train") === kind.value) &&
-        (!words || `${one.task}\n${one.completion}`.toLowerCase().includes(words)),
+        (!words || searchable(one).includes(words)),
     );
     said.textContent = step === null ? "all steps" : `step ${step}`;
     slider.setAttribute("aria-valuetext", said.textContent);
@@ -92,10 +92,38 @@ function rolloutRow(one) {
     cell("step", String(one.step)),
     cell("kind", make("span", { class: `kind ${one.kind === "evaluation" ? "evaluation" : ""}` }, one.kind ?? "train")),
     cell("task", textOf(one.task)),
-    cell("completion", textOf(one.completion)),
+    cell("completion", textOf(one.completion), conversationOf(one.messages)),
     cell("reward", rewardOf(one.reward), ...partsOf(one.parts)),
     cell("lag", spell(one.lag)),
-    cell("tokens", spell(one.tokens)),
+    cell("tokens", spell(one.tokens), one.truncated ? make("div", { class: "part bad", title: "a token limit or a full context ended a turn" }, "truncated") : null),
+  );
+}
+
+function searchable(one) {
+  const said = (one.messages ?? []).map((message) => message.content).join("\n");
+  return `${one.task}\n${one.completion}\n${said}`.toLowerCase();
+}
+
+// The whole conversation: what the policy was given, and what it generated.
+function conversationOf(messages) {
+  if (!messages || !messages.length) return null;
+  const turns = messages.filter((message) => message.generated).length;
+  const summary = `${counted(messages.length, "message")}, ${counted(turns, "turn")} generated`;
+  const details = make("details", { class: "conversation" }, make("summary", { class: "dim" }, summary));
+  // Drawn when it is opened: a page may hold thousands of them.
+  details.addEventListener("toggle", () => {
+    if (details.open && details.childElementCount === 1) details.append(...messages.map(messageOf));
+  });
+  return details;
+}
+
+function messageOf(message) {
+  const facts = [message.sequence ? `sequence ${message.sequence}` : null, message.generated ? counted(message.tokens ?? 0, "token") : null, message.finish || null];
+  return make(
+    "div",
+    { class: `message ${message.generated ? "generated" : ""}` },
+    make("div", { class: "role" }, String(message.role), make("span", { class: "dim" }, facts.filter((fact) => fact !== null).join(" · "))),
+    make("div", { class: "text" }, String(message.content) || make("i", { class: "dim" }, "nothing")),
   );
 }
 

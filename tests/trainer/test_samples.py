@@ -1,0 +1,143 @@
+"""Samples as people read them: every message, which of them the policy generated, and bounds on their size."""
+
+import asyncio
+import json
+
+import pytest
+
+from roost.engines.errors import ContextFull
+from roost.engines.generation import Finish
+from roost.rollout.agents.chat import ChatPolicy
+from roost.rollout.episode import Episode, Group
+from roost.rollout.scenario import Score, Task
+from roost.rollout.transcript import Transcript
+from roost.trainer import samples
+from roost.trainer.samples import conversation, samples_of
+from tests.rollout.script import completion
+from tests.trainer.made_groups import made_group
+
+
+def letters(token_ids, has_special):
+    return "".join(chr(one) for one in token_ids if has_special or one != ord("$"))
+
+
+class Letters:
+    """A chat format in which a token is a character."""
+
+    def opening(self, messages, tools=None):
+        return tuple(map(ord, self._written(messages)))
+
+    def continuation(self, known, made, ending, new, tools=None):
+        return tuple(map(ord, self._written(new)))
+
+    def text(self, token_ids):
+        return letters(token_ids, False)
+
+    def _written(self, messages):
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+
+
+def engine(*replies):
+    """Draws these texts, one for each turn."""
+    left = list(replies)
+
+    async def draw(token_ids, turn, max_tokens):
+        said = left.pop(0)
+        if said is None:
+            raise ContextFull("no room")
+        text, version, finish = said
+        return completion(tuple(map(ord, text)), version, finish)
+
+    return draw
+
+
+def episode_of(transcript, **score):
+    return Episode(transcript.sequences(), Score(**{"reward": 1.0, **score}), 1.0)
+
+
+def sample_of(episode, version=5):
+    (found,) = samples_of([Group(3, Task("add", tag="math"), version, (episode,))], "train", 6, version, letters)
+    return found
+
+
+def talked(*turns, **score):
+    """An episode of a chat agent, with an observation after each turn but the last."""
+
+    async def play():
+        transcript = Transcript(engine(*turns))
+        policy = ChatPolicy(transcript, Letters())
+        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
+        for number in range(len(turns)):
+            try:
+                reply = await policy.chat(messages)
+            except ContextFull:
+                break
+            messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": f"seen {number}"}]
+        return episode_of(transcript, **score)
+
+    return asyncio.run(play())
+
+
+def test_a_conversation_has_every_message_and_what_was_generated():
+    sample = sample_of(talked(("hm$", 4, Finish.STOP), ("four", 5, Finish.LENGTH), shown="", answer="four"))
+    said = [(one["role"], one["content"], one["generated"]) for one in sample["messages"]]
+    assert said == [
+        ("system", "be brief", False),
+        ("user", "2+2?", False),
+        ("assistant", "hm", True),
+        ("user", "seen 0", False),
+        ("assistant", "four", True),
+    ]
+    assert sample["messages"][2] | {"content": ""} == {
+        "role": "assistant", "content": "", "generated": True, "turn": 0, "finish": "stop", "tokens": 3,
+        "versions": [4, 4],
+    }  # fmt: skip
+    assert (sample["finish"], sample["truncated"], sample["versions"], sample["lag"]) == ("length", True, [4, 5], 1)
+    assert (sample["group"], sample["tag"], sample["tokens"]) == (3, "math", 7)
+    assert sample["prompt_tokens"] == len("<system>be brief<user>2+2?<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("score", "shown"),
+    [
+        pytest.param({"shown": "> print(4)"}, "> print(4)", id="what the environment shows"),
+        pytest.param({"answer": "the answer"}, "the answer", id="nothing shown"),
+        pytest.param({}, "no code here", id="neither: what the policy said last"),
+    ],
+)
+def test_a_completion_is_never_empty_where_the_policy_said_something(score, shown):
+    assert sample_of(talked(("no code here", 0, Finish.STOP), **score))["completion"] == shown
+
+
+def test_a_full_context_is_a_truncation():
+    sample = sample_of(talked(("hm", 0, Finish.STOP), None))
+    assert sample["truncated"] and sample["finish"] == "length"
+    assert sample["messages"][-1] | {"turn": 1, "content": "", "tokens": 0} == sample["messages"][-1]
+
+
+def test_scenarios_without_messages_show_the_text_of_their_tokens():
+    async def play():
+        transcript = Transcript(engine(("7$", 0, Finish.STOP), ("8$", 0, Finish.STOP)))
+        transcript.give(list(map(ord, "$3+4=")))
+        await transcript.take()
+        other = transcript.branch()
+        other.give(list(map(ord, "4+4=")))
+        await other.take()
+        return episode_of(transcript)
+
+    said = [(one["role"], one["content"], one["sequence"]) for one in conversation(asyncio.run(play()), letters)]
+    assert said == [("prompt", "$3+4=", 0), ("assistant", "7", 0), ("prompt", "4+4=", 1), ("assistant", "8", 1)]
+
+
+def test_episodes_that_were_stored_without_parts_are_told_by_turns():
+    (sample,) = samples_of([made_group(0, [1.0])], "train", 1, 0, samples.token_numbers)
+    assert [(one["role"], one["content"]) for one in sample["messages"]] == [("prompt", "1 2"), ("assistant", "100")]
+    assert sample["truncated"] is False
+
+
+def test_a_sample_has_a_bounded_size():
+    turns = [("x" * 3_000, 0, Finish.STOP)] * 150
+    sample = sample_of(talked(*turns))
+    assert len(sample["messages"]) == samples.MOST_MESSAGES + 1
+    assert any("messages left out" in one["content"] for one in sample["messages"])
+    assert len(json.dumps(sample)) < 2 * samples.MOST_OF_SAMPLE
