@@ -21,10 +21,11 @@ NUMBERS = {
 FOLDERS = {Example.CARTPOLE: "runs/control-model", Example.ARM: "runs/arm-model"}
 
 
-def main(example: Annotated[Example, typer.Argument()] = Example.CARTPOLE, folder: str = "", seed: int = 0) -> None:
-    """Write it to FOLDER, or to where the example's config looks for it."""
+def main(example: Annotated[Example | None, typer.Argument()] = None, folder: str = "", seed: int = 0) -> None:
+    """Write the model of an example, or of every one, to FOLDER or to where its config looks for it."""
     sizes = {"hidden_size": 64, "intermediate_size": 128}
-    print(write_control_model(folder or FOLDERS[example], **NUMBERS[example], seed=seed, **sizes))
+    for each in Example if example is None else (example,):
+        print(write_control_model(folder or FOLDERS[each], **NUMBERS[each], seed=seed, **sizes))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,10 @@ from roost.cli.console import open_console
 from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings
+from roost.spec.job import Job, Notation
 from roost.spec.notation import read_job
+from roost.spec.training import TrainSettings
+from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.view.text import print_findings
 
 
@@ -40,22 +45,45 @@ def train_command(
     Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
     console = open_console()
+
+    def say(text: str) -> None:
+        console.print(f"roost: {text}", soft_wrap=True)
+
     import_from_here()
+    say(f"checking {config}")
+    job, settings = _checked(config, tuple(overrides or ()), notation, address, say)
+    say("loading torch and Ray")
+    try:
+        from roost.cli.train_run import run_job
+    except ImportError as error:
+        raise _not_installed(error) from None
+    run_job(job, runs / (name or settings.name or config.stem), resume, address, tuple(metrics or ()), console)
+
+
+def _checked(
+    config: Path, overrides: Sequence[str], notation: Notation | None, address: str | None, say: Callable[[str], None]
+) -> tuple[Job, TrainSettings]:
+    """The job, without any mistake that can be found before torch is loaded and Ray is started."""
     findings = Findings()
-    source = load(config, tuple(overrides or ()), findings)
+    source = load(config, overrides, findings)
     job = None if source is None else read_job(source, findings, notation)
     if job is not None and job.training is None and not findings.has_errors:
         findings.error(job.source.where(), "says nothing about training", fix="add a section train, with a task in it")
     notes = open_console(stderr=True)
     print_findings(findings.found, notes)
+    if job is None or job.training is None or findings.has_errors:
+        raise typer.Exit(1)
     try:
-        findings.raise_errors()
-        if job is None or job.training is None:
-            raise typer.Exit(1)
-        from roost.cli.train_run import run_job
-    except ConfigError:  # printed with the other findings above
+        check_before_launch(job, job.training, address, os.environ)
+        check_hub_models(job, job.training, say)
+    except ConfigError as error:
+        print_findings(error.findings, notes)
         raise typer.Exit(1) from None
     except ImportError as error:
-        console.print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}", soft_wrap=True)
-        raise typer.Exit(1) from None
-    run_job(job, runs / (name or job.training.name or config.stem), resume, address, tuple(metrics or ()), console)
+        raise _not_installed(error) from None
+    return job, job.training
+
+
+def _not_installed(error: ImportError) -> typer.Exit:
+    open_console().print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}", soft_wrap=True)
+    return typer.Exit(1)

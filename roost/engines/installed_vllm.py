@@ -51,24 +51,34 @@ def read_installed(answer: str) -> InstalledVllm | None:
 
 def ask_for_vllm(python: str, env: Mapping[str, str]) -> InstalledVllm:
     """Ask an interpreter, in the environment that the server will have."""
-    try:
-        asked = subprocess.run(
-            [python, "-c", ASK], env=dict(env), capture_output=True, text=True, timeout=ASK_LIMIT, check=False
-        )
-    except OSError as error:
-        raise EngineError(f"{python} cannot be run ({error.strerror}); name the interpreter that has vLLM") from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(f"{python} did not say within {ASK_LIMIT:.0f} s whether it has vLLM") from error
-    installed = read_installed(asked.stdout)
+    printed, error_line = answer_of(python, ASK, env, "vLLM")
+    installed = read_installed(printed)
     if installed is None:
-        error_line = "".join(asked.stderr.strip().splitlines()[-1:])
-        raise EngineError(f"{python} has no vLLM: install it there or name the interpreter that has it. {error_line}")
+        raise EngineError(
+            f"{python} has no vLLM: install it there, name an interpreter that has it (engine_options.python), or use "
+            f"the built-in engine (engine: torch). {error_line}".rstrip()
+        )
     if installed.release < OLDEST:
         raise EngineError(
             f"{python} has vLLM {_dotted(installed.release)}; Roost drives {_dotted(OLDEST)} and later, "
             "for weights cannot be sent to older ones: install a later one"
         )
     return installed
+
+
+def answer_of(python: str, script: str, env: Mapping[str, str], engine: str) -> tuple[str, str]:
+    """What an interpreter prints when asked for an engine, and the last line of its errors."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", script], env=dict(env), capture_output=True, text=True, timeout=ASK_LIMIT, check=False
+        )
+    except OSError as error:
+        raise EngineError(
+            f"{python} cannot be run ({error.strerror}); name the interpreter that has {engine}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"{python} did not say within {ASK_LIMIT:.0f} s whether it has {engine}") from error
+    return asked.stdout, "".join(asked.stderr.strip().splitlines()[-1:])
 
 
 def _dotted(release: tuple[int, int]) -> str:

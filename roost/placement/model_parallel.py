@@ -63,7 +63,10 @@ def lay_out(
             findings.error(
                 where,
                 f"has no {name} on accelerators, which the model-parallel layout needs",
-                fix=f"write {name}: all, or plan with --layout as_written",
+                why="" if num_accelerators else "the machines have no accelerators",
+                fix=f"write {name}: all, or plan with --layout as_written"
+                if num_accelerators
+                else "write cluster.num_gpus_per_node, or name machines that have accelerators",
             )
     if findings.num_errors > errors:
         return None

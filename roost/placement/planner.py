@@ -12,6 +12,7 @@ from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
+from roost.placement.engine_rules import check_engines
 from roost.placement.plan import Plan
 from roost.placement.residency import ResidencySettings, find_residency
 from roost.placement.rules import check_rules
@@ -102,6 +103,7 @@ def try_plan(
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
         check_training(job.training, components, lambda name: setting_place(name, job), findings)
+        check_engines(job.training, components, lambda name: setting_place(name, job), findings)
     if findings.has_errors:
         return None
     return Plan(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.reward_rules import check_rewards
-from roost.spec.errors import Findings, Where, shown
+from roost.spec.errors import Findings, Where
 from roost.spec.training import Behaviour, Estimator, TrainSettings
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
@@ -20,12 +19,11 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     by_name = {part.name: part for part in components}
     _check_components(settings, by_name, at, findings)
     _check_batches(settings, by_name, at, findings)
-    _check_drawing(settings, by_name, at, findings)
+    _check_drawing(settings, at, findings)
     _check_loss(settings, at, findings)
     _check_types(settings, at, findings)
     _check_learners(settings, by_name, at, findings)
     _check_in_flight(settings, at, findings)
-    _check_model(settings, at, findings)
     check_rewards(settings.rewards, by_name, at("rewards"), findings)
 
 
@@ -92,7 +90,7 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         )
 
 
-def _check_drawing(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+def _check_drawing(settings: TrainSettings, at: At, findings: Findings) -> None:
     draw = settings.draw
     if draw.temperature == 0:
         findings.error(at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0")
@@ -104,14 +102,6 @@ def _check_drawing(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; behaviour "
             f"{settings.learner.loss.behaviour.value}",
             "leave top_p, top_k and min_p out, or write behaviour: engine",
-        )
-    rollout = parts.get("rollout")
-    if rollout is not None and settings.engine == "torch" and rollout.parallel.model > 1:
-        findings.error(
-            at("engine"),
-            "is torch, which runs on one device, but rollout is cut over several",
-            f"{rollout.parallel.model} devices for each engine",
-            "write engine: vllm or sglang, or give each engine one device",
         )
 
 
@@ -202,21 +192,3 @@ def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> Non
             "requests on hold would go on with the adapter they had",
             fix,
         )
-
-
-def _check_model(settings: TrainSettings, at: At, findings: Findings) -> None:
-    """A folder must be there; what looks like a name on a hub is left to be looked up."""
-    name = settings.learner.model
-    path = Path(name)
-    is_name = len(path.parts) == 2 and not path.is_absolute() and not name.startswith((".", "~"))
-    if not _exists(path) and (not is_name or _exists(path.parent)):
-        findings.error(at("model"), f"{shown(name)} does not exist", fix="name a folder with a checkpoint")
-    elif _exists(path) and not _exists(path / "config.json"):
-        findings.error(at("model"), f"{shown(name)} has no config.json", fix="name a folder with a checkpoint")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.expanduser().exists()
-    except (OSError, RuntimeError):  # too long for a path, or the home of nobody
-        return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,45 @@ OFFLOADED_PARTS = ("weight", "grad", "optimizer")
 ENGINE_STRATEGIES = ("vllm", "sglang")
 _BYTES = {"32": 4, "fp32": 4, "float32": 4, "32-true": 4, "fp8": 1, "float8": 1, "int8": 1}
 _MAX_CONFIG_BYTES = 1 << 20
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_LONGEST_HUB_NAME = 96
+
+
+class ModelPlace(StrEnum):
+    """Where a model that a config names can be."""
+
+    FOLDER = "folder"  # that is here
+    MISSING = "missing"  # a path, and there is nothing at it here
+    HUB = "hub"  # no folder here, and a possible name on the Hugging Face hub
+
+
+def model_place(model: str) -> ModelPlace:
+    """Decide whether a model is a local path or a hub name, from the name and that path alone.
+
+    A relative path such as `runs/model` is also a possible hub name. Without a folder of that name it counts as one,
+    whether or not `runs` exists; only a look-up can tell.
+
+    >>> model_place("Qwen/Qwen2.5-0.5B").value, model_place("./Qwen").value, model_place("/data/models/Qwen").value
+    ('hub', 'missing', 'missing')
+    """
+    if _local(model) is not None:
+        return ModelPlace.FOLDER
+    is_name = len(model) <= _LONGEST_HUB_NAME and _HUB_NAME.fullmatch(model)
+    return ModelPlace.HUB if is_name else ModelPlace.MISSING
+
+
+def resolve_model(model: str) -> str:
+    """The absolute path of a local model, for processes with another working directory; a hub name stays as it is."""
+    path = _local(model)
+    return model if path is None else str(path.absolute())
+
+
+def _local(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, or the home of an unknown user
+        return None
 
 
 def read_model_config(path: str | None) -> dict[str, Any] | None:

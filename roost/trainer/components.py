@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
@@ -15,6 +14,7 @@ from roost.engines.spec import EngineKind, ServerSpec
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.runtime.group import GroupSpec, LaunchOptions
+from roost.spec.model_files import resolve_model
 from roost.spec.training import Behaviour, Estimator, LearnerSettings, TrainSettings
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.receivers import devices_of
@@ -52,7 +52,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults)
-    engines = replace(engines, servers=tuple(replace(one, model=where_it_is(one.model)) for one in engines.servers))
+    engines = replace(engines, servers=tuple(replace(one, model=resolve_model(one.model)) for one in engines.servers))
     scorers = scorers_of(plan, settings)
     threads = None
     if not on_gpu:
@@ -134,7 +134,7 @@ def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[
     recomputes = settings.learner.checkpoints_activations
     learner = replace(
         settings.learner,
-        model=where_it_is(settings.learner.model),
+        model=resolve_model(settings.learner.model),
         checkpoints_activations=layout.on_gpu if recomputes is None else recomputes,
     )
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
@@ -148,7 +148,7 @@ def _scorer(
 ) -> GroupSpec:
     """A model beside the policy's; inference starts as the policy does, others may have a checkpoint of their own."""
     own = plan[name].model.path if name != INFERENCE else None
-    model = where_it_is(own or learner.model)
+    model = resolve_model(own or learner.model)
     if name == CRITIC:
         rate = learner.optimizer.learning_rate if critic_rate is None else critic_rate
         optimizer = replace(learner.optimizer, learning_rate=rate)
@@ -157,8 +157,3 @@ def _scorer(
     # What is never trained needs no more precision than it is used with.
     settings = replace(learner, model=model, adapter=None, weight_type=learner.compute_type)
     return LearnerWorker.create_group(settings, Head.POLICY, threads, learns=False)
-
-
-def where_it_is(model: str) -> str:
-    """A model's folder such that other processes find it, wherever they were started; names on a hub stay."""
-    return str(Path(model).expanduser().absolute()) if Path(model).expanduser().is_dir() else model

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
-from roost.cluster.hardware.registry import BUILT_IN
 from roost.runtime.cluster import Cluster
 from roost.spec.job import Job
-
-RAY_ADDRESS = "RAY_ADDRESS"
-
-
-def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str, str]) -> int:
-    """How many accelerators this machine must pretend to have, so that a job for one machine can be tried out on it.
-
-    None where it has some, where a cluster is named, or where the job needs several machines.
-    """
-    asked = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
-    is_elsewhere = address not in (None, "local") or bool(environ.get(RAY_ADDRESS))
-    if not asked or is_elsewhere or (job.num_nodes or 1) > 1 or BUILT_IN.detect(environ) is not None:
-        return 0
-    return asked
+from roost.trainer.this_machine import accelerators_to_simulate
 
 
 @contextlib.contextmanager
@@ -36,6 +22,7 @@ def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str
         say(f"there is no accelerator here: {simulated} are simulated, and everything runs on the CPU")
         os.environ[COUNT_VARIABLE] = str(simulated)  # for the processes that Ray is about to start
         address = "local"
+    say("starting Ray on this machine" if address == "local" else "connecting to Ray")
     config = None if job.source.values.get("cluster") is None else dict(job.source.values)
     try:
         with Cluster(job.num_nodes, config, address, log_dir=log_dir, say=say) as cluster:

@@ -1,4 +1,4 @@
-"""What a job names by `_target_`, and what engines are told: looked at before anything is made or launched."""
+"""What a job names by `_target_`: looked at before anything is made or launched."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from roost.spec.errors import Findings
 from roost.spec.job import Job
 from roost.spec.training import TrainSettings
 from roost.spec.training_read import setting_place
-from roost.trainer.engine_options import check_engine_options
 
 
 def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
     """Import the classes and functions that a job names, and hold its keys against what they take."""
-    check_engine_options(settings, job, findings)
     check_target(settings.task, setting_place("task", job), SCENARIO, findings)
     # As if each were made elsewhere: then only its keys are looked at.
     make_rewards(settings.rewards, setting_place("rewards", job), findings, elsewhere=settings.rewards)

@@ -27,6 +27,7 @@ from roost.trainer.live_view import LiveView
 from roost.trainer.machines import open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
 from roost.trainer.named import check_named
+from roost.trainer.preflight import check_models
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
 from roost.trainer.surroundings import made_rewards
@@ -100,6 +101,8 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
         _check_resumed(options.folder, job, say)
     else:
         RunFolder(options.folder).check_free()
+    check_models(job, settings, say)
+    say("loading the tokenizer and the task")
     scenario, tokenizer = _scenario(job, settings)
     failures, furthest = 0, -1
     while True:

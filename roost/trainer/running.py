@@ -21,6 +21,7 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.contained import contain_tasks
 from roost.runtime.group import WorkerGroup
 from roost.runtime.trace.spans import Span
+from roost.spec.model_files import resolve_model
 from roost.spec.training import TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.components import (
@@ -32,7 +33,6 @@ from roost.trainer.components import (
     launch_options,
     layout_of,
     learner_groups,
-    where_it_is,
 )
 from roost.trainer.evaluation import evaluate
 from roost.trainer.failures import FailureFiles
@@ -81,7 +81,7 @@ class Running:
         began = time.perf_counter()
         engines = EngineGroup.of(self._layout.engines, self._cluster)
         learners = learner_groups(self._plan, self._settings, self._layout)
-        model = where_it_is(self._settings.learner.model)
+        model = resolve_model(self._settings.learner.model)
         paths = tuple(filter(None, sys.path))
         around = surrounding_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
         self._watching.note(" and ".join(["starting learners", *around, "engines"]))

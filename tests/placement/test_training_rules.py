@@ -87,9 +87,6 @@ BROKEN = {
         "train.critic_learning_rate",
         "is 0, with which the critic learns nothing",
     ),
-    "no-name": (rlinf(model="x" * 5000), "train.model", f"{shown('x' * 5000)} does not exist"),
-    "nobodys-folder": (rlinf(model="~no-such-user/m"), "train.model", "'~no-such-user/m' does not exist"),
-    "no-folder": (rlinf(model="./nowhere"), "train.model", "'./nowhere' does not exist"),
 }
 
 

@@ -76,7 +76,7 @@ def test_a_config_that_changed_is_told(job, tmp_path):
     said = []
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
         resumed(job, tmp_path / "run", said)
-    assert said[1:] == ["the config is not the one that the run began with; changed: train.groups"]
+    assert "the config is not the one that the run began with; changed: train.groups" in said
 
 
 class Sized:

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.engines.torch_engine.listening import bound_socket, url_of
 from roost.engines.torch_engine.parent_watch import end_with
 from roost.engines.torch_engine.settings import EngineSettings
+from roost.spec.model_files import ModelPlace, model_place
 
 HARD_END_S = 3.0
 
@@ -74,15 +74,10 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
     return EngineSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-def check_model(model: str) -> None:
-    """What is clearly meant as a folder must be one; anything else may be a name on the hub."""
-    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
-        raise ValueError(f"there is no folder {model}")
-
-
 def run(options: argparse.Namespace) -> None:
     settings = settings_of(options)
-    check_model(options.model)
+    if model_place(options.model) is ModelPlace.MISSING:
+        raise ValueError(f"there is no folder {options.model}")
     if options.parent_pid is not None:
         end_with(options.parent_pid)
     bound = bound_socket(options.host, options.port)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.placement.reward_rules import engine_sizes
+from roost.spec.engine_options import FORMS, is_text
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 # What the judge's other keys and its place decide, and what only a model that is trained has a use for.
@@ -38,7 +39,7 @@ def check_served(config: Mapping[str, Any], where: Where, findings: Findings) ->
 
 
 def _check_model(model: Any, where: Where, findings: Findings) -> None:
-    if not _is_text(model):
+    if not is_text(model):
         fix = "write a folder with a checkpoint, or a name on the Hugging Face hub"
         findings.error(where, "names no model", f"it is {shown(model)}", fix)
 
@@ -58,7 +59,7 @@ def _check_engine(engine: Any, where: Where, findings: Findings) -> None:
         fix = did_you_mean(str(engine.get("kind")), KINDS) or f"write one of {', '.join(KINDS)}"
         findings.error(where.under("kind"), "names no engine", why, fix)
     for key, (is_right, form) in FORMS.items():
-        if engine.get(key) is not None and not is_right(engine[key]):
+        if key in OPTIONS and engine.get(key) is not None and not is_right(engine[key]):
             findings.error(where.under(key), f"is not {form}", f"it is {shown(engine[key])}", f"write {form}")
 
 
@@ -86,25 +87,3 @@ def server_of(engine: Mapping[str, Any], model: str, name: str, devices: int) ->
         env={str(key): str(value) for key, value in written.pop("env", {}).items()},
         **written,
     )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("tensor", "pipeline", "max_context"), (_is_count, "a whole number above 0")),
-    "memory_fraction": (_is_share, "a number above 0, and at most 1"),
-    **dict.fromkeys(("dtype", "python"), (_is_text, "a text")),
-    "seed": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
-    "args": (lambda value: isinstance(value, list | tuple), "a list of words of the command line"),
-    "env": (lambda value: isinstance(value, Mapping), "a mapping from names to values"),
-}

@@ -1,0 +1,150 @@
+"""`roost train` reports what is wrong before it loads torch or starts Ray."""
+
+import threading
+from contextlib import chdir
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+
+from huggingface_hub import constants
+
+from roost.trainer.hub import Answer, ask_hub, check_on_hub
+from tests.cli.terminal import run, write
+
+ARITHMETIC = Path(__file__).parents[2] / "examples/arithmetic"
+LOADING = "loading torch and Ray"  # what is said before they are imported
+NOBODY = "http://127.0.0.1:9"  # a port at which nothing listens
+
+
+@pytest.fixture(autouse=True)
+def laptop(monkeypatch, tmp_path):
+    """A machine without accelerators, without Ray and without a network."""
+    for name in ("RAY_ADDRESS", "ROOST_FAKE_ACCELERATORS", "ROOST_HARDWARE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    environ = {"CUDA_VISIBLE_DEVICES": "", "HF_ENDPOINT": NOBODY, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", '{"model_type": "qwen3", "max_position_embeddings": 64}', "config.json")
+    return tmp_path / "model"
+
+
+def trained(folder, *words, address="local"):
+    with chdir(folder):
+        return run("train", *words, "--address", address, "--runs", folder / "runs", width=300)
+
+
+CASES = {
+    "path": (["actor.model.model_path=./nowhere"], "'./nowhere' does not exist"),
+    "no-accelerators": (
+        ["cluster.num_gpus_per_node=null"],
+        "write cluster.num_gpus_per_node: 2, or name a Ray cluster with --address",
+    ),
+    "vllm": (
+        ["+train.engine=vllm", "+train.engine_options.python=/no/such/python"],
+        "train.engine_options.python: vLLM cannot be started with /no/such/python",
+    ),
+    "sglang": (
+        ["+train.engine=sglang", "+train.engine_options.python=/no/such/python"],
+        "or write train.engine: torch for the built-in engine",
+    ),
+    "wide-built-in-engine": (
+        ["+rollout.tensor_parallel_size=2", "cluster.num_gpus_per_node=3", "cluster.component_placement.rollout=1-2:0"],
+        "is torch, which runs on one device, but rollout is cut over several",
+    ),
+    "context": (["train.engine_options.max_context=65"], "is 65, but the model has 64 positions"),
+    "option": (["+train.engine_options.max_contex=64"], "did you mean max_context?"),
+    "placement": (["cluster.component_placement.rollout=7"], "names rank 7, which is out of range"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "said"), CASES.values(), ids=CASES)
+def test_found_before_anything_starts(tmp_path, model, overrides, said):
+    words = [f"actor.model.model_path={model}", *overrides]
+    result = trained(tmp_path, ARITHMETIC / "rlinf.yaml", *words)
+    assert result.exit_code == 1
+    assert said in result.stderr and LOADING not in result.stdout, result.output
+    assert result.stdout.startswith("roost: checking ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_errors_of_a_job_for_a_cluster_are_found_before_it_is_joined(tmp_path, model):
+    words = [f"actor.model.model_path={model}", "cluster.component_placement.rollout=7"]
+    result = trained(tmp_path, ARITHMETIC / "rlinf.yaml", *words, address="127.0.0.1:9")
+    assert "names rank 7, which is out of range" in result.stderr and LOADING not in result.stdout
+
+
+@pytest.mark.parametrize("has_runs", [False, True], ids=["fresh-clone", "beside-runs"])
+def test_the_first_command_without_its_model(tmp_path, has_runs):
+    """README's first training command: one error with the command that makes the model."""
+    if has_runs:
+        (tmp_path / "runs").mkdir()
+    result = trained(tmp_path, ARITHMETIC / "rlinf.yaml")
+    error, fix = result.stderr.splitlines()
+    assert result.exit_code == 1 and LOADING not in result.stdout
+    assert "'runs/arithmetic-model' is no folder here, and the Hugging Face hub cannot be reached" in error
+    assert fix.strip() == f"fix  make it first: python {ARITHMETIC / 'make_model.py'}"
+
+
+# The hub ----------------------------------------------------------------------------------------------------------
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does: 401 for what is not there."""
+
+    def do_HEAD(self):
+        known = {"/api/models/org/there": HTTPStatus.OK, "/api/models/org/gated": HTTPStatus.FORBIDDEN}
+        self.server.asked.append(self.path)
+        self.send_response(known.get(self.path, HTTPStatus.UNAUTHORIZED))
+        self.end_headers()
+
+    def log_message(self, *_): ...
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("org/there", Answer.THERE), ("org/gated", Answer.THERE), ("org/other", Answer.ABSENT)]
+)
+def test_the_hub_is_asked_once(hub, name, answer):
+    hub.asked.clear()
+    assert ask_hub(name, f"http://127.0.0.1:{hub.server_port}") == (answer, "")
+    assert hub.asked == [f"/api/models/{name}"]
+
+
+def test_a_name_that_the_hub_does_not_have(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+    result = trained(tmp_path, ARITHMETIC / "rlinf.yaml", "actor.model.model_path=org/other")
+    assert "'org/other' is neither a folder here nor a model on the Hugging Face hub" in result.stderr
+    assert check_on_hub("org/there", print) is None
+
+
+def test_without_a_network_the_cached_copy_is_used(tmp_path):
+    folder = tmp_path / "cache/models--org--mine"
+    (folder / "snapshots/abc").mkdir(parents=True)
+    write(folder / "snapshots/abc", "{}", "config.json")
+    (folder / "refs").mkdir()
+    write(folder / "refs", "abc", "main")
+    said = []
+    assert check_on_hub("org/mine", said.append) is None
+    assert "using the cached copy of org/mine" in said[0]
+    assert constants.HF_HUB_OFFLINE is True, "else the library would retry for a minute"
+    assert check_on_hub("org/mine", said.append) is None and len(said) == 1
+    assert "HF_HUB_OFFLINE is set" in check_on_hub("org/other", said.append)
