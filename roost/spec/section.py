@@ -13,6 +13,8 @@ from roost.spec.source import Source
 from roost.spec.yaml_events import MAX_BITS
 
 MAX_NUMBER = 1e12  # no setting that Roost reads is larger
+# YAML 1.1 reads 2e-05 as text: a number needs a point there, and a sign in its exponent.
+EXPONENT = re.compile(r"\d+(\.\d*)?[eE][+-]?\d{1,3}")
 NEAR_MISS = 0.85  # how alike two words must be for one to be taken for a slip of the other
 
 
@@ -80,7 +82,12 @@ class Section:
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_exponent = isinstance(value, str) and EXPONENT.fullmatch(value.strip())
+        if (is_number and value > MAX_NUMBER) or (is_exponent and float(value) > MAX_NUMBER):
+            self.error(key, f"is {shown(value)}; it must be at most {MAX_NUMBER:g}", fix="write a smaller number")
+            return None
+        if not is_number or not value >= 0:
             digits = re.match(r"\s*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
             fix = f"write {key}: {digits[1]}" if digits else "write a plain number, or leave it out"
             self.error(key, f"is {shown(value)}; it must be a number that is not negative", fix=fix)

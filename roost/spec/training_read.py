@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from enum import EnumType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from roost.spec.errors import Where, did_you_mean, shown
 from roost.spec.job import Job, Notation
 from roost.spec.origins import ResolvedSetting
-from roost.spec.section import MAX_NUMBER, Section
+from roost.spec.section import EXPONENT, MAX_NUMBER, Section
 from roost.spec.training import (
     DEFAULT_STEPS,
     AdapterSettings,
@@ -32,8 +31,6 @@ from roost.spec.training_origins import deciding_keys, resolve_settings
 from roost.spec.training_unlike import warn_unlike
 
 Values = dict[str, Any]
-# Readers of YAML 1.1 take 2e-05 for a word: a number needs a point there, and a sign in its exponent.
-_EXPONENT = re.compile(r"\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[ResolvedSetting, ...]]:
@@ -127,7 +124,7 @@ def _value(key: Key, section: Section, name: str) -> Any:
 
 def _number(key: Key, section: Section, name: str) -> float | None:
     written = section.values[name]
-    is_word = isinstance(written, str) and _EXPONENT.fullmatch(written.strip())
+    is_word = isinstance(written, str) and EXPONENT.fullmatch(written.strip())
     number = float(written) if is_word and float(written) <= MAX_NUMBER else section.number(name)
     if number is not None and key.most is not None and number > key.most:
         section.error(name, f"is {number:g}; it must be at most {key.most:g}", fix=f"write {name}: {key.most:g}")

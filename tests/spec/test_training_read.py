@@ -1,5 +1,6 @@
 """The section `train`: every setting is read, by its own name or by the notation's, and nothing is passed over."""
 
+import math
 from dataclasses import replace
 from enum import EnumType
 from pathlib import Path
@@ -179,7 +180,10 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
         pytest.param({"min_p": 2}, "is 2; it must be at most 1", "", id="most"),
         pytest.param({"learning_rate": -1}, "is -1; it must be a number that is not negative", "", id="negative"),
         pytest.param({"learning_rate": "-1e-5"}, "is '-1e-5'; it must be a number that is not negative", "", id="word"),
-        pytest.param({"learning_rate": "1e999"}, "is '1e999'; it must be a number that is not negative", "", id="huge"),
+        pytest.param({"learning_rate": "1e999"}, "is '1e999'; it must be at most 1e+12", "", id="huge-word"),
+        pytest.param({"learning_rate": 1e20}, "is 1e+20; it must be at most 1e+12", "", id="huge"),
+        pytest.param({"learning_rate": math.inf}, "is inf; it must be at most 1e+12", "", id="infinite"),
+        pytest.param({"learning_rate": math.nan}, "is nan; it must be a number that is not negative", "", id="nan"),
         pytest.param({"learning_rate": "small"}, "is 'small'; it must be a number that is not negative", "", id="text"),
         pytest.param({"positive_only": "yes"}, "is 'yes'; it must be true or false", "", id="flag"),
         pytest.param({"task": "Sums"}, "is 'Sums'; it must be a mapping", "", id="mapping"),
