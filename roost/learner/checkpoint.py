@@ -6,22 +6,28 @@ import os
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
+from roost.learner.checksums import sums_of, write_sums
 from roost.learner.distributed import rank, world_size
+from roost.runtime.disk import DiskFull, FileSystem, chain_of, disk_full, is_disk_full
 
 UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
+INDEX = ".metadata"
 
+T = TypeVar("T")
 State = dict[str, Any]  # nested, with tensors; what torch.distributed.checkpoint takes
 
 
@@ -41,6 +47,13 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=(staged, folder), name="checkpoint")
         self._thread.start()
 
+    def is_done(self) -> bool:
+        """Whether nothing is being written now. Raises if the last state could not be written."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        self.wait()
+        return True
+
     def wait(self) -> None:
         """Until the last state is written. Raises if it was not."""
         if self._thread is None:
@@ -48,6 +61,8 @@ class CheckpointWriter:
         self._thread.join()
         self._thread = None
         failure, self._failure = self._failure, None
+        if isinstance(failure, DiskFull):
+            raise failure
         if failure is not None:
             raise RuntimeError(f"the last checkpoint was not written: {failure}") from failure
 
@@ -62,22 +77,55 @@ class CheckpointWriter:
             save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
             self._finish(unfinished, folder)
         except (Exception, CheckpointException) as failure:  # told by `wait`, as nobody hears a thread
-            self._failure = failure
+            self._failure = _named(failure, folder, state)
             if rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     def _finish(self, unfinished: Path, folder: Path) -> None:
-        """Rank 0 gives the folder its name; all ranks return once it has it, or raise together."""
-        problem: list[str | None] = [None]
-        if rank() == 0:
-            try:
-                _put_in_place(unfinished, folder)
-            except OSError as error:
-                problem = [str(error)]
+        """Each rank sums its files, rank 0 gives the folder its name; all ranks return then, or raise together."""
+        sums = self._gathered(lambda: sums_of(unfinished.glob(f"__{rank()}_*")))
+        whole = {name: digest for part in sums for name, digest in part.items()}
+        self._gathered(lambda: _put_in_place(unfinished, folder, whole) if rank() == 0 else None)
+
+    def _gathered(self, act: Callable[[], T]) -> list[T]:
+        """What all ranks' calls give; an OSError of one of them is raised on all."""
+        given: T | None = None
+        problem: OSError | None = None
+        try:
+            given = act()
+        except OSError as error:
+            problem = error
+        of_ranks: list[Any] = [(given, problem)]
         if self._group is not None:
-            dist.broadcast_object_list(problem, src=0, group=self._group)
-        if problem[0] is not None:
-            raise OSError(problem[0])
+            of_ranks = [None] * world_size()
+            dist.all_gather_object(of_ranks, (given, problem), group=self._group)
+        for _, failed in of_ranks:
+            if failed is not None:
+                raise failed
+        return [found for found, _ in of_ranks]
+
+
+def state_bytes(state: State) -> int:
+    """The bytes of this rank's tensors, which is about what a checkpoint of them takes."""
+    sizes = (state_bytes(value) if isinstance(value, dict) else _bytes(value) for value in state.values())
+    return sum(sizes)
+
+
+def _bytes(value: Any) -> int:
+    tensor = value.to_local() if isinstance(value, DTensor) else value
+    return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
+
+
+def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
+    """What went wrong, with a full disk by its name: torch's own error is that of a file's wrong length."""
+    reasons = [failure, *(reason for reason, _ in getattr(failure, "failures", {}).values())]
+    needed = state_bytes(state)
+    # Another rank's reason comes without the error of the system that led to it.
+    has_other_reason = any(isinstance(one, OSError) for reason in reasons for one in chain_of(reason))
+    lacks_room = not has_other_reason and FileSystem.of(folder).free < needed
+    if lacks_room or any(is_disk_full(reason) for reason in reasons):
+        return disk_full(folder.parent, "a checkpoint", needed)
+    return failure
 
 
 def load_state(state: State, folder: Path) -> None:
@@ -99,8 +147,8 @@ def saved_names(folder: Path) -> frozenset[str]:
 
 def check_whole(folder: Path) -> None:
     """Raise unless all that the folder's index tells of is there."""
-    if not (folder / ".metadata").is_file():
-        raise ValueError(f"{folder} is no checkpoint of a learner, or was not finished: it has no index (.metadata)")
+    if not (folder / INDEX).is_file():
+        raise ValueError(f"{folder} is no checkpoint of a learner, or was not finished: it has no index ({INDEX})")
     for name, size in _expected_sizes(FileSystemReader(folder).read_metadata().storage_data).items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found < size:
@@ -114,8 +162,9 @@ def _expected_sizes(storage: Mapping[Any, Any]) -> dict[str, int]:
     return sizes
 
 
-def _put_in_place(unfinished: Path, folder: Path) -> None:
-    """Give the folder its name once all of it is on the disk."""
+def _put_in_place(unfinished: Path, folder: Path, sums: Mapping[str, str]) -> None:
+    """Give the folder its sums, and its name once all of it is on the disk."""
+    write_sums(unfinished, {**sums, **sums_of([unfinished / INDEX])})
     _sync(unfinished)
     replaced = folder.with_name(folder.name + REPLACED)
     if folder.exists():

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
-from roost.learner.checkpoint import CheckpointWriter, State
+from roost.learner.checkpoint import CheckpointWriter, State, state_bytes
 from roost.learner.distributed import added_up, most, together, world_size
 from roost.learner.export import export
 from roost.learner.forward import PolicyOutputs, Rows
@@ -157,6 +157,14 @@ class Learner:
     def wait_saved(self) -> None:
         """Until the last checkpoint is there under its name. Raises if it could not be written."""
         self._writer.wait()
+
+    def is_saved(self) -> bool:
+        """Whether no checkpoint is being written now. Raises if the last one could not be written."""
+        return self._writer.is_done()
+
+    def checkpoint_bytes(self) -> int:
+        """About the size of this rank's part of a checkpoint."""
+        return state_bytes(self._state())
 
     def restore(self, folder: Path | str) -> None:
         """Go on from a checkpoint, which may have been written by another number of ranks."""

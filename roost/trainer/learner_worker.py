@@ -84,6 +84,12 @@ class LearnerWorker(Worker):
     def wait_saved(self) -> None:
         self._learner.wait_saved()
 
+    def is_saved(self) -> bool:
+        return self._learner.is_saved()
+
+    def checkpoint_bytes(self) -> int:
+        return self._learner.checkpoint_bytes()
+
     def restore(self, folder: str) -> None:
         self._learner.restore(folder)
 

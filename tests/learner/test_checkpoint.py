@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from roost.learner.checkpoint import UNFINISHED
+from roost.learner.checksums import SUMS, check_sums
+from roost.runtime.disk import DiskFull
 from roost.spec.training import AdapterSettings
 from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
+from tests.small_disk import small_disk
 
 BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
 
@@ -102,3 +105,28 @@ def test_what_could_not_be_written_is_told(learner, tmp_path):
     one.save(tmp_path / "step")
     one.wait_saved()
     assert (tmp_path / "step" / ".metadata").is_file()
+
+
+def test_all_files_of_a_checkpoint_have_sums(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    assert one.is_saved()
+    assert check_sums(tmp_path / "step")
+    listed = (tmp_path / "step" / SUMS).read_text().splitlines()
+    assert {line.split()[1] for line in listed} == {file.name for file in (tmp_path / "step").iterdir()} - {SUMS}
+    written = sum(file.stat().st_size for file in (tmp_path / "step").iterdir())
+    assert 0.5 * written < one.checkpoint_bytes() < written
+
+
+def test_a_full_disk_is_named(learner, tmp_path):
+    """Torch itself says "unexpected pos" of a file. The checkpoint before stays whole."""
+    one = learner()
+    with small_disk(tmp_path / "disk", int(1.5 * one.checkpoint_bytes())) as disk:
+        one.save(disk / "first")
+        one.wait_saved()
+        one.save(disk / "second")
+        with pytest.raises(DiskFull, match=rf"cannot write a checkpoint to {disk}: {disk} \(tmpfs\) has .* needed"):
+            one.wait_saved()
+        assert [folder.name for folder in disk.iterdir()] == ["first"], "nothing unfinished takes up what is left"
+        assert check_sums(disk / "first")

@@ -1,0 +1,65 @@
+"""SHA-256 sums of the files of a folder, as `sha256sum --check SHA256SUMS` reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SUMS = "SHA256SUMS"
+THREADS = 8  # hashing does not hold the interpreter's lock
+
+
+class Damaged(ValueError):
+    """Files are not as they were written."""
+
+
+def sums_of(files: Iterable[Path]) -> dict[str, str]:
+    """The sum of each file, by its name."""
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+        named = sorted(files)
+        return dict(zip((file.name for file in named), threads.map(_sum, named), strict=True))
+
+
+def sums_text(sums: Mapping[str, str]) -> bytes:
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()
+
+
+def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
+    """Write the file of sums, and make sure that it is on the disk."""
+    with (folder / SUMS).open("wb") as file:
+        file.write(sums_text(sums))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_sums(folder: Path) -> bool:
+    """Raise `Damaged` unless every file of a folder has its sum; False for a folder without sums."""
+    try:
+        written = (folder / SUMS).read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        found = sums_of(file for file in folder.iterdir() if file.is_file() and file.name != SUMS)
+    except OSError as error:
+        raise Damaged(f"{folder} cannot be read: {error}") from error
+    if sums_text(found) != written:
+        raise Damaged(f"{folder} is damaged: {_difference(found, written)}")
+    return True
+
+
+def _difference(found: Mapping[str, str], written: bytes) -> str:
+    lines = [line.partition("  ") for line in written.decode(errors="replace").splitlines()]
+    expected = {name: digest for digest, _, name in lines}
+    changed = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
+    missing = sorted(name for name in expected.keys() - found.keys() if name)
+    if missing:
+        return f"{', '.join(map(repr, missing))} missing"
+    return f"{', '.join(changed)} changed" if changed else f"{SUMS} itself changed, or files were added"
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
