@@ -187,6 +187,7 @@ class TrainSettings:
     critic_learning_rate: float | None = None  # None: the policy's
     max_policy_lag: int = 0
     in_flight: str | None = None  # what updates do to requests: drop, drain, hold; None: what suits the mode
+    max_skipped_steps: int = 3  # in a row, then the run stops; 0: never
     seed: int = 0
     advantage: AdvantageSettings = AdvantageSettings()
     draw: DrawSettings = DrawSettings()

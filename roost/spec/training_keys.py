@@ -220,6 +220,11 @@ OPTIMIZER = (
         roll="actor_train.training_args.warmup_steps",
     ),
     Key("schedule", Schedule, "How the learning rate goes on from there."),
+    Key(
+        "max_skipped_steps",
+        WHOLE,
+        "Optimizer steps skipped in a row (loss or gradient not finite) after which the run stops; 0: never.",
+    ),
 )
 
 LOSS = (

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "least_advantage": "advantage.least",
     "minibatch_size": "minibatches",  # as many as there are of that size
     "critic_learning_rate": "critic_learning_rate",
+    "max_skipped_steps": "max_skipped_steps",
     "beta1": "learner.optimizer.betas.0",
     "beta2": "learner.optimizer.betas.1",
     "adapter_rank": "learner.adapter.rank",

@@ -215,7 +215,7 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
         learner,
         name=values.get("name", ""),
         **same("task", "steps", "in_flight", "seed", "critic_learning_rate", "engine", "engine_options"),
-        **same("rewards"),
+        **same("rewards", "max_skipped_steps"),
         epochs=epochs,
         minibatches=minibatches,
         max_policy_lag=lag,

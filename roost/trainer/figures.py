@@ -13,6 +13,7 @@ from roost.learner.sample import Sample
 from roost.learner.selection import Selection
 from roost.rollout.episode import Group
 from roost.trainer.batch import lags
+from roost.trainer.divergence import SKIPPED
 from roost.trainer.feed import Tally
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
@@ -95,8 +96,8 @@ def of_learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [part[name] for part in told if name in part]
         if name in ("tokens", "sequences"):
             continue
-        if name == "skipped":
-            found["steps/skipped"] = sum(values)
+        if name in SKIPPED:
+            found["steps/skipped" if name == "skipped" else name] = sum(values)
         elif name.startswith("max/"):
             found[f"loss/{name.removeprefix('max/')}_max"] = max(values)
         else:

@@ -17,6 +17,7 @@ from roost.learner.sample import Floats, Sample
 from roost.learner.token_weights import Totals
 from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
+from roost.trainer.divergence import check_policy
 from roost.trainer.learner_worker import Receiver
 
 ALL_PARTS = ("weight", "grad", "optimizer")
@@ -114,6 +115,7 @@ class Learners:
     async def release(self, version: int) -> Release:
         """The weights as they are now, as a version of the policy."""
         probe = (await self.all("probe"))[0]
+        check_policy(probe.logprobs, version)
         if self._adapters is not None:
             return Release(version, probe, adapter=await self._write_adapter(self._adapters, version))
         return Release(version, probe, sender=LearnerSender(self, self._ways, self._receiver_at))

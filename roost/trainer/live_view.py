@@ -211,6 +211,8 @@ def _figures(values: Mapping[str, float]) -> list[str]:
         "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
         "time/step": lambda value: f"{value:.1f} s",
         "samples/failed": lambda value: f"failed {value:,.0f}" if value else "",
+        "steps/skipped": lambda value: f"skipped {value:,.0f} optimizer steps" if value else "",
+        "critic/skipped": lambda value: f"skipped {value:,.0f} of the critic" if value else "",
     }
     return [text for name, spell in shown.items() if name in values and (text := spell(values[name]))]
 

@@ -31,6 +31,7 @@ from roost.trainer.batch import (
     with_values,
 )
 from roost.trainer.checkpoints import TrainerState
+from roost.trainer.divergence import SkippedSteps, too_many_skipped
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_parts, of_time
 from roost.trainer.learners import Learners, totals_of
@@ -100,6 +101,7 @@ class Loop:
     after_step: Callable[[TrainerState], Awaitable[None]]  # the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
     more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # of a step, by others
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
     _seconds: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> TrainerState:
@@ -118,6 +120,10 @@ class Loop:
         are_same_weights = figures["lag/max"] == 0 and (not self._streams or self.models.inference is not None)
         figures |= of_all(learnt, are_same_weights)
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
+        if self.skipped.exceeds(self.settings):
+            figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
+            self.watcher.step_done(state, figures, groups)  # to be seen in all files; a resumed run does it again
+            raise too_many_skipped(self.skipped, self.settings, state.step, figures)
         await self.after_learning(state)
         async with self._phase("sync"):
             await self._sync(version + 1)
@@ -140,6 +146,8 @@ class Loop:
                     ahead = asyncio.create_task(self._make_ready_beside(version, parts))
                 learnt.append(await self._learn(ready.batch, self.settings.minibatches // parts, part))
                 groups += ready.groups
+                if self.skipped.exceeds(self.settings):
+                    break
         finally:
             if ahead is not None:
                 ahead.cancel()
@@ -207,8 +215,9 @@ class Loop:
                 seed = draw_seed(settings.seed, self.state.step, part, epoch)
                 for samples in minibatches(chosen, cut_into, seed):
                     totals = totals_of(samples, settings.draw.max_tokens)
-                    if totals.tokens:
+                    if totals.tokens and not self.skipped.exceeds(settings):
                         told.append(await self._optimizer_step(samples, totals))
+                        self.skipped = self.skipped.after(told[-1], self.state.step)
         return Learnt(batch.samples, selection, alone, tuple(told))
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:

@@ -31,6 +31,7 @@ def print_summary(run: RunFolder, console: Console) -> None:
     _print_samples(run, console)
     if steps:
         _print_failures(run, steps, console)
+        _print_skipped(steps, console)
         _print_times(steps, console)
 
 
@@ -77,6 +78,14 @@ def _print_failures(run: RunFolder, steps: Sequence[Record], console: Console) -
         failed = sum(number_of(step, "samples/failed") or 0.0 for step in steps)
         told = f"failed   {counted(int(failed), 'episode')} after all attempts; {counted(reasons, 'reason')}, with"
         console.print(Text(f"{told} tracebacks, in {run.failures}"), soft_wrap=True)
+
+
+def _print_skipped(steps: Sequence[Record], console: Console) -> None:
+    skipped = [step for step in steps if number_of(step, "steps/skipped") or number_of(step, "critic/skipped")]
+    if skipped:
+        first, last = skipped[0]["step"], skipped[-1]["step"]
+        where = f"step {first}" if first == last else f"steps {first} to {last}"
+        console.print(f"skipped  optimizer steps in {where}: loss or gradient not finite")
 
 
 def _print_times(steps: Sequence[Record], console: Console) -> None:

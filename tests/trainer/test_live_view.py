@@ -139,3 +139,12 @@ def test_the_cursor_comes_back_after_an_error():
     with pytest.raises(RuntimeError), LiveView(2, console):
         raise RuntimeError("a worker died")
     assert console.file.getvalue().rindex("\x1b[?25h") > console.file.getvalue().rindex("\x1b[?25l")
+
+
+def test_skipped_optimizer_steps_are_shown():
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    with LiveView(3, console) as view:
+        view.step({"step": 1, "loss/policy": 0.5, "steps/skipped": 0.0})
+        view.step({"step": 2, "loss/policy": math.nan, "steps/skipped": 2.0, "critic/skipped": 1.0})
+    first, second = console.file.getvalue().splitlines()
+    assert "skipped" not in first and "skipped 2 optimizer steps  skipped 1 of the critic" in second

@@ -1,8 +1,11 @@
 """The loop with a real feed and real figures; models are replaced by some that only note what is asked of them."""
 
 import asyncio
+import contextlib
+import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from roost.spec.training import (
     TrainSettings,
 )
 from roost.trainer.checkpoints import TrainerState
+from roost.trainer.divergence import Diverged
 from roost.trainer.feed import Feed, Position
 from roost.trainer.loop import LagExceeded, Loop, Models
 from roost.trainer.turns import Turns
@@ -448,3 +452,33 @@ def test_a_critic_learns_from_the_same_samples():
     assert run.critic.learnt == run.policy.learnt
     figures = run.told[0][1]
     assert figures["critic/loss"] == figures["loss/total"] == 2
+
+
+class Breaking(Model):
+    """Skips optimizer steps: those with these numbers."""
+
+    skips: ClassVar = set()
+
+    async def learn(self, samples, totals):
+        told = await super().learn(samples, totals)
+        is_skipped = len(self.learnt) in self.skips
+        return told | {"skipped": float(is_skipped), "loss": math.nan if is_skipped else 0.5, "grad/norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("skips", "most", "rows", "message"),
+    [
+        pytest.param({2, 3, 5, 6}, 3, [1, 1, 2, 0], "", id="never so many in a row"),
+        pytest.param({3, 4, 5, 6, 7, 8}, 3, [0, 2, 1], "diverged in step 3: 3 optimizer steps in a row", id="too many"),
+        pytest.param({1, 2, 3, 4, 5, 6, 7, 8}, 0, [2, 2, 2, 2], "", id="it never stops"),
+        pytest.param({2}, 1, [1], "diverged in step 1: 1 optimizer step in a row", id="one is too many"),
+    ],
+)
+def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most, rows, message):
+    monkeypatch.setattr(Breaking, "skips", skips)
+    monkeypatch.setattr(f"{__name__}.Model", Breaking)
+    run = Run(settings_of(steps=4, minibatches=2, max_skipped_steps=most, max_policy_lag=0, epochs=1))
+    with pytest.raises(Diverged, match=message) if message else contextlib.nullcontext():
+        ran(run.go())
+    assert [figures.get("steps/skipped") for _, figures, _ in run.told] == rows
+    assert run.events.count("after learning") == len(rows) - bool(message), "no checkpoint of the last step"

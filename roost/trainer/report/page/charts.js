@@ -6,6 +6,7 @@ const SMALL = [
   { title: "Policy lag", keys: ["lag/mean", "lag/max"], zero: true },
   { title: "Policy loss", keys: ["loss/policy"] },
   { title: "Gradient norm", keys: ["grad/norm"], zero: true },
+  { title: "Skipped optimizer steps", keys: ["steps/skipped", "critic/skipped"], zero: true, hidden: isZero },
   { title: "Entropy", keys: ["entropy"] },
   { title: "Learner and engine apart", keys: ["mismatch/mean"] },
   { title: "Tokens a second", keys: ["tokens/per_second"], zero: true },
@@ -44,8 +45,8 @@ function drawReward(run) {
 
 function drawSmall(run) {
   const used = new Set(["reward/mean", "version", ...SMALL.flatMap((chart) => chart.keys)]);
-  for (const { title, keys, zero } of SMALL) {
-    const there = keys.filter((key) => run.series.has(key));
+  for (const { title, keys, zero, hidden } of SMALL) {
+    const there = keys.filter((key) => run.series.has(key) && !hidden?.(run.series.get(key)));
     if (there.length) byId("small").append(smallChart(run, title, there, zero));
   }
   byId("small").hidden = !byId("small").children.length;
@@ -53,6 +54,10 @@ function drawSmall(run) {
   byId("more").hidden = !rest.length;
   // Drawn when somebody looks: there may be hundreds.
   byId("more").addEventListener("toggle", () => within("more", ".small-charts").append(...rest.map((key) => smallChart(run, key, [key]))), { once: true });
+}
+
+function isZero(values) {
+  return values.every((value) => !value);
 }
 
 function smallChart(run, title, keys, zero = false) {

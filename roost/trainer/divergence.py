@@ -1,0 +1,75 @@
+"""Training that produces no finite numbers any more: counted, explained and stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roost.spec.errors import counted
+from roost.spec.training import OptimizerSettings, TrainSettings
+
+SKIPPED = ("skipped", "critic/skipped")  # what an optimizer step of the policy, and of the critic, is told by
+USUAL_RATES = (1e-7, 1e-3)
+
+
+class Diverged(RuntimeError):
+    """The policy cannot be trained on from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSteps:
+    """Optimizer steps that were not taken, because loss or gradient were not finite.
+
+    >>> skipped, taken = {"loss": math.nan, "skipped": 1.0}, {"loss": 0.5, "skipped": 0.0}
+    >>> SkippedSteps().after(taken, 4).after(skipped, 5).after(skipped, 5)
+    SkippedSteps(in_row=2, confirmed=4)
+    """
+
+    in_row: int = 0
+    confirmed: int | None = None  # the newest step whose weights gave a finite loss and gradient afterwards
+
+    def after(self, told: Mapping[str, float], step: int) -> SkippedSteps:
+        """With one more optimizer step, in the training step that follows `step`."""
+        if any(told.get(name) for name in SKIPPED):
+            return SkippedSteps(self.in_row + 1, self.confirmed)
+        return SkippedSteps(0, step)
+
+    def exceeds(self, settings: TrainSettings) -> bool:
+        return 0 < settings.max_skipped_steps <= self.in_row
+
+
+def too_many_skipped(
+    skipped: SkippedSteps, settings: TrainSettings, step: int, figures: Mapping[str, float]
+) -> Diverged:
+    """The error that ends a run, with its likely cause."""
+    steps = counted(skipped.in_row, "optimizer step")
+    said = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
+    return Diverged(
+        f"training diverged in step {step}: {steps} in a row skipped, as loss or gradient was not finite ({said}); "
+        f"max_skipped_steps is {settings.max_skipped_steps}. Likely cause: {likely_cause(settings, figures)}"
+    )
+
+
+def check_policy(logprobs: Sequence[float], version: int) -> None:
+    """Raise unless the policy's log-probabilities are numbers: no engine can sample from others."""
+    if not all(math.isfinite(one) for one in logprobs):
+        raise Diverged(
+            f"training diverged: the weights of policy version {version} give log-probabilities that are not finite, "
+            f"so no engine got them. Likely cause: learning_rate too high, or compute_type too narrow"
+        )
+
+
+def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
+    """What to change first."""
+    learner, rate = settings.learner, settings.learner.optimizer.learning_rate
+    if not math.isfinite(figures.get("reward/mean", 0.0)):
+        return "rewards that are not finite; check the scenario's reward and the train.rewards"
+    if rate > USUAL_RATES[1]:
+        low, high = USUAL_RATES
+        return f"learning_rate is {rate:g}, where {low:g} to {high:g} is usual; lower it"
+    if "float16" in (learner.compute_type, learner.weight_type):
+        return "float16 overflows beyond 65504; set compute_type and weight_type to bfloat16 or float32"
+    if learner.optimizer.max_grad_norm == 0:
+        return f"gradients are not clipped; set max_grad_norm, such as {OptimizerSettings().max_grad_norm:g}"
+    return f"learning_rate ({rate:g}) is too high for this model and these rewards; lower it, or lengthen warmup_steps"
