@@ -28,8 +28,17 @@ def train_command(
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run of that name, from its newest checkpoint.")
+        bool, typer.Option("--resume", help="Go on with the run of that name, from its newest whole checkpoint.")
     ] = False,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(
+            "--resume-from",
+            min=0,
+            metavar="STEP",
+            help="Go on from the checkpoint of this step; 0: from the beginning. Later ones are set aside.",
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option("--address", help="The Ray cluster; one that runs on this machine, or this machine, if left out."),
@@ -57,7 +66,9 @@ def train_command(
         from roost.cli.train_run import run_job
     except ImportError as error:
         raise _not_installed(error) from None
-    run_job(job, runs / (name or settings.name or config.stem), resume, address, tuple(metrics or ()), console)
+    folder = runs / (name or settings.name or config.stem)
+    resumes = resume or resume_from is not None
+    run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
 
 
 def _checked(

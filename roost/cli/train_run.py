@@ -11,14 +11,19 @@ from roost.cli.console import open_console
 from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
 from roost.runtime.control_watch import ControlLost
+from roost.runtime.disk import DiskFull
 from roost.runtime.failure import WorkerFailed
 from roost.spec.errors import ConfigError
 from roost.spec.job import Job
+from roost.trainer.checkpoints import Checkpoints
+from roost.trainer.divergence import Diverged
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
 from roost.trainer.report import write_plots, write_report
+from roost.trainer.resuming import RunInUse
 from roost.trainer.run import EndedEarly, Outcome, RunOptions, train
+from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary
 from roost.view.text import print_findings, print_plan
 
@@ -26,11 +31,17 @@ EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionEr
 
 
 def run_job(
-    job: Job, folder: Path, resumes: bool, address: str | None, metrics: tuple[str, ...], console: Console
+    job: Job,
+    folder: Path,
+    resumes: bool,
+    address: str | None,
+    metrics: tuple[str, ...],
+    console: Console,
+    from_step: int | None = None,
 ) -> None:
     """Train, and say where everything is; exit code 1 where it failed."""
     try:
-        options = RunOptions(folder, resumes, address, MetricSettings(metrics))
+        options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step)
         outcome = train(
             job,
             options,
@@ -41,7 +52,11 @@ def run_job(
     except ConfigError as error:
         print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
-    except (*EXPECTED, WorkerFailed, EngineError, ControlLost, NothingFinishes, EndedEarly) as error:
+    except Diverged as error:
+        console.print(f"error: {error}", soft_wrap=True)
+        _tell_diverged(RunFolder(folder), console)
+        raise typer.Exit(1) from None
+    except (*EXPECTED, WorkerFailed, EngineError, ControlLost, NothingFinishes, EndedEarly, RunInUse, DiskFull) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     _tell(outcome, console)
@@ -51,6 +66,13 @@ def _show(plan: Plan, job: Job, console: Console) -> None:
     """Print the plan, and the warnings that only the machines gave: those of the config are on the screen already."""
     print_plan(plan, console, ())
     print_findings((each for each in plan.warnings if each not in job.warnings), open_console(stderr=True))
+
+
+def _tell_diverged(run: RunFolder, console: Console) -> None:
+    kept = ", ".join(str(one.step) for one in Checkpoints(run.checkpoints, 1).found())
+    back = f"go on from the checkpoint of step {kept}: --resume-from STEP" if kept else "there is no checkpoint yet"
+    console.print(f"no policy was exported; {back}", soft_wrap=True)
+    console.print(f"report   {write_report(run)}")
 
 
 def _tell(outcome: Outcome, console: Console) -> None:

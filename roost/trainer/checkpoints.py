@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from roost.learner.checkpoint import check_whole
+from roost.learner.checksums import Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
 from roost.trainer.metrics.json_lines import write_whole
 
 NAME = re.compile(r"step-(\d+)")
 STATE = "trainer.json"
 LEARNER, CRITIC = "learner", "critic"
+ASIDE = ".aside"  # ends the names of checkpoints that the run does not go on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,40 @@ class Checkpoint:
 
     def write_state(self, state: TrainerState) -> None:
         """Say where the run is. Last, when all that is told of the step is written: a run may go on from here."""
-        write_whole(self.folder / STATE, [json.dumps(asdict(state)).encode()])
+        text = json.dumps(asdict(state)).encode()
+        write_sums(self.folder, {STATE: hashlib.sha256(text).hexdigest()})
+        write_whole(self.folder / STATE, [text])
 
     def read_state(self) -> TrainerState:
         found = json.loads((self.folder / STATE).read_text())
         position = found["position"]
         return TrainerState(found["step"], found["version"], Position(position["next"], tuple(position["waiting"])))
+
+    def verify(self, has_critic: bool = False) -> None:
+        """Read all of it, and raise `Damaged` unless it is as it was written.
+
+        Checkpoints of earlier versions have no sums: of those the sizes of files are checked.
+        """
+        for folder in (self.folder, self.learner, *([self.critic] if has_critic else [])):
+            try:
+                if not check_sums(folder) and folder != self.folder:
+                    check_whole(folder)
+            except Damaged:
+                raise
+            except Exception as error:  # whatever reading a damaged index raises
+                raise Damaged(f"{folder} cannot be read: {error!r}") from error
+        try:
+            self.read_state()
+        except (ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"{self.folder / STATE} cannot be read: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The newest checkpoint that is as it was written, and why newer ones are not taken."""
+
+    checkpoint: Checkpoint | None
+    problems: tuple[Damaged, ...] = ()
 
 
 class Checkpoints:
@@ -78,13 +110,47 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         return next(reversed(self.found()), None)
 
-    def prune(self) -> None:
+    def newest_verified(self) -> Verified:
+        """Verify checkpoints from the newest on, until one is as it was written."""
+        problems: list[Damaged] = []
+        for one in reversed(self.found()):
+            try:
+                one.verify(self._has_critic)
+            except Damaged as problem:
+                problems.append(problem)
+            else:
+                return Verified(one, tuple(problems))
+        return Verified(None, tuple(problems))
+
+    def verified_at(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, or an error that lists those that are there."""
+        one = self.at(step)
+        if one not in self.found():
+            there = ", ".join(str(each.step) for each in self.found()) or "none"
+            raise FileNotFoundError(f"{self._folder} has no whole checkpoint of step {step}; there are: {there}")
+        one.verify(self._has_critic)
+        return one
+
+    def set_aside(self, after: int) -> list[str]:
+        """Rename the checkpoints of later steps, which the run does again; gives their new names."""
+        renamed = []
+        for one in self.found():
+            if one.step > after:
+                aside = one.folder.with_name(one.folder.name + ASIDE)
+                shutil.rmtree(aside, ignore_errors=True)
+                one.folder.rename(aside)
+                renamed.append(aside.name)
+        return renamed
+
+    def prune(self, confirmed: int | None = None) -> None:
         """Remove what is older than those to keep, and what broke off before the newest: one is written at a time.
 
-        What is not whole and newer than all others is being written.
+        What is not whole and newer than all others is being written. Weights are confirmed by a later optimizer step
+        whose loss and gradient were finite; the newest checkpoint up to step `confirmed` is kept in any case.
         """
         whole = self.found()
         kept = {one.step for one in whole[-self._keep :]}
+        kept |= {one.step for one in [one for one in whole if confirmed is not None and one.step <= confirmed][-1:]}
         for one in self._every():
             if whole and one.step < whole[-1].step and one.step not in kept:
                 shutil.rmtree(one.folder, ignore_errors=True)

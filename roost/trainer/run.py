@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,28 @@ from roost.placement.planner import try_plan
 from roost.rollout.scenario import Scenario
 from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
+from roost.runtime.disk import DiskFull, chain_of, disk_full, is_disk_full
 from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.spec.errors import Findings
 from roost.spec.job import Job
-from roost.spec.training import Estimator, TrainSettings
+from roost.spec.training import TrainSettings
 from roost.spec.training_read import setting_place
-from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.checkpoints import TrainerState
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
 from roost.trainer.named import check_named
 from roost.trainer.preflight import check_models
+from roost.trainer.resuming import (
+    Say,
+    checkpoints_of,
+    is_finished,
+    locked,
+    newest_state,
+    plain,
+    reopened,
+    resumed_state,
+)
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
 from roost.trainer.surroundings import made_rewards
@@ -39,7 +50,6 @@ RESTARTS = 3  # without a step in between
 LOOK_EVERY = 0.5  # seconds
 CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
 
-Say = Callable[[str], None]
 OpenView = Callable[[int, int], LiveView]  # for so many steps, after so many
 
 
@@ -51,6 +61,7 @@ class RunOptions:
     resumes: bool = False
     address: str | None = None
     metrics: MetricSettings = field(default_factory=MetricSettings)
+    from_step: int | None = None  # of the checkpoint that a resumed run goes on from; None: the newest
 
 
 class Broken(Exception):
@@ -97,34 +108,81 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
     if settings is None:
         raise ValueError("the job says nothing about training")
     options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
-    if options.resumes:
-        _check_resumed(options.folder, job, say)
-    else:
-        RunFolder(options.folder).check_free()
-    check_models(job, settings, say)
-    say("loading the tokenizer and the task")
-    scenario, tokenizer = _scenario(job, settings)
+    run = RunFolder(options.folder)
+    try:
+        with contextlib.ExitStack() as held:
+            state = None
+            if options.resumes:
+                RunFolder.open(run.path)
+                held.enter_context(locked(run.path, say))
+                state = resumed_state(run, job, settings, options.from_step, say)
+                if is_finished(run, settings, state):
+                    say(f"{run.path} is finished: {state.step} steps are done; raise train.steps to train on")
+                    return Outcome(run, state, was_stopped=False)
+            else:
+                run.check_free()
+            check_models(job, settings, say)
+            say("loading the tokenizer and the task")
+            made = _scenario(job, settings)
+            if not options.resumes:
+                run.make_folder()
+                held.enter_context(locked(run.path, say))
+                run.check_free()  # again, as another run may have ended there just now
+            return _attempts(job, settings, made, options, state, say, open_view, show)
+    except Exception as error:
+        if is_disk_full(error):
+            raise _out_of_room(error, run, settings) from error
+        raise
+
+
+def _attempts(
+    job: Job,
+    settings: TrainSettings,
+    made: tuple[Scenario, Any],
+    options: RunOptions,
+    state: TrainerState | None,
+    say: Say,
+    open_view: OpenView,
+    show: Callable[[Plan], None],
+) -> Outcome:
+    """Launch the run, and again from its newest checkpoint where that may help."""
+    run = RunFolder(options.folder)
     failures, furthest = 0, -1
     while True:
         try:
-            return _attempt(job, settings, scenario, tokenizer, options, say, open_view, show)
+            return _attempt(job, settings, made, options, state, say, open_view, show)
         except (Broken, ControlLost) as error:
             broken = error if isinstance(error, Broken) else Broken(error, 0, was_stopped=False)
-            done = _newest_state(options.folder, job).step
-            failures = 1 if done > furthest else failures + 1
-            furthest = max(done, furthest)
+            if is_disk_full(broken.error):
+                raise broken.error from None
+            newest = newest_state(run, settings, say)
+            if is_finished(run, settings, newest):
+                say(f"{broken}\nall steps were done before that")
+                return Outcome(run, newest, was_stopped=False)
+            failures = 1 if newest.step > furthest else failures + 1
+            furthest = max(newest.step, furthest)
             if failures > RESTARTS or not broken.may_be_tried_again:
                 raise broken.error from None
-            say(f"{broken}\ngoing on from step {done}")
-            options = replace(options, resumes=options.resumes or RunFolder(options.folder).has_run)
+            say(f"{broken}\ngoing on from step {newest.step}")
+            state = newest if run.has_run else None  # Ray may be lost before there is a run to go on with
+
+
+def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> DiskFull:
+    """A full disk by its name, with what is left of the run."""
+    named = next((one for one in chain_of(error) if isinstance(one, DiskFull)), None)
+    if named is None:
+        named = disk_full(run.path, "the files of the run")
+    newest = checkpoints_of(run, settings).newest()
+    kept = f"the newest checkpoint is of step {newest.step}" if newest is not None else "there is no checkpoint yet"
+    return DiskFull(f"{named}; {kept}: free some space or lower keep_checkpoints, and go on with --resume")
 
 
 def _attempt(
     job: Job,
     settings: TrainSettings,
-    scenario: Scenario,
-    tokenizer: Any,
+    made: tuple[Scenario, Any],
     options: RunOptions,
+    state: TrainerState | None,
     say: Say,
     open_view: OpenView,
     show: Callable[[Plan], None],
@@ -137,17 +195,19 @@ def _attempt(
         if plan is None:
             raise RuntimeError("a job without findings must have a plan; please report it")
         show(plan)
-        run, state = _open_run(job, plan, options)
+        run = _open_run(job, plan, settings, options.folder, state, say)
+        start = state or TrainerState()
         with (
-            open_view(settings.steps, state.step) as live,
-            contextlib.closing(open_metrics(run, options.metrics, live.note, state.step)) as sinks,
+            open_view(settings.steps, start.step) as live,
+            contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
         ):
+            scenario, tokenizer = made
             watching = Watching(run, sinks, live, decoder(tokenizer))
-            running = Running(cluster, plan, settings, scenario, class_name_of(tokenizer), run, state, watching)
+            running = Running(cluster, plan, settings, scenario, class_name_of(tokenizer), run, start, watching)
             try:
                 asyncio.run(_while_ray_lives(running.train(), cluster))
             except (WorkerFailed, EngineError, ControlLost) as error:
-                raise Broken(error, running.state.step - state.step, running.was_stopped) from error
+                raise Broken(error, running.state.step - start.step, running.was_stopped) from error
             except SystemExit as error:
                 if error.code:  # of a signal handler, with the status that the process is to have
                     raise
@@ -203,50 +263,11 @@ def _check_disk(cluster: Cluster, folder: Path) -> None:
         raise ValueError(f"{names} cannot see {folder}; keep runs on a disk that all machines share (--runs)")
 
 
-def _check_resumed(folder: Path, job: Job, say: Say) -> None:
-    """A run goes on from a checkpoint; that the config is another one is told, as it may be meant."""
-    run, done = RunFolder.open(folder), _newest_state(folder, job).step
-    if run.steps() and not done:
-        raise FileNotFoundError(f"{folder} has no whole checkpoint to go on from; begin a run of another name")
-    say(f"going on from step {done}")
-    before = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else {}
-    changed = changed_keys(before, _plain(job.source.values))
-    if changed:
-        say(f"the config is not the one that the run began with; changed: {', '.join(changed)}")
-
-
-def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
-    """The keys under which two configs differ.
-
-    >>> changed_keys({"train": {"seed": 1, "steps": 2}}, {"train": {"seed": 1, "steps": 3}, "actor": {}})
-    ['actor', 'train.steps']
-    """
-    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
-        return [] if before == after else [path]
-    names = sorted({*before, *after})
-    inner = (changed_keys(before.get(name), after.get(name), f"{path}.{name}" if path else name) for name in names)
-    return [key for keys in inner for key in keys]
-
-
-def _open_run(job: Job, plan: Plan, options: RunOptions) -> tuple[RunFolder, TrainerState]:
-    """A new folder, or the one of a run that goes on from its newest whole checkpoint."""
-    if options.resumes:
-        state = _newest_state(options.folder, job)
-        return RunFolder.resume(options.folder, state.step), state
-    config = yaml.safe_dump(_plain(job.source.values), sort_keys=False)
-    return RunFolder.create(options.folder, config, plan.to_json()), TrainerState()
-
-
-def _newest_state(folder: Path, job: Job) -> TrainerState:
-    has_critic = job.training is not None and job.training.advantage.estimator is Estimator.GAE
-    newest = Checkpoints(RunFolder(folder).checkpoints, 1, has_critic).newest()
-    return newest.read_state() if newest is not None else TrainerState()
-
-
-def _plain(value: Any) -> Any:
-    """A config as YAML can write it."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+def _open_run(
+    job: Job, plan: Plan, settings: TrainSettings, folder: Path, state: TrainerState | None, say: Say
+) -> RunFolder:
+    """A new folder, or the one of a run that goes on."""
+    if state is not None:
+        return reopened(RunFolder(folder), settings, state, say)
+    config = yaml.safe_dump(plain(job.source.values), sort_keys=False)
+    return RunFolder.create(folder, config, plan.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ class RunFolder:
         """A new folder with the config and the plan (as JSON) in it; one that holds a run is left alone."""
         run = cls(path)
         run.check_free()
-        run._make_folder()
+        run.make_folder()
         shutil.rmtree(run.failures, ignore_errors=True)  # of one that ended before its first step
         write_whole(run.config_file, [config.encode()])
         write_whole(run.plan_file, [plan.encode()])
@@ -51,6 +52,7 @@ class RunFolder:
     def resume(cls, path: str | Path, step: int) -> RunFolder:
         """The folder of a run that goes on after a step: what was written of later steps is cut off."""
         run = cls.open(path)
+        run.finished_file.unlink(missing_ok=True)
         for lines in (run.metrics, run.evaluation_lines, run.sample_lines, run.learnt_lines):
             lines.cut_back(step)
         return run
@@ -109,6 +111,10 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def finished_file(self) -> Path:
+        return self.path / "finished.json"
+
+    @property
     def policy(self) -> Path:
         return self.path / "policy"
 
@@ -128,6 +134,22 @@ class RunFolder:
         """Append which groups of the run a step learnt from, so that one can see that none was used twice or lost."""
         self.learnt_lines.append([{"step": step, "groups": list(groups)}])
 
+    def has_evaluation(self, step: int) -> bool:
+        """Whether the policy was evaluated after this step."""
+        return any(record["step"] == step for record in self.evaluation_lines)
+
+    def finish(self, step: int) -> None:
+        """Note that everything is done: steps up to this one, the last evaluation, and the policy is written."""
+        write_whole(self.finished_file, [json.dumps({"step": step}).encode()])
+
+    def finished_at(self) -> int | None:
+        """The step after which the run was finished; None for one that was not."""
+        try:
+            step = json.loads(self.finished_file.read_bytes())["step"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return step if isinstance(step, int) else None
+
     def steps(self) -> list[Record]:
         """What was measured, by ascending step; of a step that was done twice, the second time."""
         return _by_step(self.metrics)
@@ -136,7 +158,8 @@ class RunFolder:
         """The evaluations, by ascending step."""
         return _by_step(self.evaluation_lines)
 
-    def _make_folder(self) -> None:
+    def make_folder(self) -> None:
+        """Create the folder, unless it is there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

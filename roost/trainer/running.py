@@ -19,6 +19,7 @@ from roost.runtime import current
 from roost.runtime.address import Address
 from roost.runtime.cluster import Cluster
 from roost.runtime.contained import contain_tasks
+from roost.runtime.disk import check_room
 from roost.runtime.group import WorkerGroup
 from roost.runtime.trace.spans import Span
 from roost.spec.model_files import resolve_model
@@ -34,6 +35,7 @@ from roost.trainer.components import (
     layout_of,
     learner_groups,
 )
+from roost.trainer.divergence import SkippedSteps
 from roost.trainer.evaluation import evaluate
 from roost.trainer.failures import FailureFiles
 from roost.trainer.feed import Feed
@@ -46,6 +48,7 @@ from roost.trainer.surroundings import Stages, open_stages, restarting, surround
 from roost.trainer.watching import Watching
 
 SAME_SIGNAL_S = 2.0
+PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the weights alone
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
 
@@ -72,7 +75,11 @@ class Running:
         self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep, has_critic)
         self._recorder = current.get().recorder
         self._saved_at = state.step if state.step else -1
+        self._checkpoint_bytes = 0  # of one; not known yet
+        self._is_due = False  # a checkpoint
+        self._is_writing = False  # one, in the background
         self._models: Models | None = None
+        self._loop: Loop | None = None
         self._stages: Stages
 
     async def train(self) -> None:
@@ -131,11 +138,11 @@ class Running:
 
     async def _prepare_learner(self, models: Models) -> None:
         """It gets the state that the run goes on from, and leaves devices that it shares before engines start there."""
-        newest = self._checkpoints.newest() if self.state.step else None
-        if newest is not None:
-            await models.policy.all("restore", str(newest.learner))
+        if self.state.step:
+            checkpoint = self._checkpoints.at(self.state.step)
+            await models.policy.all("restore", str(checkpoint.learner))
             if models.critic is not None:
-                await models.critic.all("restore", str(newest.critic))
+                await models.critic.all("restore", str(checkpoint.critic))
             await models.follow_policy()
         if self._layout.turns.are_taken:
             await self._layout.turns.offload(models.sharing)
@@ -151,8 +158,7 @@ class Running:
 
     async def _steps(self, models: Models) -> None:
         settings = self._settings
-        if not self.state.step and settings.evaluation.every:
-            await self._evaluate()
+        await self._evaluate_if_due()
         feed = Feed(
             self._scenario,
             self._stages.training.player,
@@ -178,6 +184,7 @@ class Running:
             lambda: self.was_stopped,
             self._count_rewards,
         )
+        self._loop = loop
         try:
             await loop.run()
         finally:
@@ -189,15 +196,24 @@ class Running:
 
     async def _after_learning(self, state: TrainerState) -> None:
         every = self._settings.checkpoint.every
-        if self._models is not None and every and state.step % every == 0:
+        self._is_due = self._is_due or bool(every and state.step % every == 0)
+        # Weights after which nothing could be learnt may be broken already: those of before are kept instead.
+        if self._models is not None and self._is_due and not self._skipped.in_row:
             await self._save(self._models, state)
 
     async def _after_step(self, state: TrainerState) -> None:
         self.state = state
         if self._saved_at == state.step:
             self._end_save()
-        every, steps = self._settings.evaluation.every, self._settings.steps
-        if self._models is not None and every and state.step % every == 0 and state.step < steps:
+        if self._models is not None:
+            await self._check_saved(self._models)
+        await self._evaluate_if_due()
+
+    async def _evaluate_if_due(self) -> None:
+        """Evaluate after this step if the settings ask for it, unless it was done before the run was resumed."""
+        every, step = self._settings.evaluation.every, self.state.step
+        is_due = every and step % every == 0 and step < self._settings.steps
+        if self._models is not None and is_due and not self._run.has_evaluation(step):
             await self._evaluate()
 
     async def _evaluate(self) -> None:
@@ -210,23 +226,33 @@ class Running:
 
     async def _save(self, models: Models, state: TrainerState) -> None:
         """Begin a checkpoint while the learner has its devices; it is written while the run goes on."""
+        learners = [each for each in (models.policy, models.critic) if each is not None]
         with self._recorder.timer("save", "work", True, step=state.step):
+            if not self._checkpoint_bytes:
+                self._checkpoint_bytes = sum([sum(await each.all("checkpoint_bytes")) for each in learners])
+            check_room(self._run.checkpoints, self._checkpoint_bytes, f"the checkpoint of step {state.step}")
             checkpoint = self._checkpoints.at(state.step)
             checkpoint.begin()
             await models.policy.all("save", str(checkpoint.learner))
             if models.critic is not None:
                 await models.critic.all("save", str(checkpoint.critic))
-        self._saved_at = state.step
+        self._saved_at, self._is_due, self._is_writing = state.step, False, True
 
     def _end_save(self) -> None:
         """All files tell of the step by now, so that a run may go on from its checkpoint."""
         self._checkpoints.at(self.state.step).write_state(self.state)
-        self._checkpoints.prune()
+
+    async def _check_saved(self, models: Models) -> None:
+        """Raise if the last checkpoint could not be written; once it is, remove those that are too many."""
+        learners = [each for each in (models.policy, models.critic) if each is not None]
+        if self._is_writing and all([all(await each.all("is_saved")) for each in learners]):
+            self._is_writing = False
+            self._checkpoints.prune(self._skipped.confirmed)
 
     # Ending -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, models: Models) -> None:
-        if not self.was_stopped:
+        if not self.was_stopped and not self._run.has_evaluation(self.state.step):
             await self._evaluate()
         self._watching.phase("save")
         if self._layout.turns.are_taken:
@@ -238,9 +264,15 @@ class Running:
         for learners in (models.policy, models.critic):
             if learners is not None:
                 await learners.all("wait_saved")
-        self._checkpoints.prune()
+        self._checkpoints.prune(self._skipped.confirmed if self._skipped.in_row else None)
         if not self.was_stopped:
+            check_room(self._run.path, self._checkpoint_bytes // PARTS_OF_CHECKPOINT, "the policy")
             await models.policy.all("export", str(self._run.policy))
+            self._run.finish(self.state.step)
+
+    @property
+    def _skipped(self) -> SkippedSteps:
+        return self._loop.skipped if self._loop is not None else SkippedSteps()
 
     def _write_trace(self, fleet: Fleet) -> None:
         spans: dict[Address, list[Span]] = {TRAINER: self._recorder.drain()}

@@ -1,5 +1,8 @@
+import os
+
 import pytest
 
+from roost.learner.checksums import Damaged, sums_of, write_sums
 from roost.trainer.checkpoints import Checkpoint, Checkpoints, TrainerState
 from roost.trainer.feed import Position
 
@@ -105,9 +108,92 @@ def test_a_step_that_is_written_again_has_nothing_of_the_first_attempt(tmp_path)
     broken = write(tmp_path, 3, "state", "learner", "critic.unfinished")
     broken.begin()
     broken.write_state(TrainerState(3, 3))
-    assert there(broken.folder) == ["trainer.json"]
+    assert there(broken.folder) == ["SHA256SUMS", "trainer.json"]
     assert not broken.is_whole()
 
 
 def test_a_folder_of_another_name_has_no_step(tmp_path):
     assert Checkpoint(tmp_path / "best").step == -1
+
+
+def test_the_newest_that_was_confirmed_is_kept_beside_newer_ones(tmp_path):
+    """Weights after which no loss was finite may be broken, so what they came from must not go for them."""
+    for step in (1, 2, 3, 4, 5):
+        write(tmp_path, step, "state", "learner")
+    Checkpoints(tmp_path, keep=2).prune(confirmed=3)
+    assert there(tmp_path) == ["step-000003", "step-000004", "step-000005"]
+    Checkpoints(tmp_path, keep=2).prune(confirmed=4)
+    assert there(tmp_path) == ["step-000004", "step-000005"]
+
+
+def learner_folder(checkpoint):
+    """A learner's part with sums, as a writer leaves it."""
+    checkpoint.begin()
+    checkpoint.learner.mkdir()
+    (checkpoint.learner / "__0_0.distcp").write_bytes(bytes(range(256)) * 40)
+    (checkpoint.learner / ".metadata").write_bytes(b"index")
+    write_sums(checkpoint.learner, sums_of(checkpoint.learner.iterdir()))
+    checkpoint.write_state(TrainerState(checkpoint.step, checkpoint.step, Position(9, (5, 7))))
+    return checkpoint
+
+
+def flip(file, offset, bit):
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    """In each file of a checkpoint: at its first, last and some bytes between."""
+    checkpoint = learner_folder(Checkpoints(tmp_path, 1).at(3))
+    checkpoint.verify()
+    for file in [one for one in checkpoint.folder.rglob("*") if one.is_file()]:
+        size = file.stat().st_size
+        for place, offset in enumerate(sorted({0, 1, size // 3, size // 2, size - 2, size - 1})):
+            flip(file, offset, place)
+            with pytest.raises(Damaged):
+                checkpoint.verify()
+            flip(file, offset, place)
+            checkpoint.verify()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        pytest.param(lambda one: (one.learner / "__0_0.distcp").unlink(), "'__0_0.distcp' missing", id="missing"),
+        pytest.param(lambda one: (one.learner / "more").touch(), "files were added", id="added"),
+        pytest.param(lambda one: os.truncate(one.learner / "__0_0.distcp", 99), "__0_0.distcp changed", id="cut"),
+        pytest.param(lambda one: os.truncate(one.learner / "SHA256SUMS", 80), "SHA256SUMS", id="sums"),
+        pytest.param(lambda one: (one.folder / "trainer.json").write_text("{}"), "trainer.json changed", id="state"),
+    ],
+)
+def test_what_was_changed_is_named_and_an_older_one_is_taken(tmp_path, damage, words):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    older, newest = (learner_folder(checkpoints.at(step)) for step in (2, 4))
+    damage(newest)
+    found = checkpoints.newest_verified()
+    assert found.checkpoint == older and [words in str(problem) for problem in found.problems] == [True], found
+    with pytest.raises(Damaged):
+        checkpoints.verified_at(4)
+    assert checkpoints.verified_at(2) == older
+
+
+def test_without_a_whole_one_there_is_none_to_verify(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    damaged = learner_folder(checkpoints.at(1))
+    flip(damaged.learner / ".metadata", 2, 2)
+    assert checkpoints.newest_verified().checkpoint is None
+    with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 5; there are: 1"):
+        checkpoints.verified_at(5)
+
+
+def test_checkpoints_of_later_steps_are_set_aside(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        learner_folder(checkpoints.at(step))
+    write(tmp_path, 4, "state", "learner.unfinished")
+    assert checkpoints.set_aside(1) == ["step-000002.aside", "step-000003.aside"]
+    assert steps(checkpoints.found()) == [1]
+    assert checkpoints.set_aside(1) == []
+    learner_folder(checkpoints.at(2))
+    assert checkpoints.set_aside(1) == ["step-000002.aside"], "in place of the earlier one"

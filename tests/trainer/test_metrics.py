@@ -1,5 +1,6 @@
 """Sinks of metrics, each with the real thing behind it; one that fails is told about once and never stops a run."""
 
+import errno
 import math
 import urllib.request
 
@@ -67,13 +68,27 @@ def test_closing_goes_on_where_one_fails():
     assert good.is_closed and len(told) == 1 and "disk is full" in told[0]
 
 
-def test_a_full_disk_does_not_stop_the_run(run):
+def test_a_file_that_cannot_be_written_does_not_stop_the_run(run):
     told = []
     metrics = open_metrics(run, tell=told.append)
     run.metrics.path.mkdir()
     metrics.write(1, VALUES)
     metrics.write(2, VALUES)
     assert len(told) == 1 and "metrics.jsonl" in told[0]
+
+
+class OnFullDisk:
+    def write(self, step, values):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self):
+        pass
+
+
+def test_a_full_disk_stops_the_run():
+    fan_out = FanOut({"metrics.jsonl": OnFullDisk()}, pytest.fail)
+    with pytest.raises(OSError, match="No space left"):
+        fan_out.write(1, {"step": 1})
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,19 @@
 """Which attempts are followed by another, and what is looked at before a run goes on."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from roost.engines.errors import UpdateFailed
+from roost.learner.checksums import write_sums
 from roost.runtime.address import Address
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.spec.errors import Findings, Where
+from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.resuming import RunInUse
 from roost.trainer.run import Broken, EndedEarly, RunOptions, check_ended, train
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
@@ -77,6 +82,40 @@ def test_a_config_that_changed_is_told(job, tmp_path):
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
         resumed(job, tmp_path / "run", said)
     assert "the config is not the one that the run began with; changed: train.groups" in said
+
+
+HOLDS = "from roost.runtime.folder_lock import FolderLock as L; import sys; h = L.take(sys.argv[1]); input('held')"
+
+
+def test_a_folder_in_use_is_refused_until_its_holder_ends_however_it_ends(job, tmp_path):
+    RunFolder.create(tmp_path / "run", "train: {}", "{}")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout.read(4) == b"held"
+        with pytest.raises(
+            RunInUse, match=rf"in use by process {holder.pid} on \S+ since .*: .*; give this run another"
+        ):
+            resumed(job, tmp_path / "run", [])
+    finally:
+        holder.kill()
+        holder.wait()
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):  # what comes next
+        resumed(job, tmp_path / "run", [])
+
+
+def test_a_finished_run_is_not_launched_again(job, tmp_path):
+    run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
+    checkpoint = Checkpoints(run.checkpoints, 1).at(3)
+    checkpoint.begin()
+    checkpoint.learner.mkdir()
+    write_sums(checkpoint.learner, {})
+    checkpoint.write_state(TrainerState(3, 3))
+    run.finish(3)
+    said = []
+    assert resumed(job, tmp_path / "run", said).state.step == 3
+    assert said[-1] == f"{tmp_path / 'run'} is finished: 3 steps are done; raise train.steps to train on"
 
 
 class Sized:

@@ -135,3 +135,16 @@ def test_a_cut_that_fails_leaves_the_file_as_it_was(run, monkeypatch):
         RunFolder.resume(run.path, 1)
     assert [record["step"] for record in run.steps()] == [1, 2]
     assert {file.name for file in run.path.iterdir()} == {"config.yaml", "plan.json", "metrics.jsonl"}
+
+
+def test_a_run_is_finished_until_it_is_resumed(run):
+    assert run.finished_at() is None
+    run.finish(4)
+    assert RunFolder(run.path).finished_at() == 4
+    RunFolder.resume(run.path, 4)
+    assert run.finished_at() is None
+
+
+def test_an_evaluation_is_known_by_its_step(run):
+    run.add_evaluation({"step": 2, "reward/mean": 0.5})
+    assert [run.has_evaluation(step) for step in (0, 2, 4)] == [False, True, False]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from roost.runtime.disk import is_disk_full
 from roost.spec.errors import did_you_mean
 from roost.trainer.metrics.sink import MetricSink
 from roost.trainer.metrics.step_file import StepFile
@@ -49,6 +50,8 @@ class FanOut:
             try:
                 sink.write(step, values)
             except Exception as error:  # whatever a tracker raises
+                if is_disk_full(error):
+                    raise  # the run's own files are next
                 del self._sinks[name]
                 self._tell(f"metrics no longer go to {name}, which failed in step {step}: {error!r}")
 

@@ -44,13 +44,13 @@ def job_of(values):
     return job
 
 
-def trained(values, folder, resumes=False, said=None):
+def trained(values, folder, resumes=False, said=None, from_step=None):
     """Train to the end; the outcome has the run's folder."""
     console = Console(file=io.StringIO())
     say = said.append if said is not None else (lambda text: None)
     return train(
         job_of(values),
-        RunOptions(Path(folder), resumes),
+        RunOptions(Path(folder), resumes, from_step=from_step),
         say,
         lambda steps, first: LiveView(steps, console, first),
         lambda plan: None,

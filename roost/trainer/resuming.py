@@ -1,0 +1,114 @@
+"""The checkpoint that a run goes on from, and whether there is anything left to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roost.runtime.folder_lock import FolderHeld, FolderLock
+from roost.spec.job import Job
+from roost.spec.training import Estimator, TrainSettings
+from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.run_folder import RunFolder
+
+Say = Callable[[str], None]
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class RunInUse(RuntimeError):
+    """Another process writes to the run's folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, say: Say) -> Iterator[None]:
+    """Keep other runs out of a folder until the end of this one, however it ends."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(FolderLock.take(folder))
+        except FolderHeld as other:
+            raise RunInUse(
+                f"{folder} is in use by {other.holder}; give this run another name, or wait until that one has ended"
+            ) from None
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            say(f"{folder} cannot be locked ({error.strerror}): make sure that no other run uses it")
+        yield
+
+
+def checkpoints_of(run: RunFolder, settings: TrainSettings) -> Checkpoints:
+    """The checkpoints of a run with these settings."""
+    has_critic = settings.advantage.estimator is Estimator.GAE
+    return Checkpoints(run.checkpoints, settings.checkpoint.keep, has_critic)
+
+
+def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
+    """Where the newest checkpoint is that is as it was written; before the first step if there is none."""
+    found = checkpoints_of(run, settings).newest_verified()
+    for problem in found.problems:
+        say(f"{problem}; taking an earlier checkpoint")
+    return found.checkpoint.read_state() if found.checkpoint is not None else TrainerState()
+
+
+def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int | None, say: Say) -> TrainerState:
+    """Where a run goes on that somebody resumes: at the checkpoint of a step, or at the newest.
+
+    Another config than the run began with may be meant, so its changes are only listed.
+    """
+    if step is None:
+        state = newest_state(run, settings, say)
+        if run.steps() and not state.step:
+            raise FileNotFoundError(
+                f"{run.path} has no whole checkpoint to go on from; start a run of another name, "
+                f"or this one again from its beginning: --resume-from 0"
+            )
+    elif step:
+        state = checkpoints_of(run, settings).verified_at(step).read_state()
+    else:
+        state = TrainerState()
+    say(f"going on from step {state.step}")
+    before = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else {}
+    changed = changed_keys(before, plain(job.source.values))
+    if changed:
+        say(f"the config is not the one that the run began with; changed: {', '.join(changed)}")
+    return state
+
+
+def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: Say) -> RunFolder:
+    """The folder as it was after a step: what later steps wrote is cut off, and their checkpoints are set aside."""
+    aside = checkpoints_of(run, settings).set_aside(state.step)
+    if aside:
+        say(f"{run.checkpoints}: {', '.join(aside)} is of later steps or damaged; delete it if it is not needed")
+    return RunFolder.resume(run.path, state.step)
+
+
+def is_finished(run: RunFolder, settings: TrainSettings, state: TrainerState) -> bool:
+    """Whether all steps are done, and all that comes after the last."""
+    return state.step >= settings.steps and run.finished_at() == state.step
+
+
+def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
+    """The keys under which two configs differ.
+
+    >>> changed_keys({"train": {"seed": 1, "steps": 2}}, {"train": {"seed": 1, "steps": 3}, "actor": {}})
+    ['actor', 'train.steps']
+    """
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        return [] if before == after else [path]
+    names = sorted({*before, *after})
+    inner = (changed_keys(before.get(name), after.get(name), f"{path}.{name}" if path else name) for name in names)
+    return [key for keys in inner for key in keys]
+
+
+def plain(value: Any) -> Any:
+    """A config as YAML can write it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
