@@ -28,7 +28,10 @@ def train_command(
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run of that name, from its newest whole checkpoint.")
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run of that name, from its newest whole checkpoint, or from STEP."
+        ),
     ] = False,
     resume_from: Annotated[
         int | None,
@@ -36,7 +39,7 @@ def train_command(
             "--resume-from",
             min=0,
             metavar="STEP",
-            help="Go on from the checkpoint of this step; 0: from the beginning. Later ones are set aside.",
+            help="As --resume STEP; 0: from the beginning. Checkpoints of later steps are set aside.",
         ),
     ] = None,
     address: Annotated[
@@ -60,7 +63,8 @@ def train_command(
 
     import_from_here()
     say(f"checking {config}")
-    job, settings = _checked(config, tuple(overrides or ()), notation, address, say)
+    resume_from, changes = _step_of_resume(resume, resume_from, overrides or [])
+    job, settings = _checked(config, changes, notation, address, say)
     say("loading torch and Ray")
     try:
         from roost.cli.train_run import run_job
@@ -98,3 +102,15 @@ def _checked(
 def _not_installed(error: ImportError) -> typer.Exit:
     open_console().print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}", soft_wrap=True)
     return typer.Exit(1)
+
+
+def _step_of_resume(resume: bool, step: int | None, overrides: list[str]) -> tuple[int | None, list[str]]:
+    """The step of `--resume STEP`, which a parser takes for an override: no override is a bare number.
+
+    >>> _step_of_resume(True, None, ["4", "train.steps=9"])
+    (4, ['train.steps=9'])
+    """
+    numbers = [one for one in overrides if one.isdecimal()] if resume else []
+    if len(numbers) + (step is not None) > 1:
+        raise typer.BadParameter("name one step to resume from", param_hint="--resume")
+    return int(numbers[0]) if numbers else step, [one for one in overrides if one not in numbers]

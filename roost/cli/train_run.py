@@ -56,7 +56,16 @@ def run_job(
         console.print(f"error: {error}", soft_wrap=True)
         _tell_diverged(RunFolder(folder), console)
         raise typer.Exit(1) from None
-    except (*EXPECTED, WorkerFailed, EngineError, ControlLost, NothingFinishes, EndedEarly, RunInUse, DiskFull) as error:
+    except (
+        *EXPECTED,
+        WorkerFailed,
+        EngineError,
+        ControlLost,
+        NothingFinishes,
+        EndedEarly,
+        RunInUse,
+        DiskFull,
+    ) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     _tell(outcome, console)
@@ -70,7 +79,7 @@ def _show(plan: Plan, job: Job, console: Console) -> None:
 
 def _tell_diverged(run: RunFolder, console: Console) -> None:
     kept = ", ".join(str(one.step) for one in Checkpoints(run.checkpoints, 1).found())
-    back = f"go on from the checkpoint of step {kept}: --resume-from STEP" if kept else "there is no checkpoint yet"
+    back = f"go on from the checkpoint of step {kept}: --resume STEP" if kept else "there is no checkpoint yet"
     console.print(f"no policy was exported; {back}", soft_wrap=True)
     console.print(f"report   {write_report(run)}")
 

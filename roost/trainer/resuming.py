@@ -65,7 +65,7 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
         if run.steps() and not state.step:
             raise FileNotFoundError(
                 f"{run.path} has no whole checkpoint to go on from; start a run of another name, "
-                f"or this one again from its beginning: --resume-from 0"
+                f"or this one again from its beginning: --resume 0"
             )
     elif step:
         state = checkpoints_of(run, settings).verified_at(step).read_state()

@@ -85,6 +85,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_bit_for_bit(model, finished,
     assert evaluated(run) == [0, 2, 3]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_the_step_that_is_asked_for(model, copied):
     said = []
     run = trained(values(model, steps=2), copied.path, said=said, resumes=True, from_step=1).run
@@ -109,6 +110,7 @@ class KillingAtStart(Arithmetic):
         return await super().play(task, transcript)
 
 
+@pytest.mark.long
 def test_a_learner_that_is_killed_before_the_first_step_comes_back(model, finished, tmp_path):
     task = {"_target_": f"{__name__}.KillingAtStart", "mark": str(tmp_path / "killed")}
     said = []
@@ -124,6 +126,7 @@ def size_of(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.long
 def test_no_checkpoint_is_begun_without_room_for_it(model, finished, tmp_path):
     one = size_of(Checkpoints(finished.checkpoints, 1).newest().folder)
     with small_disk(tmp_path / "disk", int(2.5 * one) + (1 << 20)) as disk:
@@ -153,6 +156,7 @@ class Filling(Arithmetic):
         return await super().play(task, transcript)
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_ends_the_run_by_its_name(model, finished, tmp_path):
     """Metrics and samples of the step cannot be written."""
     one = size_of(Checkpoints(finished.checkpoints, 1).newest().folder)
