@@ -15,7 +15,7 @@ from roost.rollout.playing import Player, task_of
 from roost.rollout.scenario import Scenario, Split
 from roost.runtime.contained import call
 from roost.spec.training import CollectSettings, TrainSettings
-from roost.trainer.figures import of_parts
+from roost.trainer.figures import of_lengths, of_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class Evaluation:
             "reward/full": float(np.mean([reward >= 1.0 for reward in rewards])) if rewards else float("nan"),
             "samples": float(len(rewards)),
             "samples/failed": float(sum(group.failed for group in self.groups)),
+            **of_lengths([episode for group in self.groups for episode in group.episodes]),
             **of_parts(self.groups),
         }
 

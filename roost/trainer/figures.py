@@ -11,12 +11,13 @@ from roost.learner.mismatch import mismatch
 from roost.learner.packing import predicted
 from roost.learner.sample import Sample
 from roost.learner.selection import Selection
-from roost.rollout.episode import Group
+from roost.rollout.episode import Episode, Group
 from roost.trainer.batch import lags
 from roost.trainer.divergence import SKIPPED
 from roost.trainer.feed import Tally
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
+PERCENTILES = (50, 90, 99)
 MISMATCH, DRIFT = "mismatch", "drift"  # of the same weights: two programs; of others: the policy has moved as well
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
@@ -43,7 +44,31 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
         "groups/lost": float(tally.lost_groups),
         "groups/replaced": float(tally.equal_groups),
         "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
+        **of_lengths(episodes),
     }
+
+
+def of_lengths(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Percentiles of tokens, generated and given before the first turn, and the share of truncated episodes."""
+    found: dict[str, float] = {}
+    if not episodes:
+        return found
+    lengths = {"completion": [one.made for one in episodes], "prompt": [one.given for one in episodes]}
+    for name, counts in lengths.items():
+        values = np.percentile(counts, [*PERCENTILES, 100])
+        found |= {f"length/{name}/p{at}": float(value) for at, value in zip(PERCENTILES, values, strict=False)}
+        found[f"length/{name}/max"] = float(values[-1])
+    return found | {"length/truncated": sum(one.is_truncated for one in episodes) / len(episodes)}
+
+
+def of_memory(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Memory of a component in GiB, of the rank that has the most.
+
+    >>> of_memory("actor", [{"rss": 2**30}, {"rss": 2**31}])
+    {'memory/actor/rss': 2.0}
+    """
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {f"memory/{who}/{name}": max(rank.get(name, 0.0) for rank in ranks) / 2**30 for name in names}
 
 
 def of_parts(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import psutil
 import torch
 
 from roost.engines.connect import connect
@@ -95,6 +96,20 @@ class LearnerWorker(Worker):
 
     def export(self, folder: str) -> None:
         self._learner.export(folder)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes that this process has: on its accelerator, with the peak since the last call, or on the host."""
+        if self._device.type != "cuda":
+            return {"rss": float(psutil.Process().memory_info().rss)}
+        free, total = torch.cuda.mem_get_info(self._device)
+        found = {
+            "allocated": torch.cuda.memory_allocated(self._device),
+            "reserved": torch.cuda.memory_reserved(self._device),
+            "peak": torch.cuda.max_memory_allocated(self._device),
+            "device": total - free,  # by all processes
+        }
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return {name: float(count) for name, count in found.items()}
 
     # Weights ------------------------------------------------------------------------------------------------------
 

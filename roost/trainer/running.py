@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+import psutil
+
 from roost.engines.fleet import Fleet
 from roost.engines.spec import EngineKind
 from roost.engines.worker import EngineGroup
@@ -39,6 +41,7 @@ from roost.trainer.divergence import SkippedSteps
 from roost.trainer.evaluation import evaluate
 from roost.trainer.failures import FailureFiles
 from roost.trainer.feed import Feed
+from roost.trainer.figures import of_memory
 from roost.trainer.learners import Learners
 from roost.trainer.loop import Loop, Models
 from roost.trainer.machines import has_gpus
@@ -182,7 +185,7 @@ class Running:
             self._after_learning,
             self._after_step,
             lambda: self.was_stopped,
-            self._count_rewards,
+            self._more_figures,
         )
         self._loop = loop
         try:
@@ -190,9 +193,13 @@ class Running:
         finally:
             await feed.close()
 
-    async def _count_rewards(self) -> Mapping[str, float]:
-        rewards = self._stages.rewards
-        return await rewards.new_counts() if rewards is not None else {}
+    async def _more_figures(self) -> Mapping[str, float]:
+        """What rewards have counted since the last step, and the memory of everybody who has a model."""
+        rewards, learners = self._stages.rewards, self._models.learners if self._models is not None else []
+        found: dict[str, float] = dict(await rewards.new_counts()) if rewards is not None else {}
+        for each in learners:
+            found |= of_memory(each.name, await each.all("memory"))
+        return found | of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
 
     async def _after_learning(self, state: TrainerState) -> None:
         every = self._settings.checkpoint.every

@@ -61,6 +61,7 @@ class Watching:
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
+        self._sinks.evaluated(step, {"version": found.version, **found.figures})
         tried = samples_of(found.groups, "evaluation", step, found.version, self._decode, len(found.groups))
         self._run.add_samples(tried)
         failed = found.figures["samples/failed"]

@@ -68,7 +68,9 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
     found = ran(evaluated(fleet, Exam(), settings_of(samples=2), version=4))
     assert found.version == 4
     assert sorted(group.task.data["index"] for group in found.groups) == list(range(10))
-    assert found.figures == {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
+    told = {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
+    assert found.figures | told == found.figures
+    assert found.figures["length/completion/max"] == 2.0 and found.figures["length/truncated"] == 0.0
     assert {sampling.temperature for sampling in fleet.samplings} == {0.0}
     assert len(fleet.samplings) == 20, "what collecting does about stragglers is no business of an evaluation"
     assert sorted(fleet.ended) == sorted(f"evaluation {number}" for number in range(10))

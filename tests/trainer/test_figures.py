@@ -5,10 +5,21 @@ import numpy as np
 import pytest
 
 from roost.learner.selection import Selection
+from roost.rollout.episode import Part
 from roost.trainer.batch import batch_of, with_scores
 from roost.trainer.feed import Tally
-from roost.trainer.figures import Learnt, of_all, of_groups, of_learning, of_mismatch, of_parts, of_time
-from tests.trainer.made_groups import made_group
+from roost.trainer.figures import (
+    Learnt,
+    of_all,
+    of_groups,
+    of_learning,
+    of_lengths,
+    of_memory,
+    of_mismatch,
+    of_parts,
+    of_time,
+)
+from tests.trainer.made_groups import made_episode, made_group
 
 
 def test_what_was_collected():
@@ -31,7 +42,33 @@ def test_what_was_collected():
         "groups/lost": 1.0,
         "groups/replaced": 4.0,
         "episode/seconds": 1.0,
+        "length/completion/p50": 1.5,
+        "length/completion/p90": 2.0,
+        "length/completion/p99": 2.0,
+        "length/completion/max": 2.0,
+        **{f"length/prompt/{name}": 2.0 for name in ("p50", "p90", "p99", "max")},
+        "length/truncated": 0.0,
     }
+
+
+def test_truncated_episodes_and_long_ones_are_seen():
+    def episode(made, finish):
+        tokens = made_episode(1.0, versions=(0,) * made).sequences[0]
+        return replace(made_episode(1.0), sequences=(replace(tokens, parts=(Part(2, 2 + made, 0, finish),)),))
+
+    found = of_lengths([*(episode(10, "stop") for _ in range(97)), *(episode(1000, "length") for _ in range(3))])
+    assert found["length/truncated"] == 0.03
+    assert (found["length/completion/p50"], found["length/completion/p99"], found["length/completion/max"]) == (
+        10.0,
+        1000.0,
+        1000.0,
+    )
+    assert found["length/prompt/max"] == 2.0
+
+
+def test_memory_is_that_of_the_rank_with_the_most():
+    ranks = [{"allocated": 1.0 * 2**30, "peak": 3.0 * 2**30}, {"allocated": 2.0 * 2**30, "peak": 2.0 * 2**30}]
+    assert of_memory("actor", ranks) == {"memory/actor/allocated": 2.0, "memory/actor/peak": 3.0}
 
 
 def test_what_each_reward_gave():

@@ -182,11 +182,14 @@ def test_tensorboard_reads_back_what_was_written(run):
         metrics = open_metrics(run, MetricSettings(sinks=("tensorboard",)), told.append, first_step)
         for step in steps:
             metrics.write(step, {"reward/mean": step / 4 + first_step})
+            metrics.evaluated(step, {"reward/mean": 1.0 + step})
         metrics.close()
     events = EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
     assert told == []
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 1.5)]
+    assert [(event.step, event.value) for event in events.Scalars("evaluation/reward/mean")] == [(1, 2.0), (2, 3.0)]
+    assert not any("evaluation" in key for record in run.metrics for key in record), "it has a file of its own"
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

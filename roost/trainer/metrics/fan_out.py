@@ -13,6 +13,7 @@ from roost.trainer.metrics.step_file import StepFile
 from roost.trainer.run_folder import RunFolder
 
 Tell: TypeAlias = Callable[[str], None]
+FILE = "metrics.jsonl"
 SINKS = ("tensorboard", "wandb", "trackio", "prometheus")
 
 
@@ -45,8 +46,14 @@ class FanOut:
         """The sinks that still work."""
         return tuple(self._sinks)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand on the result of an evaluation, as evaluation/...; it has a file of its own beside that of steps."""
+        self.write(step, {f"evaluation/{name}": value for name, value in values.items()}, besides=FILE)
+
+    def write(self, step: int, values: Mapping[str, float], besides: str = "") -> None:
         for name, sink in list(self._sinks.items()):
+            if name == besides:
+                continue
             try:
                 sink.write(step, values)
             except Exception as error:  # whatever a tracker raises
@@ -68,7 +75,7 @@ def open_metrics(
     run: RunFolder, settings: MetricSettings = MetricSettings(), tell: Tell = print, first_step: int = 0
 ) -> FanOut:
     """The file of the run and every sink that is asked for and can be opened; `first_step` steps are done already."""
-    sinks: dict[str, MetricSink] = {"metrics.jsonl": StepFile(run)}
+    sinks: dict[str, MetricSink] = {FILE: StepFile(run)}
     for name in settings.sinks:
         try:
             sinks[name] = _opened(name, run, settings, tell, first_step)
