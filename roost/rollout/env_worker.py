@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import time
@@ -21,11 +22,18 @@ from roost.runtime.worker import Worker
 
 IDLE_S = 3600.0  # after which an environment that nobody calls belongs to nobody
 SWEEP_EVERY_S = 30.0
+RESTART_S = 10.0  # that a host that was lost is left alone, while there are others
+REOPEN_LIMIT_S = 60.0  # for a host to come back, before an episode fails without an environment
+REOPEN_EVERY_S = 0.5
 CLOSE_LIMIT_S = 5.0  # for environments that are still open when the run is over
 
 
 class EnvironmentFailed(RuntimeError):
     """What an environment that is hosted elsewhere raised, or that its host is gone."""
+
+
+class HostLost(EnvironmentFailed):
+    """The process that hosts the environment is gone; it is started again."""
 
 
 class EnvWorker(Worker):
@@ -157,10 +165,34 @@ class RemoteEnvironments:
     def __init__(self, hosts: Sequence[Any]) -> None:
         self._hosts = list(hosts)
         self._open = [0] * len(hosts)
+        self._lost_at = [-math.inf] * len(hosts)
 
     async def open(self) -> Environment:
-        """On the host with the fewest open ones, as far as this process knows."""
-        rank, key = min(range(len(self._hosts)), key=lambda rank: (self._open[rank], random.random())), uuid.uuid4().hex
+        """On the host with the fewest open ones, as far as this process knows.
+
+        A host that is lost is started again: others are asked meanwhile, or it is asked again after a while.
+        """
+        give_up_at = time.monotonic() + REOPEN_LIMIT_S
+        while True:
+            now = time.monotonic()
+            rank = min(range(len(self._hosts)), key=lambda rank: self._load(rank, now))
+            try:
+                return await self._open_on(rank)
+            except HostLost:
+                self._lost_at[rank] = time.monotonic()
+                if self._lost_at[rank] > give_up_at:
+                    raise
+            if all(self._is_starting(rank, time.monotonic()) for rank in range(len(self._hosts))):
+                await asyncio.sleep(REOPEN_EVERY_S)
+
+    def _load(self, rank: int, now: float) -> tuple[bool, int, float]:
+        return self._is_starting(rank, now), self._open[rank], random.random()
+
+    def _is_starting(self, rank: int, now: float) -> bool:
+        return now - self._lost_at[rank] < RESTART_S
+
+    async def _open_on(self, rank: int) -> Environment:
+        key = uuid.uuid4().hex
         self._open[rank] += 1
         try:
             await ask(self._hosts[rank].open_one.remote(key))
@@ -221,7 +253,7 @@ async def ask(ref: Any) -> Any:
     try:
         _, (error, value) = await ref
     except ray.exceptions.RayError as lost:
-        raise EnvironmentFailed(f"the environment's process is gone: {str(lost).splitlines()[0]}") from lost
+        raise HostLost(f"the environment's process is gone: {str(lost).splitlines()[0]}") from lost
     if error:
         failed = EnvironmentFailed(error)
         if value:
