@@ -150,6 +150,10 @@ class NodeAgent:
         except ray.exceptions.RayActorError:
             raise PeerLost("the node that keeps the job's directory is lost") from None
 
+    async def note(self, text: str) -> None:
+        """Pass on what a worker has to say to whoever watches the job."""
+        await self._look_up("add_note", text)
+
     async def lives(self) -> None:
         """Never returns: whoever waits for it learns when this node is lost."""
         await asyncio.Event().wait()

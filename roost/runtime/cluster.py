@@ -164,6 +164,17 @@ class Cluster:
         """Everything that has failed so far, first causes first."""
         return self._failures.all
 
+    async def follow_notes(self, report: Callable[[str], None]) -> None:
+        """Report what workers have to say, such as code that blocks their event loop; until it is cancelled."""
+        count = 0
+        while True:
+            try:
+                count, new = await self._links.lead.ask.remote("directory", "notes_after", count)
+            except ray.exceptions.RayError:
+                return  # the job's failures say what is lost
+            for text in new:
+                report(text)
+
     def raise_if_lost(self) -> None:
         """Raise `ControlLost` if Ray's control service is gone; waits for workers do so by themselves."""
         self._control.raise_if_lost()

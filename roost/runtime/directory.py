@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from roost.runtime.failure import Failure
 
 KEPT_FAILURES = 1_000
+KEPT_NOTES = 100
 T = TypeVar("T")
 
 
@@ -38,6 +39,8 @@ class Directory:
         self._channels: dict[str, ChannelEntry] = {}
         self.failures: deque[Failure] = deque(maxlen=KEPT_FAILURES)
         self._num_failures = 0
+        self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
+        self._num_notes = 0
         self._changed = asyncio.Condition()
 
     async def add_group(self, entry: GroupEntry) -> None:
@@ -82,6 +85,18 @@ class Directory:
             await self._changed.wait_for(lambda: self._num_failures > count)
         new = min(self._num_failures - count, len(self.failures))
         return self._num_failures, list(self.failures)[-new:]
+
+    async def add_note(self, text: str) -> None:
+        self.notes.append(text)
+        self._num_notes += 1
+        await self._tell()
+
+    async def notes_after(self, count: int) -> tuple[int, list[str]]:
+        """How many notes of workers there have been, once they are more than `count`, and those that came since."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._num_notes > count)
+        new = min(self._num_notes - count, len(self.notes))
+        return self._num_notes, list(self.notes)[-new:]
 
     async def _wait_for(self, look: Callable[[], T | None], timeout: float, otherwise: str) -> T:
         async with self._changed:

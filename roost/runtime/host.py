@@ -20,6 +20,7 @@ from roost.runtime.address import Address
 from roost.runtime.contained import contain_tasks
 from roost.runtime.failure import Failure, FailureKind, PeerLost, WaitedTooLong
 from roost.runtime.logs import redirect_output
+from roost.runtime.loop_watch import LoopWatch
 from roost.runtime.process import AgentContact, ProcessSetup
 from roost.runtime.process_link import ProcessLink
 from roost.runtime.simulated_torch import show_to_torch
@@ -150,9 +151,23 @@ class Host:
 class AsyncHost(Host):
     """For a worker with asynchronous methods: they run side by side in one event loop, the others between them."""
 
+    _watch: LoopWatch | None = None
+
+    def _begin_watch(self) -> None:
+        """Once the loop runs: nothing ends it, and what blocks it is reported."""
+        if self._watch is None:
+            contain_tasks(asyncio.get_running_loop())
+            self._watch = LoopWatch(self._note)
+            self._watch.start()
+
+    def _note(self, text: str) -> None:
+        """Say something in the log, and to whoever watches the job; called from a thread."""
+        print(text, flush=True)
+        self._setup.agent.handle.ask.remote("note", f"{self._setup.address}: {text}")
+
     async def _run_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         self._roost_ready()
-        contain_tasks(asyncio.get_running_loop())
+        self._begin_watch()
         begin = os.fstat(1).st_size
         try:
             with self._recorder.timer(method, "call"):

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 
 import psutil
@@ -23,6 +23,7 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.contained import contain_tasks
 from roost.runtime.disk import check_room
 from roost.runtime.group import WorkerGroup
+from roost.runtime.loop_watch import LoopWatch
 from roost.runtime.trace.spans import Span
 from roost.spec.model_files import resolve_model
 from roost.spec.training import TrainSettings
@@ -115,6 +116,10 @@ class Running:
 
     async def _play(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         contain_tasks(asyncio.get_running_loop())
+        async with self._watched_loops():
+            await self._play_watched(models, around)
+
+    async def _play_watched(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         is_alone = self._cluster.num_nodes == 1
         failures = FailureFiles(self._run.failures, self._watching.note)
         async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone, failures) as stages:
@@ -125,6 +130,18 @@ class Running:
             finally:
                 self._write_trace(models.fleet)
             await self._finish(models)
+
+    @contextlib.asynccontextmanager
+    async def _watched_loops(self) -> AsyncIterator[None]:
+        """User code that blocks an event loop, here or in a worker, is named."""
+        watch, notes = LoopWatch(self._watching.note), self._cluster.follow_notes(self._watching.note)
+        watch.start()
+        following = asyncio.create_task(notes)
+        try:
+            yield
+        finally:
+            watch.stop()
+            following.cancel()
 
     # Beginning ----------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -111,6 +113,8 @@ class Counting:
         try:
             if task.data.get("exits"):
                 await asyncio.gather(self._leave())
+            if task.data.get("blocks_until"):
+                self._block(Path(task.data["blocks_until"]))
             seen = await environment.reset(task)
             rewards = []
             while not seen.is_over:
@@ -126,6 +130,10 @@ class Counting:
 
     async def _leave(self):
         raise SystemExit(0)
+
+    def _block(self, file):
+        while not file.exists():
+            time.sleep(0.01)
 
 
 def counting(task, model):
@@ -220,6 +228,26 @@ def test_an_agent_or_an_environment_that_exits_fails_its_episode_alone(stage):
     assert agent in [pids[0] for pids in after] and env in [pids[1] for pids in after], "the same processes go on"
 
 
+def test_an_agent_that_blocks_its_event_loop_is_named(stage, cluster, tmp_path):
+    async def scenario(player):
+        notes = asyncio.Queue()
+        following = asyncio.create_task(cluster.follow_notes(notes.put_nowait))
+        playing = asyncio.create_task(player.play(asked(1, blocks_until=str(tmp_path / "go on"))))
+        while "_block" not in (blocked := await notes.get()):
+            pass  # of another worker, on a machine that is busy with other things
+        (tmp_path / "go on").touch()
+        while not (again := await notes.get()).startswith(f"{blocked.split(': ')[0]}: the event loop runs again"):
+            pass
+        following.cancel()
+        return blocked, again, (await playing).score.reward
+
+    blocked, again, reward = stage.play(scenario)
+    assert re.match(
+        r"agent:\d: the event loop has not run for \d+ s: Counting._block \(.*test_agent_workers.py:", blocked
+    )
+    assert re.match(r"agent:\d: the event loop runs again after \d+ s", again) and reward == 1.0
+
+
 def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
     async def scenario(player):
         stage.holds, before = asyncio.Event(), stage.drawn
@@ -265,7 +293,7 @@ def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(st
         ended = await asyncio.gather(*playing, return_exceptions=True)
         stage.holds = None
         failed = [error for error in ended if isinstance(error, PlayFailed)]
-        assert failed and all("EnvironmentFailed" in str(error) for error in failed)
+        assert failed and all("the environment's process is gone" in str(error) for error in failed)
         return [await player.play(asked(2, episode)) for episode in range(4)]
 
     assert [episode.score.reward for episode in stage.play(scenario)] == [1.0] * 4
