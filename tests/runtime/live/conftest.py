@@ -66,6 +66,8 @@ class RayNodes:
         self._cluster = Cluster()
 
     def add(self, accelerators=0, rank=None, cpus=2, **environ):
+        from roost.runtime.patient_start import patient_start
+
         variables = {"ROOST_FAKE_ACCELERATORS": str(accelerators), **environ}
         if rank is not None:
             variables["ROOST_NODE_RANK"] = str(rank)
@@ -73,7 +75,8 @@ class RayNodes:
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         try:
-            node = self._cluster.add_node(num_cpus=cpus, num_gpus=accelerators, include_dashboard=False)
+            with patient_start():
+                node = self._cluster.add_node(num_cpus=cpus, num_gpus=accelerators, include_dashboard=False)
         finally:
             for name, value in before.items():
                 if value is None:
