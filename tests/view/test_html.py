@@ -398,8 +398,8 @@ class TestLooks:
 
 @pytest.fixture(scope="module")
 def large():
-    """4,096 nodes of eight, with components that share, span and spread."""
-    return roost.plan(
+    """The page of 4,096 nodes of eight, with components that share, span and spread."""
+    plan = roost.plan(
         {
             "num_gpus_per_node": 8,
             "actor_train": {"device_mapping": "list(range(0,24576))"},
@@ -409,6 +409,7 @@ def large():
         },
         {"nodes": [{"count": 4096, "accelerators": 8, "accelerator_model": "H100", "memory_gb": 80}]},
     )
+    return plan_to_html(plan)
 
 
 @pytest.fixture(scope="module")
@@ -418,15 +419,16 @@ def irregular():
     chance = random.Random(0)
     orders = [chance.sample(devices, len(devices)) for _ in range(3)]
     roles = ("actor_train", "actor_infer", "reference")
-    return roost.plan(
+    plan = roost.plan(
         {"num_gpus_per_node": 8} | {role: {"device_mapping": order} for role, order in zip(roles, orders, strict=True)}
     )
+    return plan_to_html(plan)
 
 
 class TestLarge:
     @pytest.mark.parametrize("name", ["large", "irregular"])
     def test_size(self, show, request, name):
-        html = plan_to_html(request.getfixturevalue(name))
+        html = request.getfixturevalue(name)
         page = show(html)
         assert len(html.encode()) < 5_000_000
         assert "4,096 nodes" in page.inner_text("#shown")
