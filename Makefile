@@ -2,6 +2,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
+# Processes that run tests; a file of tests stays in one of them.
+TEST_WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
 .PHONY: setup test test-long test-vllm lint demo bench clean
 
@@ -14,11 +17,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: setup lint
-	$(BIN)/python -m pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 # What takes half a minute or more each: machines that are killed, runs that are resumed, hosts in network namespaces.
 test-long: setup
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 # The same engines' tests with real servers of vLLM, which run on a CPU.
 test-vllm: setup $(VLLM_VENV)/.installed

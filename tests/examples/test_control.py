@@ -15,6 +15,7 @@ import roost
 from roost.rollout.environments.control import ControlScenario, write_control_model
 from roost.trainer.run_folder import RunFolder
 from tests.cli.terminal import lines_of, run
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ROOT / "examples/control"
@@ -82,7 +83,7 @@ def tried(tmp_path_factory):
         "train.task.environment.max_steps=5",
     ]
     command = [sys.executable, CONTROL / "try_on_one_machine.py", *overrides, "--runs", folder, "--name", "arm"]
-    done = subprocess.run(command, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return RunFolder.open(folder / "arm")
 

@@ -99,7 +99,7 @@ def test_what_would_mean_something_to_the_event_loop_is_told(begin, error):
 def test_what_hangs_keeps_no_process_from_ending(kind):
     """See `hanging`: it prints once its code hangs, and again when all that is left to do is to end."""
     command = [sys.executable, "-m", "tests.rollout.hanging", kind]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             printed, errors = process.communicate(timeout=HANG_S)
         except subprocess.TimeoutExpired:

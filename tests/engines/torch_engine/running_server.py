@@ -37,7 +37,7 @@ def launch(model: Path | str, *options: str) -> subprocess.Popen[str]:
     command += ["--served-model-name", NAME, "--kv-cache-memory-bytes", "4000000", "--device", "cpu", *options]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )
 
 

@@ -16,7 +16,7 @@ from tests.limits import HANG_S
 
 DRIVERS = Path(__file__).parent / "drivers"
 RAY = Path(sys.executable).with_name("ray")
-PREFIX = "roost-test"
+PREFIX = f"roost-{os.getpid()}"
 NETWORK = "10.213.77"
 HOSTS = {"a": 2, "b": 10, "c": 9}  # the driver's, and two whose order as text is not their order as numbers
 PORT = 6399

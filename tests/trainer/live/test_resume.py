@@ -33,7 +33,6 @@ def start(folder, config_file):
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
     )
 
 
