@@ -39,25 +39,28 @@ class SkippedSteps:
         return 0 < settings.max_skipped_steps <= self.in_row
 
 
-def too_many_skipped(
-    skipped: SkippedSteps, settings: TrainSettings, step: int, figures: Mapping[str, float]
-) -> Diverged:
-    """The error that ends a run, with its likely cause."""
-    steps = counted(skipped.in_row, "optimizer step")
-    said = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
-    return Diverged(
-        f"training diverged in step {step}: {steps} in a row skipped, as loss or gradient was not finite ({said}); "
-        f"max_skipped_steps is {settings.max_skipped_steps}. Likely cause: {likely_cause(settings, figures)}"
-    )
+def check_skipped(skipped: SkippedSteps, settings: TrainSettings) -> None:
+    """Raise if too many optimizer steps in a row were skipped."""
+    if skipped.exceeds(settings):
+        steps = counted(skipped.in_row, "optimizer step")
+        most = settings.max_skipped_steps
+        raise Diverged(f"{steps} in a row skipped, as loss or gradient was not finite (max_skipped_steps: {most})")
 
 
 def check_policy(logprobs: Sequence[float], version: int) -> None:
     """Raise unless the policy's log-probabilities are numbers: no engine can sample from others."""
     if not all(math.isfinite(one) for one in logprobs):
         raise Diverged(
-            f"training diverged: the weights of policy version {version} give log-probabilities that are not finite, "
-            f"so no engine got them. Likely cause: learning_rate too high, or compute_type too narrow"
+            f"the weights of policy version {version} give log-probabilities that are not finite, so no engine got them"
         )
+
+
+def explained(error: Diverged, settings: TrainSettings, step: int, figures: Mapping[str, float]) -> Diverged:
+    """The error that ends a run, with what the step measured and the likely cause."""
+    said = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
+    return Diverged(
+        f"training diverged in step {step} ({said}): {error}. Likely cause: {likely_cause(settings, figures)}"
+    )
 
 
 def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:

@@ -31,7 +31,7 @@ from roost.trainer.batch import (
     with_values,
 )
 from roost.trainer.checkpoints import TrainerState
-from roost.trainer.divergence import SkippedSteps, too_many_skipped
+from roost.trainer.divergence import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_parts, of_time
 from roost.trainer.learners import Learners, totals_of
@@ -120,13 +120,15 @@ class Loop:
         are_same_weights = figures["lag/max"] == 0 and (not self._streams or self.models.inference is not None)
         figures |= of_all(learnt, are_same_weights)
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
-        if self.skipped.exceeds(self.settings):
+        try:
+            check_skipped(self.skipped, self.settings)
+            await self.after_learning(state)
+            async with self._phase("sync"):
+                await self._sync(version + 1)
+        except Diverged as error:
             figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
             self.watcher.step_done(state, figures, groups)  # to be seen in all files; a resumed run does it again
-            raise too_many_skipped(self.skipped, self.settings, state.step, figures)
-        await self.after_learning(state)
-        async with self._phase("sync"):
-            await self._sync(version + 1)
+            raise explained(error, self.settings, state.step, figures) from None
         self.state = state
         figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
         figures |= await self.more_figures()

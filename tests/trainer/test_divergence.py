@@ -1,11 +1,12 @@
 """When training is over because its numbers are not finite, and what is said of it."""
 
+import contextlib
 import math
 
 import pytest
 
 from roost.spec.training import LearnerSettings, OptimizerSettings, TrainSettings
-from roost.trainer.divergence import Diverged, SkippedSteps, check_policy, likely_cause, too_many_skipped
+from roost.trainer.divergence import Diverged, SkippedSteps, check_policy, check_skipped, explained, likely_cause
 
 
 def settings_of(weight_type="float32", **optimizer):
@@ -24,12 +25,22 @@ def settings_of(weight_type="float32", **optimizer):
 )
 def test_the_likely_cause(settings, figures, cause):
     assert cause in likely_cause(settings, figures)
-    assert cause in str(too_many_skipped(SkippedSteps(3), settings, 4, figures))
+    error = explained(Diverged("3 optimizer steps skipped"), settings, 4, figures)
+    assert str(error).startswith(
+        "training diverged in step 4 (loss nan, gradient norm nan): 3 optimizer steps skipped. "
+    )
+    assert cause in str(error)
 
 
 def test_a_step_of_the_critic_counts_as_well():
     told = {"skipped": 0.0, "critic/skipped": 1.0}
     assert SkippedSteps().after(told, 1).in_row == 1
+
+
+@pytest.mark.parametrize(("in_row", "stops"), [(2, False), (3, True), (9, True)])
+def test_so_many_in_a_row_are_too_many(in_row, stops):
+    with pytest.raises(Diverged, match=f"{in_row} optimizer steps in a row") if stops else contextlib.nullcontext():
+        check_skipped(SkippedSteps(in_row), settings_of())
 
 
 @pytest.mark.parametrize("odd", [math.nan, -math.inf])

@@ -23,7 +23,7 @@ from roost.spec.training import (
     TrainSettings,
 )
 from roost.trainer.checkpoints import TrainerState
-from roost.trainer.divergence import Diverged
+from roost.trainer.divergence import Diverged, check_policy
 from roost.trainer.feed import Feed, Position
 from roost.trainer.loop import LagExceeded, Loop, Models
 from roost.trainer.turns import Turns
@@ -469,9 +469,11 @@ class Breaking(Model):
     ("skips", "most", "rows", "message"),
     [
         pytest.param({2, 3, 5, 6}, 3, [1, 1, 2, 0], "", id="never so many in a row"),
-        pytest.param({3, 4, 5, 6, 7, 8}, 3, [0, 2, 1], "diverged in step 3: 3 optimizer steps in a row", id="too many"),
+        pytest.param(
+            {3, 4, 5, 6, 7, 8}, 3, [0, 2, 1], r"diverged in step 3 \(.*\): 3 optimizer steps in a row", id="too many"
+        ),
         pytest.param({1, 2, 3, 4, 5, 6, 7, 8}, 0, [2, 2, 2, 2], "", id="it never stops"),
-        pytest.param({2}, 1, [1], "diverged in step 1: 1 optimizer step in a row", id="one is too many"),
+        pytest.param({2}, 1, [1], r"diverged in step 1 \(.*\): 1 optimizer step in a row", id="one is too many"),
     ],
 )
 def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most, rows, message):
@@ -482,3 +484,15 @@ def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most,
         ran(run.go())
     assert [figures.get("steps/skipped") for _, figures, _ in run.told] == rows
     assert run.events.count("after learning") == len(rows) - bool(message), "no checkpoint of the last step"
+
+
+def test_a_policy_that_gives_no_numbers_ends_the_run_with_its_step_on_file(monkeypatch):
+    async def release(self, version):
+        check_policy([-1.0, math.nan], version)
+
+    monkeypatch.setattr(Model, "release", release)
+    run = Run(settings_of(steps=4))
+    with pytest.raises(Diverged, match=r"diverged in step 1 \(.*\): the weights of policy version 1 .* Likely cause"):
+        ran(run.go())
+    assert [state.step for state, _, _ in run.told] == [1]
+    assert "after step" not in run.events, "its checkpoint never becomes whole"

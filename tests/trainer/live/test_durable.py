@@ -173,8 +173,8 @@ def test_a_disk_that_fills_up_ends_the_run_by_its_name(model, finished, tmp_path
 
 
 def test_a_learning_rate_that_breaks_the_policy_stops_the_run(model, tmp_path):
-    with pytest.raises(Diverged, match=r"training diverged.*learning_rate"):
+    with pytest.raises(Diverged, match=r"training diverged in step \d+ .*learning_rate is 1e\+10"):
         trained(values(model, learning_rate=1e10, steps=8), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     assert not run.policy.exists() and run.finished_at() is None
-    assert len(run.steps()) < 8
+    assert 0 < len(run.steps()) < 8
