@@ -37,11 +37,11 @@ class EnginePlan:
         )
 
 
-def plan_engines(plan: Plan, component: str, defaults: ServerSpec) -> EnginePlan:
+def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineKind | None = None) -> EnginePlan:
     """What a plan says of its servers, over `defaults`, which say what a plan does not (dtype, context, extra options).
 
-    The kind of engine is the component's strategy (ROLL) or that of the defaults; memory fraction, sleep mode and the
-    way weights are sent follow from the residency and the routes.
+    The kind of engine is `kind`, or the component's strategy (ROLL), or that of the defaults; memory fraction, sleep
+    mode and the way weights are sent follow from the residency and the routes.
     """
     part = plan[component]
     if part.role is not Role.ENGINE:
@@ -50,6 +50,7 @@ def plan_engines(plan: Plan, component: str, defaults: ServerSpec) -> EnginePlan
     decisions = _decisions(part, residencies)
     decision = _strictest(decisions)
     reaches = _reaches(plan, component, part.world_size)
+    defaults = replace(defaults, kind=kind or engine_kind(part.model.strategy, defaults.kind))
     servers = tuple(
         _server(part, rank, defaults, residencies, decision, reaches[rank]) for rank in range(part.world_size)
     )
@@ -81,7 +82,6 @@ def _server(
     has_devices = bool(part.table[rank].visible_accelerators)
     return replace(
         defaults,
-        kind=engine_kind(part.model.strategy, defaults.kind),
         model=part.model.path or defaults.model,
         name=f"{part.name}-{rank}",
         device=defaults.device if has_devices else "cpu",

@@ -124,6 +124,6 @@ def role_by_strategy(strategy: str | None, name: str) -> Role:
         return role_by_name(name)
     if strategy.endswith("_train"):
         return Role.LEARNER
-    if strategy in ENGINE_STRATEGIES:
-        return Role.ENGINE
+    if strategy in ENGINE_STRATEGIES or (strategy == "hf_infer" and name == "rollout"):
+        return Role.ENGINE  # the built-in engine takes the place of Hugging Face's generate
     return Role.HELPER if name.startswith("reward") else Role.SCORER

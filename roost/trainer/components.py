@@ -51,7 +51,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         adapter_rank=None if settings.learner.adapter is None else settings.learner.adapter.rank,
         **options,
     )
-    engines = plan_engines(plan, ROLLOUT, defaults)
+    engines = plan_engines(plan, ROLLOUT, defaults, defaults.kind)  # train.engine wins over ROLL's strategy
     engines = replace(engines, servers=tuple(replace(one, model=resolve_model(one.model)) for one in engines.servers))
     scorers = scorers_of(plan, settings)
     threads = None

@@ -9,6 +9,7 @@ from roost.engines.planned import engine_kind, plan_engines
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.placement.residency import Decision
 from roost.placement.routes import Reach
+from roost.spec.job import Role
 
 DEFAULTS = ServerSpec(EngineKind.TORCH, "some/model", dtype="bfloat16", max_context=4096)
 GPU = {"accelerators": 4, "accelerator_model": "H100", "memory_gb": 80}
@@ -106,6 +107,23 @@ def test_without_accelerators_servers_run_on_the_cpu():
 )
 def test_the_strategy_names_the_engine(strategy, kind):
     assert engine_kind(strategy) is kind
+
+
+def roll(strategy):
+    devices = {"actor_train": [0], "actor_infer": [1]}
+    roles = {role: {"device_mapping": own} for role, own in devices.items()}
+    roles["actor_infer"]["strategy_args"] = {"strategy_name": strategy}
+    return roost.plan({"num_gpus_per_node": 2, **roles})
+
+
+@pytest.mark.parametrize("strategy", ["vllm", "sglang", "hf_infer"])
+def test_an_engine_that_is_chosen_wins_over_the_strategy(strategy):
+    (server,) = plan_engines(roll(strategy), "rollout", DEFAULTS, EngineKind.TORCH).servers
+    assert server.kind is EngineKind.TORCH
+
+
+def test_hugging_face_generation_is_an_engine():
+    assert roll("hf_infer")["rollout"].role is Role.ENGINE
 
 
 def test_an_engine_that_is_not_there():
