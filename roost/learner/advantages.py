@@ -13,7 +13,8 @@ from roost.spec.training import AdvantageSettings, Estimator
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-STD_FLOOR = 1e-6  # what is divided by is at least this
+STD_EPSILON = 1e-6  # added to a standard deviation before dividing by it, as GRPO of RLinf and ROLL does
+POPULATION_STD_FLOOR = 1e-7  # ml-loop divides by at least this
 ROUNDING = 1e-9  # returns added up in another order differ by rounding; that is no difference to learn from
 
 
@@ -28,7 +29,9 @@ def advantages(returns: Sequence[float], groups: Sequence[Hashable], settings: A
     """
     if settings.estimator not in _ESTIMATORS:
         raise ValueError(f"{settings.estimator} needs the values of a critic, token by token: use roost.learner.gae")
-    return _ESTIMATORS[settings.estimator](_grouped(returns, groups))
+    grouped = _grouped(returns, groups)
+    found = _ESTIMATORS[settings.estimator](grouped)
+    return found / np.maximum(grouped.population_stds, POPULATION_STD_FLOOR) if settings.divides_by_std else found
 
 
 def is_alone(groups: Sequence[Hashable]) -> Flags:
@@ -48,7 +51,8 @@ class _Grouped:
     returns: Doubles
     sizes: npt.NDArray[np.int64]
     means: Doubles
-    stds: Doubles
+    stds: Doubles  # of a sample: n - 1; 0 for one that is alone
+    population_stds: Doubles
     equal: Flags
 
 
@@ -62,12 +66,13 @@ def _grouped(returns: Sequence[float], groups: Sequence[Hashable]) -> _Grouped:
     numbers = _numbers(groups)
     sizes = np.bincount(numbers)
     means = np.bincount(numbers, values) / sizes
-    stds = np.sqrt(np.bincount(numbers, (values - means[numbers]) ** 2) / sizes)
+    squares = np.bincount(numbers, (values - means[numbers]) ** 2)
+    stds, population_stds = np.sqrt(squares / np.maximum(sizes - 1, 1)), np.sqrt(squares / sizes)
     lowest, highest = np.full(len(sizes), np.inf), np.full(len(sizes), -np.inf)
     np.minimum.at(lowest, numbers, values)
     np.maximum.at(highest, numbers, values)
     equal = highest - lowest <= ROUNDING
-    return _Grouped(values, sizes[numbers], means[numbers], stds[numbers], equal[numbers])
+    return _Grouped(values, sizes[numbers], means[numbers], stds[numbers], population_stds[numbers], equal[numbers])
 
 
 def _numbers(groups: Sequence[Hashable]) -> npt.NDArray[np.int64]:
@@ -86,7 +91,7 @@ def _group_mean(samples: _Grouped) -> Doubles:
 
 
 def _grpo(samples: _Grouped) -> Doubles:
-    return _group_mean(samples) / np.maximum(samples.stds, STD_FLOOR)
+    return _group_mean(samples) / (samples.stds + STD_EPSILON)
 
 
 def _reinforce(samples: _Grouped) -> Doubles:
@@ -94,9 +99,14 @@ def _reinforce(samples: _Grouped) -> Doubles:
     return _grpo(_grouped(samples.returns.tolist(), [None] * len(samples.returns)))
 
 
+def _reward(samples: _Grouped) -> Doubles:
+    return samples.returns
+
+
 _ESTIMATORS: Mapping[Estimator, Callable[[_Grouped], Doubles]] = {
     Estimator.LEAVE_ONE_OUT: _leave_one_out,
     Estimator.GROUP_MEAN: _group_mean,
     Estimator.GRPO: _grpo,
     Estimator.REINFORCE: _reinforce,
+    Estimator.REWARD: _reward,
 }

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roost.learner.advantages import STD_FLOOR, Doubles
-from roost.spec.training import AdvantageSettings
+from roost.learner.advantages import Doubles
+from roost.spec.training import AdvantageSettings, Whitening
+
+VARIANCE_EPSILON = 1e-8  # of Whitening.TOKENS
+STD_EPSILON = 1e-5  # of Whitening.TOKENS_BIASED
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,13 +70,22 @@ def token_advantages(
     return TokenAdvantages(found, found + expected)
 
 
-def whitened(samples: Sequence[Doubles]) -> list[Doubles]:
+def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:
     """The same advantages with mean 0 and standard deviation 1 over all tokens of all samples.
 
-    >>> [sample.tolist() for sample in whitened([np.array([1.0, 3.0]), np.array([3.0, 1.0])])]
+    Whitening.TOKENS leaves a single token as it is: the variance of one is not defined.
+
+    >>> given = [np.array([1.0, 3.0]), np.array([3.0, 1.0])]
+    >>> [sample.round(4).tolist() for sample in whitened(given, Whitening.TOKENS_BIASED)]
     [[-1.0, 1.0], [1.0, -1.0]]
+    >>> [sample.round(4).tolist() for sample in whitened(given, Whitening.TOKENS)]
+    [[-0.866, 0.866], [0.866, -0.866]]
     """
     tokens = np.concatenate([np.zeros(0), *samples])
-    if len(tokens) == 0:
+    if whitening is Whitening.NONE or len(tokens) < (2 if whitening is Whitening.TOKENS else 1):
         return list(samples)
-    return [(sample - tokens.mean()) / max(tokens.std(), STD_FLOOR) for sample in samples]
+    if whitening is Whitening.TOKENS:
+        scale = np.sqrt(tokens.var(ddof=1) + VARIANCE_EPSILON)
+    else:
+        scale = tokens.std() + STD_EPSILON
+    return [(sample - tokens.mean()) / scale for sample in samples]

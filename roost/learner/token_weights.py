@@ -26,7 +26,8 @@ def token_weights(sequence: Tensor, turn: Tensor, level: RatioLevel, mean: Mean,
 
     Weights times losses, added up over all parts, is the loss of the minibatch. So gradients of parts and ranks are
     added, never averaged. Weights of a minibatch add up to 1, but with Mean.CONSTANT to what part of the longest is
-    used. With Mean.SEQUENCES and a ratio for each turn, the turns of a sequence count alike, long or short.
+    used, and with Mean.SUMS to the mean length. With Mean.SEQUENCES and a ratio for each turn, the turns of a sequence
+    count alike, long or short.
 
     >>> parts = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
     >>> token_weights(*parts, RatioLevel.TOKEN, Mean.SEQUENCES, Totals(sequences=2, tokens=3, longest=8)).tolist()
@@ -36,6 +37,8 @@ def token_weights(sequence: Tensor, turn: Tensor, level: RatioLevel, mean: Mean,
     match mean:
         case Mean.TOKENS:
             return ones / totals.tokens
+        case Mean.SUMS:
+            return ones / totals.sequences
         case Mean.CONSTANT:
             return ones / (totals.sequences * totals.longest)
         case Mean.SEQUENCES:
@@ -47,7 +50,8 @@ def token_weights(sequence: Tensor, turn: Tensor, level: RatioLevel, mean: Mean,
 def shares_of_means(told: Mapping[str, Tensor], weights: Tensor, mean: Mean, totals: Totals) -> dict[str, Tensor]:
     """What a part of a minibatch adds to means over all of it, of what is told of each token.
 
-    Tokens count as in the loss; with Mean.CONSTANT, whose weights do not add up to 1, they count alike.
+    Tokens count as in the loss; where its weights do not add up to 1 (Mean.CONSTANT, Mean.SUMS), they count alike.
     """
-    shares = torch.ones_like(weights) / totals.tokens if mean is Mean.CONSTANT else weights
+    is_sum = mean in (Mean.CONSTANT, Mean.SUMS)
+    shares = torch.ones_like(weights) / totals.tokens if is_sum else weights
     return {name: (shares * each).sum() for name, each in told.items()}

@@ -10,6 +10,7 @@ from roost.spec.errors import Findings, Where
 from roost.spec.training import Behaviour, Estimator, TrainSettings
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
+BY_GROUP = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN)
 LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
 At = Callable[[str], Where]  # a setting's place, or a component's
 
@@ -69,6 +70,12 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             f"a minibatch of {samples} samples cannot be spread over {parts['actor'].world_size} learners",
             f"{collect.groups} groups of {collect.group_size}, cut into {settings.minibatches}",
             "use larger minibatches, or fewer learners",
+        )
+    if settings.advantage.divides_by_std and settings.advantage.estimator not in BY_GROUP:
+        findings.error(
+            at("divides_by_std"),
+            f"is for leave_one_out and group_mean, but the estimator is {settings.advantage.estimator.value}",
+            fix="write divides_by_std: false, or another estimator",
         )
     if collect.group_size < 2 and settings.advantage.estimator in COMPARING:
         findings.error(

@@ -28,7 +28,7 @@ def read_loop(root: Section) -> Job:
     inference = _read_gpus(allocation, "inference_gpus")
     server = root.below("llm", "vllm_server")
     per_server = server.whole_number("gpus_per_vllm_server", minimum=1, default=1) or 1
-    path = first_text((root.below("llm"), "model_path"), (root.below("llm"), "base_model"))
+    path = first_text((root.below("llm"), "base_model_path"))
     config = read_model_config(path)
     components = []
     if learning:
@@ -73,7 +73,7 @@ def read_loop(root: Section) -> Job:
 
 def _adapter_rank(root: Section) -> int | None:
     """ml-loop trains a LoRA adapter only; a config that Roost is to train with trains one if it says so."""
-    written = first_number((root.below("llm", "lora"), "r"), (root.below("llm"), "max_lora_rank"))
+    written = first_number((root.below("llm"), "lora_rank"))
     if written is None and "train" in root:
         return None
     return int(written or DEFAULT_ADAPTER_RANK)

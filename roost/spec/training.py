@@ -5,7 +5,7 @@ says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -17,8 +17,9 @@ class Estimator(StrEnum):
 
     LEAVE_ONE_OUT = "leave_one_out"  # its return less the mean of the others of its group (LOOP, RLOO)
     GROUP_MEAN = "group_mean"  # less the mean of its group
-    GRPO = "grpo"  # that, divided by the group's standard deviation
+    GRPO = "grpo"  # that, divided by the group's standard deviation (of a sample: n - 1)
     REINFORCE = "reinforce++"  # its return, normalised over the whole batch
+    REWARD = "reward"  # its return as it is
     GAE = "gae"  # from a critic's values
 
 
@@ -36,7 +37,16 @@ class Mean(StrEnum):
 
     SEQUENCES = "sequences"  # the mean within each sequence, then over sequences: long ones weigh no more
     TOKENS = "tokens"  # over all tokens of the minibatch alike
+    SUMS = "sums"  # the sum within each sequence, then the mean over sequences
     CONSTANT = "constant"  # the sum, divided by sequences times the longest that may be drawn
+
+
+class Whitening(StrEnum):
+    """Advantages with mean 0 and standard deviation 1 over all generated tokens of a step."""
+
+    NONE = "none"
+    TOKENS = "tokens"  # divided by sqrt(variance + 1e-8), the variance of a sample (n - 1): ROLL's
+    TOKENS_BIASED = "tokens_biased"  # divided by (standard deviation + 1e-5), that of n: RLinf's
 
 
 class KlEstimator(StrEnum):
@@ -60,6 +70,9 @@ class AdvantageSettings:
     """From returns to advantages, and which samples are learnt from."""
 
     estimator: Estimator = Estimator.LEAVE_ONE_OUT
+    divides_by_std: bool = False  # leave_one_out and group_mean: by the group's population standard deviation
+    whitening: Whitening = Whitening.NONE
+    clip: float | None = None  # larger advantages are cut to this, after whitening
     discount: float = 1.0  # of GAE
     gae_lambda: float = 1.0
     least: float = 0.0  # samples whose advantage is nearer to zero are left out
@@ -181,7 +194,8 @@ class TrainSettings:
     learner: LearnerSettings
     task: Mapping[str, Any] = field(default_factory=dict)  # what makes tasks and runs episodes: `_target_` and its keys
     name: str = "run"
-    steps: int = DEFAULT_STEPS
+    steps: int | None = DEFAULT_STEPS  # None: by max_epochs alone
+    max_epochs: int | None = None  # passes over the training tasks, whose number is known at launch
     epochs: int = 1  # times that a step's samples are gone through
     minibatches: int = 1  # optimizer steps that one time is cut into
     critic_learning_rate: float | None = None  # None: the policy's
@@ -197,3 +211,27 @@ class TrainSettings:
     engine: str = "torch"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     rewards: Mapping[str, Any] = field(default_factory=dict)  # by name: what scores answers beside the scenario
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps, of settings that `for_tasks` gave."""
+        if self.steps is None:
+            raise ValueError("the number of steps follows from that of the tasks: use for_tasks first")
+        return self.steps
+
+    def for_tasks(self, count: int) -> TrainSettings:
+        """The settings with their number of steps, for so many training tasks.
+
+        A pass over the data has as many steps as there are whole batches; the run ends after `max_epochs` passes, or
+        after `steps`, whichever is less.
+
+        >>> settings = TrainSettings(LearnerSettings("m"), steps=None, max_epochs=3, collect=CollectSettings(groups=4))
+        >>> settings.for_tasks(10).step_count
+        6
+        """
+        if self.max_epochs is None:
+            return self
+        bound = count // self.collect.groups * self.max_epochs
+        steps = bound if self.steps is None else min(bound, self.steps)
+        optimizer = replace(self.learner.optimizer, total_steps=steps * self.epochs * self.minibatches)
+        return replace(self, steps=steps, max_epochs=None, learner=replace(self.learner, optimizer=optimizer))

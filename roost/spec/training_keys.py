@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from roost.spec.job import Notation
-from roost.spec.training import Behaviour, Estimator, KlEstimator, Mean, RatioLevel, Schedule
+from roost.spec.training import Behaviour, Estimator, KlEstimator, Mean, RatioLevel, Schedule, Whitening
 
-WHOLE, NUMBER, FLAG, TEXT, MAPPING = "whole", "number", "flag", "text", "mapping"
+WHOLE, NUMBER, FLAG, TEXT, MAPPING, WORDS = "whole", "number", "flag", "text", "mapping", "words"
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("torch", "vllm", "sglang")
@@ -55,9 +55,14 @@ RUN = (
         WHOLE,
         "Updates of the policy.",
         1,
-        rlinf="runner.max_steps",
         roll="max_steps",
-        loop="rl.total_iterations",
+        loop="rl.params.total_iterations",
+    ),
+    Key(
+        "max_epochs",
+        WHOLE,
+        "Passes over the training tasks; the run ends after these or after `steps`, whichever is less.",
+        1,
     ),
     Key(
         "seed",
@@ -67,14 +72,21 @@ RUN = (
         roll="seed",
         loop="rl.seed",
     ),
-    Key("groups", WHOLE, "Prompts of a step.", 1, rlinf="data.rollout_batch_size", loop="rl.scenarios_per_iteration"),
+    Key(
+        "groups",
+        WHOLE,
+        "Prompts of a step.",
+        1,
+        rlinf="data.rollout_batch_size",
+        loop="rl.params.scenarios_per_iteration",
+    ),
     Key(
         "group_size",
         WHOLE,
         "Samples of a prompt.",
         1,
         rlinf="algorithm.group_size",
-        loop="rl.rollouts_per_scenario",
+        loop="rl.params.rollouts_per_scenario",
     ),
     Key(
         "epochs",
@@ -83,14 +95,14 @@ RUN = (
         1,
         rlinf="algorithm.update_epoch",
         roll="ppo_epochs",
-        loop="rl.epochs_per_iteration",
+        loop="rl.params.epochs_per_iteration",
     ),
     Key(
         "minibatch_size",
         WHOLE,
         "Samples of one step of the optimizer; all of a step if left out.",
         1,
-        loop="rl.minibatch_size",
+        loop="rl.params.minibatch_size",
     ),
     Key("max_policy_lag", WHOLE, "Updates that a sample may be behind the policy that learns from it.", 0, 1000),
     Key("in_flight", IN_FLIGHT, "What an update does to requests under way; what suits the mode if left out."),
@@ -103,15 +115,13 @@ DRAWING = (
         "Tokens of a completion.",
         1,
         rlinf="algorithm.sampling_params.max_new_tokens",
-        roll="actor_infer.generating_args.max_new_tokens|response_length",
-        loop="llm.max_new_tokens",
+        loop="llm.vllm_class.max_new_tokens",
     ),
     Key(
         "temperature",
         NUMBER,
         "What log-probabilities are divided by before a token is drawn.",
         rlinf="algorithm.sampling_params.temperature",
-        roll="actor_infer.generating_args.temperature",
         loop="llm.temperature",
     ),
     Key(
@@ -121,18 +131,23 @@ DRAWING = (
         0,
         1,
         rlinf="algorithm.sampling_params.top_p",
-        roll="actor_infer.generating_args.top_p",
-        loop="llm.top_p",
+        loop="llm.vllm_class.top_p",
     ),
     Key(
         "top_k",
         WHOLE,
         "Draw from so many of the likeliest tokens; 0: from all.",
         rlinf="algorithm.sampling_params.top_k",
-        roll="actor_infer.generating_args.top_k",
-        loop="llm.top_k",
+        loop="llm.vllm_class.top_k",
     ),
-    Key("min_p", NUMBER, "Leave out tokens below this part of the likeliest's probability.", 0, 1, loop="llm.min_p"),
+    Key(
+        "min_p",
+        NUMBER,
+        "Leave out tokens below this part of the likeliest's probability.",
+        0,
+        1,
+        loop="llm.vllm_class.min_p",
+    ),
     Key(
         "redundancy",
         WHOLE,
@@ -150,7 +165,7 @@ DRAWING = (
     ),
     Key("drops_equal_groups", FLAG, "Replace groups whose samples all got the same (dynamic sampling)."),
     Key("attempts", WHOLE, "Times that an episode is tried.", 1),
-    Key("concurrency", WHOLE, "Episodes at a time.", 1, loop="rl.num_scenario_runners"),
+    Key("concurrency", WHOLE, "Episodes at a time.", 1),
     Key("episode_limit_s", NUMBER, "Seconds after which an episode has failed."),
 )
 
@@ -161,7 +176,7 @@ OPTIMIZER = (
         "Of AdamW.",
         rlinf="actor.optim.lr",
         roll="actor_train.training_args.learning_rate",
-        loop="rl.optimizer.lr",
+        loop="rl.optimization.optimizer.lr",
     ),
     Key(
         "critic_learning_rate",
@@ -176,7 +191,7 @@ OPTIMIZER = (
         "Of AdamW.",
         rlinf="actor.optim.weight_decay",
         roll="actor_train.training_args.weight_decay",
-        loop="rl.optimizer.weight_decay",
+        loop="rl.optimization.optimizer.weight_decay",
     ),
     Key(
         "beta1",
@@ -202,7 +217,7 @@ OPTIMIZER = (
         "Of AdamW.",
         rlinf="actor.optim.adam_eps",
         roll="actor_train.training_args.adam_epsilon",
-        loop="rl.optimizer.eps",
+        loop="rl.optimization.optimizer.eps",
     ),
     Key(
         "max_grad_norm",
@@ -210,7 +225,7 @@ OPTIMIZER = (
         "Longer gradients are shortened to this.",
         rlinf="actor.optim.clip_grad",
         roll="max_grad_norm",
-        loop="rl.max_grad_norm",
+        loop="rl.params.max_grad_norm",
     ),
     Key(
         "warmup_steps",
@@ -230,12 +245,29 @@ OPTIMIZER = (
 LOSS = (
     Key("estimator", Estimator, "How much better a sample was than could be expected."),
     Key(
+        "divides_by_std",
+        FLAG,
+        "Divide by the group's population standard deviation (at least 1e-7), with leave_one_out and group_mean.",
+        loop="rl.params.adv_normalization",
+    ),
+    Key(
+        "whitening",
+        Whitening,
+        "Normalise advantages over all generated tokens of a step; left out: tokens_biased with gae.",
+    ),
+    Key("advantage_clip", NUMBER, "Larger advantages are cut to this, after whitening.", roll="advantage_clip"),
+    Key(
         "least_advantage",
         NUMBER,
         "Samples whose advantage is nearer to zero are left out.",
-        loop="rl.abs_adv_threshold",
+        loop="rl.params.abs_adv_threshold",
     ),
-    Key("positive_only", FLAG, "Learn only from samples that were better than expected.", loop="rl.pos_adv_only"),
+    Key(
+        "positive_only",
+        FLAG,
+        "Learn only from samples that were better than expected.",
+        loop="rl.params.pos_adv_only",
+    ),
     Key("discount", NUMBER, "Of later rewards, with a critic.", 0, 1, rlinf="algorithm.gamma", roll="gamma"),
     Key(
         "gae_lambda",
@@ -264,7 +296,6 @@ LOSS = (
         "entropy_coefficient",
         NUMBER,
         "Of the entropy, which the loss rewards.",
-        rlinf="algorithm.entropy_bonus",
         roll="entropy_loss_coef",
     ),
     Key(
@@ -293,7 +324,13 @@ MODEL = (
         NUMBER,
         "The adapter's weight, divided by its rank; twice the rank if left out.",
         roll="actor_train.model_args.lora_alpha",
-        loop="llm.lora.lora_alpha",
+        loop="llm.lora_alpha",
+    ),
+    Key(
+        "adapter_targets",
+        WORDS,
+        "Names of the layers that the adapter is for; all linear layers but the last if left out.",
+        loop="llm.lora_target_modules",
     ),
     Key("engine", ENGINES, "What generates."),
     Key("engine_options", MAPPING, "Options of that, by their names there."),
@@ -304,9 +341,6 @@ KEPT = (
         "evaluate_every",
         WHOLE,
         "Steps between evaluations; 0: at the end only.",
-        rlinf="runner.val_check_interval",
-        roll="eval_steps",
-        loop="rl.eval.eval_every_n_iterations",
     ),
     Key("evaluation_tasks", WHOLE, "Prompts of an evaluation.", 1),
     Key(
@@ -326,8 +360,6 @@ KEPT = (
         "checkpoint_every",
         WHOLE,
         "Steps between checkpoints; 0: at the end only.",
-        rlinf="runner.save_interval",
-        roll="save_steps",
     ),
     Key("keep_checkpoints", WHOLE, "Newest checkpoints that are kept.", 1, loop="rl.max_ckpts"),
 )

@@ -19,7 +19,9 @@ ELSEWHERE = {
     **{name: f"collect.{name}" for name in ("groups", "group_size", "redundancy", "fraction", "group_fraction")},
     **{name: f"collect.{name}" for name in ("drops_equal_groups", "attempts", "concurrency", "episode_limit_s")},
     **{name: f"advantage.{name}" for name in ("estimator", "positive_only", "discount", "gae_lambda")},
+    **{name: f"advantage.{name}" for name in ("divides_by_std", "whitening")},
     "least_advantage": "advantage.least",
+    "advantage_clip": "advantage.clip",
     "minibatch_size": "minibatches",  # as many as there are of that size
     "critic_learning_rate": "critic_learning_rate",
     "max_skipped_steps": "max_skipped_steps",
@@ -27,6 +29,7 @@ ELSEWHERE = {
     "beta2": "learner.optimizer.betas.1",
     "adapter_rank": "learner.adapter.rank",
     "adapter_alpha": "learner.adapter.alpha",
+    "adapter_targets": "learner.adapter.targets",
     "engine": "engine",
     "engine_options": "engine_options",
     "evaluate_every": "evaluation.every",
@@ -64,7 +67,8 @@ def resolve_settings(
     resolved = []
     for key in KEYS:
         keys = (written[key.name],) if key.name in written else deciding_keys(root, notation, key.name)
-        default = Origin.NOTATION if key.name in defaulted else Origin.ROOST
+        field = "minibatches" if key.name == "minibatch_size" else key.name
+        default = Origin.NOTATION if {field, key.name} & {*defaulted} else Origin.ROOST
         value = _plain(_value(settings, key.name))
         resolved.append(ResolvedSetting(key.name, value, origin_of(keys) if keys else default, keys))
     return tuple(resolved)

@@ -19,14 +19,16 @@ from roost.spec.training import (
     CheckpointSettings,
     CollectSettings,
     DrawSettings,
+    Estimator,
     EvaluationSettings,
     LearnerSettings,
     LossSettings,
     OptimizerSettings,
     TrainSettings,
+    Whitening,
 )
 from roost.spec.training_dialects import MADE_OF, defaults, derived
-from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, WHOLE, Key
+from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, WHOLE, WORDS, Key
 from roost.spec.training_origins import deciding_keys, resolve_settings
 from roost.spec.training_unlike import warn_unlike
 
@@ -47,7 +49,10 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
             _note(key.name, value, place, values, train)
             written[key.name] = place
     warn_unlike(root, job.notation, values)
-    values = {**defaults(root, job.notation, values), **values}
+    usual = defaults(root, job.notation, values)
+    if "engine_options" in usual and "engine_options" in values:
+        values["engine_options"] = {**usual["engine_options"], **values["engine_options"]}
+    values = {**usual, **values}
     if not values.get("task"):
         train.error("task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):
@@ -117,9 +122,19 @@ def _value(key: Key, section: Section, name: str) -> Any:
     if key.kind == MAPPING:
         inner = section.mapping(name)
         return None if inner is None else _resolved(inner)
+    if key.kind == WORDS:
+        return _words(section, name)
     if isinstance(key.kind, str):
         return section.text(name)
     return _choice(key, section, name)
+
+
+def _words(section: Section, name: str) -> tuple[str, ...] | None:
+    written = section.get(name)
+    if isinstance(written, list | tuple) and written and all(isinstance(word, str) for word in written):
+        return tuple(written)
+    section.error(name, f"is {shown(written)}; it must be a list of words", fix=f"write {name}: [q_proj, v_proj]")
+    return None
 
 
 def _number(key: Key, section: Section, name: str) -> float | None:
@@ -195,11 +210,12 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
         behaviour=values.get("behaviour") or (Behaviour.PROXIMAL if lag else Behaviour.RECOMPUTED),
     )
     epochs, minibatches = values.get("epochs", 1), _minibatches(values, collect, job, train)
+    steps = values.get("steps", None if "max_epochs" in values else DEFAULT_STEPS)
     beta1, beta2 = OptimizerSettings().betas
     optimizer = OptimizerSettings(
         **same("learning_rate", "weight_decay", "epsilon", "max_grad_norm", "warmup_steps", "schedule"),
         betas=(values.get("beta1", beta1), values.get("beta2", beta2)),
-        total_steps=values.get("steps", DEFAULT_STEPS) * epochs * minibatches,
+        total_steps=(steps or 0) * epochs * minibatches,
     )
     actor = next((part for part in job.components if part.name == "actor"), None)
     learner = LearnerSettings(
@@ -211,16 +227,20 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
         optimizer=optimizer,
         loss=loss,
     )
+    usual_whitening = Whitening.TOKENS_BIASED if values.get("estimator") is Estimator.GAE else Whitening.NONE
     return TrainSettings(
         learner,
         name=values.get("name", ""),
-        **same("task", "steps", "in_flight", "seed", "critic_learning_rate", "engine", "engine_options"),
+        steps=steps,
+        **same("task", "max_epochs", "in_flight", "seed", "critic_learning_rate", "engine", "engine_options"),
         **same("rewards", "max_skipped_steps"),
         epochs=epochs,
         minibatches=minibatches,
         max_policy_lag=lag,
         advantage=AdvantageSettings(
-            **same("estimator", "discount", "gae_lambda", "positive_only"), **chosen(least="least_advantage")
+            **same("estimator", "divides_by_std", "discount", "gae_lambda", "positive_only"),
+            **chosen(least="least_advantage", clip="advantage_clip"),
+            whitening=values.get("whitening", usual_whitening),
         ),
         draw=draw,
         collect=collect,
@@ -234,7 +254,9 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
 
 def _adapter(values: Values) -> AdapterSettings | None:
     rank = values.get("adapter_rank")
-    return None if rank is None else AdapterSettings(rank, values.get("adapter_alpha") or 2.0 * rank)
+    if rank is None:
+        return None
+    return AdapterSettings(rank, values.get("adapter_alpha") or 2.0 * rank, values.get("adapter_targets", ()))
 
 
 def _minibatches(values: Values, collect: CollectSettings, job: Job, train: Section) -> int:

@@ -9,10 +9,8 @@ from typing import Any
 from roost.spec.errors import shown
 from roost.spec.job import Notation
 from roost.spec.section import Section, Unresolved
-from roost.spec.training import Estimator
 
 OFF = (None, False, 0)
-EVENING = (Estimator.REINFORCE, Estimator.GAE)  # advantages are made even over the batch by these here too
 
 
 Values = Mapping[str, Any]
@@ -37,11 +35,6 @@ def _without_environments(root: Section, values: Values) -> bool:
     return "train_env_manager" not in root
 
 
-def _not_grpo(root: Section, values: Values) -> bool:
-    """ROLL's grpo replaces the value by `group`; the agentic pipeline does not read it."""
-    return _without_environments(root, values) and values.get("estimator") is not Estimator.GRPO
-
-
 def _with_variants(root: Section, values: Values) -> bool:
     """Only this worker of ROLL's reads `pg_variant`."""
     return "actor_pg_worker" in str(root.below("actor_train").values.get("worker_cls"))
@@ -61,11 +54,9 @@ class Unlike:
 
 
 _TASK = "let the scenario of train.task do it"
-_EVEN = "write estimator: reinforce++ in train, or remove it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     Notation.RLINF: (
-        Unlike("algorithm.normalize_advantages", instead=_EVEN),
         Unlike("algorithm.early_stop_imp_ratio", read_by_other=_on_megatron),
         Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
         Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
@@ -73,21 +64,8 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
     ),
     Notation.ROLL: (
-        Unlike("whiten_advantages", instead=_EVEN),
         Unlike("whiten_rewards"),
-        Unlike("advantage_clip"),
         Unlike("reward_clip", instead=_TASK),
-        Unlike(
-            "norm_mean_type",
-            instead="write estimator: group_mean or reinforce++ in train, or remove it",
-            read_by_other=_not_grpo,
-        ),
-        Unlike(
-            "norm_std_type",
-            instead="write estimator: grpo or reinforce++ in train, or remove it",
-            read_by_other=_not_grpo,
-        ),
-        Unlike("reward_normalization", instead="write the estimator that you want in train"),
         Unlike("add_token_level_kl", instead="write use_kl_loss: true and kl_loss_coef, or remove it"),
         Unlike("max_len_mask", read_by_other=_without_environments),
         Unlike("error_max_len_clip", read_by_other=_without_environments),
@@ -106,16 +84,21 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("validation.generating_args.top_k", (None, 0, -1)),
     ),
     Notation.LOOP: (
-        Unlike("rl.rloo_kl_lambda"),
-        Unlike("rl.high_kl_threshold"),
-        Unlike("rl.skip_outlier_grads"),
+        Unlike("rl.params.rloo_kl_lambda"),
+        Unlike("rl.params.high_kl_threshold"),
+        Unlike("rl.params.skip_outlier_grads"),
         Unlike("rl.abs_log_prob_diff_threshold", (None, float("inf"))),
-        Unlike("llm.frequency_penalty"),
-        Unlike("llm.lora.lora_dropout"),
+        Unlike("rl.learning_max_seq_len"),
+        Unlike("llm.vllm_class.frequency_penalty"),
+        Unlike("llm.lora_dropout"),
     ),
 }
 HALF = ("fp16", "float16", "16", "fp16-mixed", "16-mixed")
-PRECISIONS = {Notation.RLINF: ("actor", "model", "precision"), Notation.ROLL: ("actor_train", "model_args", "dtype")}
+PRECISIONS = {
+    Notation.RLINF: ("actor", "model", "precision"),
+    Notation.ROLL: ("actor_train", "model_args", "dtype"),
+    Notation.LOOP: ("rl", "dtype"),
+}
 
 
 def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
@@ -124,14 +107,12 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
         *above, key = unlike.path.split(".")
         section = root.below(*above)
         value = section.values.get(key)
-        is_done = unlike.instead == _EVEN and values.get("estimator") in EVENING
         if not unlike.read_by_other(root, values):
             continue
-        if not (is_done or isinstance(value, Unresolved) or value in unlike.harmless):
+        if not (isinstance(value, Unresolved) or value in unlike.harmless):
             what = f"is {shown(value)}, which Roost does not follow"
             root.findings.warn(section.where(key), what, "the run will differ from the other program's", unlike.instead)
     _warn_half(root, notation, values)
-    _warn_passes(root, notation, values)
 
 
 def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
@@ -144,17 +125,4 @@ def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> 
             f"is {shown(value)}, but the learner will compute in float32",
             "losses of 16 bits would have to be scaled, which Roost does not do",
             "write compute_type: bfloat16, or compute_type: float32, in train",
-        )
-
-
-def _warn_passes(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
-    """RLinf can count passes through its data, whose length a plan does not know."""
-    runner = root.below("runner")
-    passes = runner.values.get("max_epochs")
-    if notation is Notation.RLINF and passes is not None and "steps" not in values:
-        root.findings.warn(
-            runner.where("max_epochs"),
-            f"is {shown(passes)} passes through the data, which Roost does not count",
-            "without a number of steps the default is taken",
-            "write max_steps",
         )

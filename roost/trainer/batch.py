@@ -81,7 +81,7 @@ def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, S
         samples = _from_critic(batch, settings)
         scalars = np.array([float(np.abs(sample.advantages).max(initial=0.0)) for sample in samples])
     else:
-        scalars = _of_episodes(batch, settings)
+        scalars = _scaled(batch, _of_episodes(batch, settings), settings)
         samples = [
             replace(sample, advantages=np.full(len(sample), value, np.float32))
             for sample, value in zip(batch.samples, scalars, strict=True)
@@ -91,6 +91,15 @@ def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, S
     groups = [batch.sources[indices[0]].group for indices in batch.by_episode()]
     alone = int(is_alone(groups).sum()) if settings.estimator is Estimator.LEAVE_ONE_OUT else 0
     return selected, chosen, alone
+
+
+def _scaled(batch: Batch, scalars: Doubles, settings: AdvantageSettings) -> Doubles:
+    """Whitened, where a sample counts as often as it has tokens that the policy made, and clipped."""
+    counts = [int(predicted(sample).sum()) for sample in batch.samples]
+    tokens = [np.full(count, value) for count, value in zip(counts, scalars, strict=True)]
+    even = whitened(tokens, settings.whitening)
+    found = np.array([part[0] if len(part) else value for part, value in zip(even, scalars, strict=True)])
+    return found if settings.clip is None else found.clip(-settings.clip, settings.clip)
 
 
 def _of_episodes(batch: Batch, settings: AdvantageSettings) -> Doubles:
@@ -160,11 +169,13 @@ def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
         after = batch.values_after.get(source.episode, 0.0)
         along = _along([batch.samples[index] for index in indices], source.score, settings, after)
         found |= dict(zip(indices, along, strict=True))
-    even = whitened([found[index].advantages for index in range(len(batch))])
+    even = whitened([found[index].advantages for index in range(len(batch))], settings.whitening)
     samples = []
-    for index, (sample, white) in enumerate(zip(batch.samples, even, strict=True)):
+    for index, (sample, values) in enumerate(zip(batch.samples, even, strict=True)):
         advantage, outcome = np.zeros(len(sample), np.float32), np.zeros(len(sample), np.float32)
-        advantage[predicted(sample)], outcome[predicted(sample)] = white, found[index].returns
+        advantage[predicted(sample)], outcome[predicted(sample)] = values, found[index].returns
+        if settings.clip is not None:
+            advantage = advantage.clip(-settings.clip, settings.clip)
         samples.append(replace(sample, advantages=advantage, returns=outcome))
     return samples
 

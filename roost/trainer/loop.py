@@ -19,7 +19,7 @@ from roost.learner.token_weights import Totals
 from roost.rollout.episode import Group
 from roost.rollout.order import draw_seed
 from roost.runtime.trace.spans import SpanRecorder
-from roost.spec.training import Behaviour, Estimator, TrainSettings
+from roost.spec.training import Behaviour, Estimator, TrainSettings, Whitening
 from roost.trainer.batch import (
     Batch,
     batch_of,
@@ -106,7 +106,7 @@ class Loop:
 
     async def run(self) -> TrainerState:
         """Do the steps that are left, or those until somebody stops it."""
-        while self.state.step < self.settings.steps and not self.is_stopped():
+        while self.state.step < self.settings.step_count and not self.is_stopped():
             await self._step()
         return self.state
 
@@ -188,7 +188,8 @@ class Loop:
         """
         settings = self.settings
         is_whole = settings.collect.groups % settings.minibatches == 0 and settings.epochs == 1
-        is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE)
+        is_whitened = settings.advantage.whitening is not Whitening.NONE
+        is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE) and not is_whitened
         has_policy_of_then = self.models.inference is not None
         can_learn_late = has_policy_of_then or settings.learner.loss.behaviour is not Behaviour.RECOMPUTED
         return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.turns.are_taken

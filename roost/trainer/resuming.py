@@ -88,8 +88,10 @@ def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: 
 
 
 def is_finished(run: RunFolder, settings: TrainSettings, state: TrainerState) -> bool:
-    """Whether all steps are done, and all that comes after the last."""
-    return state.step >= settings.steps and run.finished_at() == state.step
+    """Whether all steps are done, and all that comes after the last; not known before the steps are counted."""
+    if settings.max_epochs is not None:
+        return False
+    return state.step >= settings.step_count and run.finished_at() == state.step
 
 
 def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:

@@ -14,7 +14,7 @@ import yaml
 from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.rollout.scenario import Scenario
+from roost.rollout.scenario import Scenario, Split
 from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.disk import DiskFull, chain_of, disk_full, is_disk_full
@@ -117,13 +117,15 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
                 held.enter_context(locked(run.path, say))
                 state = resumed_state(run, job, settings, options.from_step, say)
                 if is_finished(run, settings, state):
-                    say(f"{run.path} is finished: {state.step} steps are done; raise train.steps to train on")
-                    return Outcome(run, state, was_stopped=False)
+                    return _finished(run, state, say)
             else:
                 run.check_free()
             check_models(job, settings, say)
             say("loading the tokenizer and the task")
             made = _scenario(job, settings)
+            settings = _with_steps(settings, made[0], say)
+            if state is not None and is_finished(run, settings, state):
+                return _finished(run, state, say)
             if not options.resumes:
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
@@ -133,6 +135,11 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
         if is_disk_full(error):
             raise _out_of_room(error, run, settings) from error
         raise
+
+
+def _finished(run: RunFolder, state: TrainerState, say: Say) -> Outcome:
+    say(f"{run.path} is finished: {state.step} steps are done; raise train.steps to train on")
+    return Outcome(run, state, was_stopped=False)
 
 
 def _attempts(
@@ -198,7 +205,7 @@ def _attempt(
         run = _open_run(job, plan, settings, options.folder, state, say)
         start = state or TrainerState()
         with (
-            open_view(settings.steps, start.step) as live,
+            open_view(settings.step_count, start.step) as live,
             contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
         ):
             scenario, tokenizer = made
@@ -211,8 +218,10 @@ def _attempt(
             except SystemExit as error:
                 if error.code:  # of a signal handler, with the status that the process is to have
                     raise
-                raise EndedEarly(running.state.step, settings.steps, "sys.exit() was called in the driver") from error
-    check_ended(running.state.step, settings.steps, running.was_stopped)
+                raise EndedEarly(
+                    running.state.step, settings.step_count, "sys.exit() was called in the driver"
+                ) from error
+    check_ended(running.state.step, settings.step_count, running.was_stopped)
     return Outcome(run, running.state, running.was_stopped)
 
 
@@ -254,6 +263,19 @@ def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
         raise RuntimeError("a scenario without findings must have been made; please report it")
     made_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
     return scenario, tokenizer
+
+
+def _with_steps(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:
+    """The settings with their number of steps, which may follow from passes over the training tasks."""
+    if settings.max_epochs is None:
+        return settings
+    tasks, groups = scenario.size(Split.TRAIN), settings.collect.groups
+    found = settings.for_tasks(tasks)
+    if not found.step_count:
+        why = f"the task has {tasks} training tasks, a step takes {groups}, and an incomplete batch is dropped"
+        raise ValueError(f"max_epochs {settings.max_epochs} makes no step: {why}; use fewer groups")
+    say(f"{found.step_count} steps: max_epochs {settings.max_epochs} over {tasks} tasks, {groups} of them a step")
+    return found
 
 
 def _check_disk(cluster: Cluster, folder: Path) -> None:

@@ -189,7 +189,7 @@ class Running:
             self.state.version,
             lambda done, total: self._watching.advance(done),
             self._stages.training.on_end,
-            settings.steps - self.state.step,
+            settings.step_count - self.state.step,
         )
         loop = Loop(
             settings,
@@ -236,7 +236,7 @@ class Running:
     async def _evaluate_if_due(self) -> None:
         """Evaluate after this step if the settings ask for it, unless it was done before the run was resumed."""
         every, step = self._settings.evaluation.every, self.state.step
-        is_due = every and step % every == 0 and step < self._settings.steps
+        is_due = every and step % every == 0 and step < self._settings.step_count
         if self._models is not None and is_due and not self._run.has_evaluation(step):
             await self._evaluate()
 

@@ -96,16 +96,17 @@ def test_train_prints_what_plan_warns_of(tmp_path):
         num_gpus_per_node: 2
         pretrain: some/model
         whiten_rewards: true
-        advantage_clip: 2.0
+        critic_warmup: 2
+        adv_estimator: reinforce
         actor_train: {device_mapping: [0]}
-        actor_infer: {device_mapping: [1]}
+        actor_infer: {device_mapping: [1], generating_args: {top_p: 1, top_k: -1}}
         train: {task: {_target_: no_such_module.Task}}
         """,
     )
     overrides = ("+reward_clip=5",)
     planned = [line for line in run("plan", job, *overrides, width=300).stderr.splitlines() if "warning" in line]
     keys = [line.split(": ")[0].split()[-1] for line in planned]
-    assert keys == ["whiten_rewards", "advantage_clip", "reward_clip"]
+    assert keys == ["whiten_rewards", "critic_warmup", "reward_clip"]
     trained = run("train", job, *overrides, "--runs", tmp_path / "runs", width=300)
     assert trained.exit_code == 1
     assert [line for line in trained.stderr.splitlines() if "warning" in line] == planned

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from roost.learner.advantages import advantages, is_alone
 from roost.spec.training import AdvantageSettings, Estimator
 
-WITHOUT_CRITIC = [estimator for estimator in Estimator if estimator is not Estimator.GAE]
+COMPARING = [estimator for estimator in Estimator if estimator not in (Estimator.GAE, Estimator.REWARD)]
 FEW_RETURNS = st.lists(st.floats(-100, 100, allow_subnormal=False).map(lambda x: round(x, 3)), min_size=1, max_size=6)
 
 
@@ -19,9 +19,9 @@ def found(estimator, returns, groups):
     return advantages(returns, groups, AdvantageSettings(estimator=estimator)).tolist()
 
 
-# group a: 3, 0, 0 (mean 1, variance (4+1+1)/3 = 2); group b: 1, 2 (mean 1.5, variance 0.25), mixed with a
+# group a: 3, 0, 0 (mean 1, squares 4 + 1 + 1 = 6); group b: 1, 2 (mean 1.5, squares 0.5), mixed with a
 RETURNS, GROUPS = [3.0, 1.0, 0.0, 2.0, 0.0], ["a", "b", "a", "b", "a"]
-ROOT = math.sqrt(2.0)
+OF_A, OF_B = math.sqrt(6 / 2) + 1e-6, math.sqrt(0.5 / 1) + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,8 @@ ROOT = math.sqrt(2.0)
     [
         pytest.param(Estimator.LEAVE_ONE_OUT, [3.0, -1.0, -1.5, 1.0, -1.5], id="less the mean of the others"),
         pytest.param(Estimator.GROUP_MEAN, [2.0, -0.5, -1.0, 0.5, -1.0], id="less the mean of the group"),
-        pytest.param(Estimator.GRPO, [2 / ROOT, -1.0, -1 / ROOT, 1.0, -1 / ROOT], id="that over its deviation"),
+        pytest.param(Estimator.GRPO, [2 / OF_A, -0.5 / OF_B, -1 / OF_A, 0.5 / OF_B, -1 / OF_A], id="that over its std"),
+        pytest.param(Estimator.REWARD, RETURNS, id="as they are"),
     ],
 )
 def test_groups_of_unequal_size(estimator, expected):
@@ -37,12 +38,42 @@ def test_groups_of_unequal_size(estimator, expected):
 
 
 def test_reinforce_compares_with_the_whole_batch():
-    # mean 2, variance (4 + 4 + 0 + 0) / 4 = 2, whatever the groups
-    expected = [-2 / ROOT, 2 / ROOT, 0.0, 0.0]
+    # mean 2, squares 4 + 4 + 0 + 0 = 8, whatever the groups
+    std = math.sqrt(8 / 3) + 1e-6
+    expected = [-2 / std, 2 / std, 0.0, 0.0]
     assert found(Estimator.REINFORCE, [0.0, 4.0, 2.0, 2.0], ["a", "b", "b", "c"]) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("estimator", WITHOUT_CRITIC)
+# From RLinf's compute_grpo_advantages (groups of 4) and ROLL's reward_norm over the batch.
+RLINF_REWARDS = [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.028364, 0.596922, 0.189109, 0.349977]
+RLINF_GRPO = [-0.8660239, -0.8660239, 0.8660239, 0.8660239, 0, 0, 0, 0, 1.3328314, 0.15270908, -0.96278089, -0.52275902]
+ROLL_REWARDS = [-0.497446, -0.497446, -2.299493, -2.299493, 1.542285, 1.542285, -0.393719, -0.393719, -0.158908]
+ROLL_REWARDS += [-0.158908]
+ROLL_BATCH = [-0.10575553, -0.10575553, -1.5071582, -1.5071582, 1.4804872, 1.4804872, -0.025089873, -0.025089873]
+ROLL_BATCH += [0.1575162, 0.1575162]
+
+
+def test_numbers_of_other_programs():
+    by_four = [index // 4 for index in range(12)]
+    assert found(Estimator.GRPO, RLINF_REWARDS, by_four) == pytest.approx(RLINF_GRPO, abs=1e-6)
+    assert found(Estimator.REINFORCE, ROLL_REWARDS, range(10)) == pytest.approx(ROLL_BATCH, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # ml-loop's adv_normalization: over the population's standard deviation, sqrt(2) and 0.5
+        pytest.param(Estimator.LEAVE_ONE_OUT, [3 / math.sqrt(2), -2.0, -1.5 / math.sqrt(2), 2.0, -1.5 / math.sqrt(2)]),
+        pytest.param(Estimator.GROUP_MEAN, [2 / math.sqrt(2), -1.0, -1 / math.sqrt(2), 1.0, -1 / math.sqrt(2)]),
+    ],
+)
+def test_divided_by_the_deviation_of_the_population(estimator, expected):
+    settings = AdvantageSettings(estimator, divides_by_std=True)
+    assert advantages(RETURNS, GROUPS, settings).tolist() == pytest.approx(expected)
+    assert advantages([5.0, 5.0], ["a", "a"], settings).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("estimator", COMPARING)
 @pytest.mark.parametrize(
     ("returns", "groups"),
     [
@@ -63,9 +94,10 @@ def test_one_alone_has_no_advantage_and_is_told():
     assert is_alone([]).tolist() == []
 
 
-def test_a_tiny_deviation_is_divided_by_the_floor():
-    # deviation 1e-8: divided by 1e-6 instead
-    assert found(Estimator.GRPO, [2e-8, 0.0], ["a", "a"]) == pytest.approx([0.01, -0.01])
+def test_a_tiny_deviation_is_divided_by_more():
+    # deviation 1.4e-8, to which 1e-6 is added
+    expected = 1e-8 / (math.sqrt(2) * 1e-8 + 1e-6)
+    assert found(Estimator.GRPO, [2e-8, 0.0], ["a", "a"]) == pytest.approx([expected, -expected])
 
 
 @given(FEW_RETURNS.filter(lambda returns: len(returns) > 1))
@@ -76,7 +108,7 @@ def test_leave_one_out_is_the_group_mean_scaled(returns):
     assert found(Estimator.LEAVE_ONE_OUT, returns, ["a"] * size) == pytest.approx(expected, abs=1e-9)
 
 
-@given(st.lists(FEW_RETURNS, max_size=5), st.sampled_from(WITHOUT_CRITIC))
+@given(st.lists(FEW_RETURNS, max_size=5), st.sampled_from(COMPARING))
 def test_advantages_are_numbers_and_add_up_to_nothing(by_group, estimator):
     returns = [one for group in by_group for one in group]
     groups = [number for number, group in enumerate(by_group) for _ in group]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.learner.gae import rewards_of_tokens, token_advantages, whitened
-from roost.spec.training import AdvantageSettings
+from roost.spec.training import AdvantageSettings, Whitening
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,28 @@ def test_what_tokens_earn(turns, reward, of_turns, expected):
 
 def test_whitened_over_all_tokens_of_all_samples():
     # mean 2, variance (4 + 0 + 4) / 3
-    deviation = math.sqrt(8 / 3)
-    first, second = whitened([np.array([0.0, 2.0]), np.array([4.0])])
+    deviation = math.sqrt(8 / 3) + 1e-5
+    first, second = whitened([np.array([0.0, 2.0]), np.array([4.0])], Whitening.TOKENS_BIASED)
     assert first.tolist() == pytest.approx([-2 / deviation, 0.0])
     assert second.tolist() == pytest.approx([2 / deviation])
 
 
 @pytest.mark.parametrize("samples", [[np.array([3.0, 3.0]), np.array([3.0])], [np.array([])], []])
 def test_nothing_to_whiten(samples):
-    assert [sample.tolist() for sample in whitened(samples)] == [[0.0] * len(sample) for sample in samples]
+    for whitening in (Whitening.TOKENS, Whitening.TOKENS_BIASED):
+        assert [sample.tolist() for sample in whitened(samples, whitening)] == [[0.0] * len(each) for each in samples]
+
+
+def test_whitened_as_other_programs_do():
+    # RLinf's masked_normalization and ROLL's masked_whiten, of the same two programs' own advantages
+    rlinf = whitened([np.full(2, 0.70710605), np.full(3, -0.70710605)], Whitening.TOKENS_BIASED)
+    assert [sample[0] for sample in rlinf] == pytest.approx([1.2247272, -0.81648481], abs=1e-6)
+    (roll,) = whitened([np.array([-0.491968, -0.049666])], Whitening.TOKENS)
+    assert roll.tolist() == pytest.approx([-0.70710671, 0.70710677], abs=1e-6)
+
+
+def test_one_token_is_left_by_what_divides_by_one_less():
+    assert [each.tolist() for each in whitened([np.array([3.0])], Whitening.TOKENS)] == [[3.0]]
+    assert [each.tolist() for each in whitened([np.array([3.0])], Whitening.TOKENS_BIASED)] == [[0.0]]
+    given = [np.array([1.0, 2.0])]
+    assert whitened(given, Whitening.NONE) == given

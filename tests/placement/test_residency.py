@@ -316,7 +316,7 @@ class TestTurns:
 
     def test_an_adapter_has_little_to_learn_with(self, model):
         allocation = {"learning_gpus": [0, 1, 2, 3], "inference_gpus": [4, 5, 6, 7]}
-        config = {"rl": {"gpu_allocation": allocation}, "llm": {"model_path": model}}
+        config = {"rl": {"gpu_allocation": allocation}, "llm": {"base_model_path": model}}
         adapter = roost.plan(config, machines(24)).residency.of("actor")[0].used_gib(Phase.LEARN)
         assert adapter < 12, "the base is frozen: its gradients and moments do not exist"
 

@@ -17,11 +17,15 @@ def rlinf(placement=APART, **train):
     return {"cluster": cluster, "train": TRAIN | train}
 
 
+ALL_TOKENS = {"top_p": 1, "top_k": -1}
+
+
 def roll(strategy, learner=None, **train):
     return {
         "num_gpus_per_node": 8,
         "actor_train": {"device_mapping": "list(range(0,4))", "strategy_args": learner or {}},
-        "actor_infer": {"device_mapping": "list(range(4,8))", "strategy_args": strategy},
+        "actor_infer": {"device_mapping": "list(range(4,8))", "strategy_args": strategy, "generating_args": ALL_TOKENS},
+        "adv_estimator": "reinforce",
         "train": TRAIN | train,
     }
 

@@ -8,10 +8,26 @@ from __future__ import annotations
 from enum import EnumType
 from pathlib import Path
 
+from roost.spec import training_loop, training_roll
 from roost.spec.job import Notation
 from roost.spec.training import LearnerSettings, TrainSettings
 from roost.spec.training_dialects import MADE_OF
-from roost.spec.training_keys import DRAWING, FLAG, KEPT, LOSS, MAPPING, MODEL, NUMBER, OPTIMIZER, RUN, TEXT, WHOLE, Key
+from roost.spec.training_keys import (
+    DRAWING,
+    FLAG,
+    KEPT,
+    KEYS,
+    LOSS,
+    MAPPING,
+    MODEL,
+    NUMBER,
+    OPTIMIZER,
+    RUN,
+    TEXT,
+    WHOLE,
+    WORDS,
+    Key,
+)
 from roost.spec.training_origins import kept
 from roost.spec.training_unlike import UNLIKE
 
@@ -25,7 +41,14 @@ GROUPS = {
     "What is tried and kept": KEPT,
 }
 NEEDED = ("task", "model")
-KINDS = {WHOLE: "whole number", NUMBER: "number", FLAG: "true or false", TEXT: "text", MAPPING: "mapping"}
+KINDS = {
+    WHOLE: "whole number",
+    NUMBER: "number",
+    FLAG: "true or false",
+    TEXT: "text",
+    MAPPING: "mapping",
+    WORDS: "list of words",
+}
 TITLES = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
 
 
@@ -36,12 +59,20 @@ def settings_page() -> str:
         rows = ["| setting | kind | default | meaning | RLinf | ROLL | ml-loop |", "|---|---|---|---|---|---|---|"]
         rows += [_row(key, plain) for key in keys]
         parts.append(f"## {title}\n\n" + "\n".join(rows))
+    parts.append(_defaults())
     parts.append(UNFOLLOWED)
     rows = [
         f"| {TITLES[notation]} | {', '.join(f'`{each.path}`' for each in UNLIKE[notation])} |" for notation in TITLES
     ]
     parts.append("\n".join(["| notation | keys |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def _defaults() -> str:
+    tables = (training_roll.DEFAULTS, training_loop.DEFAULTS)
+    names = [key.name for key in KEYS if any(key.name in table for table in tables)]
+    cells = [[f"`{name}`", *(f"`{table[name]}`" if name in table else "" for table in tables)] for name in names]
+    return DEFAULTS.format(rows="\n".join(f"| {' | '.join(row)} |" for row in cells))
 
 
 def _row(key: Key, plain: TrainSettings) -> str:
@@ -84,8 +115,28 @@ agree. `null` is as good as left out, unless the setting says otherwise, and so 
 that the setting follows from what the key says, such as the clip's bounds from how far the ratio may be from 1.
 `engine` may be written in `train` beside a notation's own: so a job made for a cluster runs on a laptop.
 
-Three defaults are the notation's: in ml-loop's the bounds of the ratio are 1/1.1 and 1.1, and in ROLL's, with
-`adv_estimator: gae`, `gae_lambda` is 0.95 and `value_clip` 0."""
+The column *default* is Roost's own. A setting that a config leaves out has its notation's default where that differs:
+see [below](#defaults-of-the-notations)."""
+
+DEFAULTS = """\
+## Defaults of the notations
+
+| setting | ROLL | ml-loop |
+|---|---|---|
+{rows}
+
+- ROLL: with `adv_estimator: gae`, `gae_lambda` is 0.95 and `value_clip` 0. Where `validation` or `val_env_manager` is
+  there, `evaluate_every` is 10 and `evaluation_temperature` 0.95 (environments: the training temperature). A completion
+  has `sequence_length` - `prompt_length` tokens (1024 if left out), or `response_length`; with environments
+  `max_new_tokens`. Roost decides otherwise: `keep_checkpoints` is 3, where ROLL keeps all.
+- ml-loop: the bounds of the ratio are 1/1.1 and 1.1; minibatches have 32 samples. The engine is vLLM where
+  `llm.vllm_server` or `llm.inference_server_class` is there, and then `max_context` is `llm.vllm_server.max_model_len`.
+  Roost decides otherwise: without `llm.lora_rank` all weights are trained, where ml-loop trains an adapter.
+- RLinf: `dual_clip` is 3 with `actor.training_backend: fsdp` if `algorithm.clip_ratio_c` is left out (null: none). With
+  `max_steps: -1` the run ends after `max_epochs` passes over the tasks; with both, after whichever is less. What else
+  RLinf needs written has Roost's default. Roost decides otherwise: a run saves at its end also where `save_interval` is
+  0 or less, and text tasks are evaluated as `val_check_interval` says.
+- With `estimator: gae`, `whitening` is `tokens_biased` in RLinf's and ml-loop's notation if nothing says otherwise."""
 
 UNFOLLOWED = """\
 ## Keys that Roost does not follow

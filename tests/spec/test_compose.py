@@ -302,7 +302,7 @@ class TestIncludes:
 )
 def test_what_was_meant_by_an_option_that_is_not_there(tmp_path, override, meant):
     file = tmp_path / "job.yaml"
-    file.write_text("defaults: [/global@_global_: appworld, _self_]\nllm: {model_path: m}\n")
+    file.write_text("defaults: [/global@_global_: appworld, _self_]\nllm: {base_model_path: m}\n")
     findings = Findings()
     assert load(file, [override], findings) is None
     (finding,) = findings.errors
@@ -324,7 +324,7 @@ def test_an_agent_of_the_users_own_folder_is_chosen_by_one_override(tmp_path):
     (tmp_path / "appworld" / "agent").mkdir(parents=True)
     (tmp_path / "appworld" / "agent" / "mine.yaml").write_text("_target_: my_agents.Mine\nstyle: short\n")
     file = tmp_path / "job.yaml"
-    file.write_text("defaults: [/global@_global_: appworld, _self_]\nllm: {model_path: m}\n")
+    file.write_text("defaults: [/global@_global_: appworld, _self_]\nllm: {base_model_path: m}\n")
     found = load(file, ["appworld/agent@rl.scenario_runner.appworld_config.agent=mine"], Findings())
     runner = found.values["rl"]["scenario_runner"]
     assert runner["_target_"] == "roost.rollout.app_world.serving.runner.AppWorldScenarioRunner"

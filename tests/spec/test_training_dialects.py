@@ -3,11 +3,14 @@
 import pytest
 
 from roost.spec.job import Notation
-from roost.spec.training import Behaviour, Estimator, KlEstimator, RatioLevel, Schedule
-from roost.spec.training_dialects import ESTIMATORS, MADE_OF, MEANS, SCHEDULES
+from roost.spec.roll_advantages import ADV_ESTIMATORS
+from roost.spec.training import Behaviour, Estimator, KlEstimator, Mean, RatioLevel, Schedule, Whitening
+from roost.spec.training_dialects import MADE_OF
 from roost.spec.training_keys import KEYS
+from roost.spec.training_origins import kept
+from roost.spec.training_rlinf import ADV_TYPES
 from roost.spec.training_unlike import UNLIKE
-from tests.spec.settings_page import kept
+from roost.spec.training_words import MEANS, SCHEDULES
 from tests.spec.test_training_read import config_of, merged, read, whats
 
 RLINF, ROLL, LOOP = Notation
@@ -31,8 +34,18 @@ GROUP_SIZE = "num_return_sequences_in_group"
 LORA, BACKEND = "actor.model.is_lora", "rollout.rollout_backend"
 STRATEGY = "actor_train.strategy_args"
 MEGATRON = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
-EIGHT = {"num_gpus_per_node": 8, "actor_train.device_mapping": "list(range(0,8))", "rollout_batch_size": 64}
+EIGHT = {
+    "num_gpus_per_node": 8,
+    "actor_train.device_mapping": "list(range(0,8))",
+    "rollout_batch_size": 64,
+    "num_return_sequences_in_group": 8,
+}
 PG_WORKER = {"actor_train.worker_cls": "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"}
+NORMALIZE = "algorithm.normalize_advantages"
+DRAWN = "actor_infer.generating_args"
+BY_GROUP = {"grouping": "traj_group_id", "method": "mean_std"}
+ADAMW = "rl.optimization.optimizer"
+TWO_LEARNERS = "rl.gpu_allocation.learning_gpus"
 ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
 
 
@@ -73,9 +86,164 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(RLINF, {LORA: False, "actor.model.lora_rank": 8}, adapter_rank=None, id="no-lora"),
         case(RLINF, {"actor.model.precision": "bf16"}, compute_type="bfloat16", weight_type="float32", id="bf16"),
         case(RLINF, {"actor.model.precision": "32"}, compute_type="float32", id="precision-as-a-word"),
+        case(RLINF, {"algorithm.adv_type": "raw"}, estimator=Estimator.REWARD, whitening=Whitening.NONE, id="raw"),
+        case(
+            RLINF,
+            {"algorithm.adv_type": "reinpp"},
+            estimator=Estimator.REWARD,
+            whitening=Whitening.TOKENS_BIASED,
+            id="reinpp",
+        ),
+        case(RLINF, {"algorithm.adv_type": "gae"}, whitening=Whitening.TOKENS_BIASED, id="gae"),
+        case(RLINF, {"algorithm.adv_type": "gae", NORMALIZE: False}, whitening=Whitening.NONE, id="gae-as-it-is"),
+        case(RLINF, {NORMALIZE: True}, whitening=Whitening.TOKENS_BIASED, id="normalised"),
+        case(RLINF, {NORMALIZE: False}, whitening=Whitening.NONE, id="not-normalised"),
+        case(RLINF, {"actor.training_backend": "fsdp"}, dual_clip=3.0, id="dual-clip-of-fsdp"),
+        case(RLINF, {"actor.training_backend": "megatron"}, dual_clip=None, id="dual-clip-of-megatron"),
+        case(
+            RLINF,
+            {"actor.training_backend": "fsdp", "algorithm.clip_ratio_c": None},
+            dual_clip=None,
+            id="dual-clip-switched-off",
+        ),
+        case(
+            RLINF,
+            {"actor.training_backend": "fsdp", "algorithm.clip_ratio_c": 5.0},
+            dual_clip=5.0,
+            id="dual-clip-as-written",
+        ),
+        case(RLINF, {"algorithm.entropy_bonus": 0.5}, entropy_coefficient=0.5, id="entropy"),
+        case(
+            RLINF,
+            {"algorithm.entropy_bonus": 0.5, "algorithm.calculate_entropy": False},
+            entropy_coefficient=0,
+            id="entropy-not-computed",
+        ),
+        case(RLINF, {"runner.max_steps": 7}, steps=7, max_epochs=None, id="steps"),
+        case(RLINF, {"runner.max_steps": -1, "runner.max_epochs": 3}, steps=None, max_epochs=3, id="epochs"),
+        case(RLINF, {"runner.max_epochs": 3}, steps=None, max_epochs=3, id="epochs-alone"),
+        case(RLINF, {"runner.max_steps": 7, "runner.max_epochs": 3}, steps=7, max_epochs=3, id="steps-and-epochs"),
+        case(
+            RLINF,
+            {"runner.max_steps": -1, "runner.max_epochs": 3, "runner.task_type": "embodied"},
+            steps=3,
+            max_epochs=None,
+            id="epochs-without-data",
+        ),
+        case(
+            RLINF,
+            {"runner.max_steps": -1, "runner.max_epochs": 3, "train.steps": 9},
+            steps=9,
+            max_epochs=3,
+            id="steps-of-train-and-epochs",
+        ),
+        case(RLINF, {"runner.save_interval": -1, "runner.val_check_interval": -1}, checkpoint_every=0, id="no-saves"),
         case(RLINF, {BACKEND: "sglang"}, engine="sglang", id="engine"),
         case(RLINF, {BACKEND: "sglang", "train.engine": "torch"}, engine="torch", id="engine-of-train"),
-        case(ROLL, {}, clip_low=0.8, clip_high=1.2, dual_clip=None, kl_coefficient=0, id="nothing"),
+        case(
+            ROLL,
+            {},
+            clip_low=0.8,
+            clip_high=1.2,
+            dual_clip=None,
+            kl_coefficient=0,
+            estimator=Estimator.GAE,
+            whitening=Whitening.NONE,
+            steps=500,
+            groups=128,
+            group_size=1,
+            seed=42,
+            temperature=0.95,
+            top_p=0.7,
+            top_k=50,
+            learning_rate=5e-5,
+            weight_decay=0,
+            schedule=Schedule.LINEAR,
+            mean=Mean.SEQUENCES,
+            checkpoint_every=50,
+            evaluate_every=0,
+            id="nothing",
+        ),
+        case(ROLL, {"validation.data_args.file_name": "a"}, evaluate_every=10, evaluation_temperature=0.95, id="tries"),
+        case(ROLL, {"eval_steps": -1, "val_env_manager": {"num_env_groups": 1}}, evaluate_every=0, id="never-tries"),
+        case(ROLL, {"adv_estimator": "reinforce"}, estimator=Estimator.REWARD, whitening=Whitening.NONE, id="plain"),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "whiten_advantages": False},
+            estimator=Estimator.REWARD,
+            whitening=Whitening.NONE,
+            id="not-whitened",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "whiten_advantages": True},
+            estimator=Estimator.REWARD,
+            whitening=Whitening.TOKENS,
+            id="whitened",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "grpo", "whiten_advantages": True, "advantage_clip": 2.0},
+            estimator=Estimator.GRPO,
+            whitening=Whitening.TOKENS,
+            advantage_clip=2.0,
+            id="grpo-whitened",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "group", "norm_std_type": "group"},
+            estimator=Estimator.GRPO,
+            id="normalised-by-group",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "batch", "norm_std_type": "batch"},
+            estimator=Estimator.REINFORCE,
+            id="normalised-by-batch",
+        ),
+        case(ROLL, {"adv_estimator": "grpo", **ENVIRONMENTS}, estimator=Estimator.REWARD, id="grpo-of-agents"),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", **ENVIRONMENTS, "reward_normalization": BY_GROUP},
+            estimator=Estimator.GRPO,
+            id="agents-by-group",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", **ENVIRONMENTS, "reward_normalization": {"method": "identity"}},
+            estimator=Estimator.REWARD,
+            id="agents-as-they-are",
+        ),
+        case(ROLL, {f"{DRAWN}.top_k": -1, f"{DRAWN}.top_p": 1}, top_k=0, top_p=1, temperature=0.95, id="all-tokens"),
+        case(
+            ROLL,
+            {**ENVIRONMENTS, "train_env_manager.generating_args.temperature": 0.5},
+            temperature=0.5,
+            id="drawn-by-environments",
+        ),
+        case(
+            ROLL,
+            {**ENVIRONMENTS, f"{DRAWN}.top_p": 1, "train_env_manager.generating_args.temperature": 0.5},
+            temperature=0.95,
+            id="drawn-by-the-engine",
+        ),
+        case(ROLL, {"sequence_length": 4096}, max_tokens=3072, id="sequence-length"),
+        case(ROLL, {"sequence_length": 4096, "prompt_length": 96}, max_tokens=4000, id="prompt-length"),
+        case(ROLL, {f"{DRAWN}.max_new_tokens": 9}, max_tokens=9, id="new-tokens"),
+        case(
+            ROLL,
+            {**ENVIRONMENTS, "sequence_length": 4096, f"{DRAWN}.max_new_tokens": 9},
+            max_tokens=9,
+            id="tokens-of-a-turn",
+        ),
+        case(ROLL, {"loss_agg_mode": "seq-mean-token-sum"}, mean=Mean.SUMS, id="sums"),
+        case(ROLL, {"actor_infer.strategy_args.strategy_name": "hf_infer"}, engine="torch", id="hugging-face"),
+        case(
+            ROLL,
+            {"actor_infer.strategy_args.strategy_name": "vllm", "train.engine": "torch"},
+            engine="torch",
+            id="engine-of-train",
+        ),
         case(ROLL, {"pg_clip": 0.25}, clip_low=0.75, clip_high=1.25, id="clip"),
         case(ROLL, {"pg_clip": 0.25, "pg_clip_high": 0.5}, clip_low=0.75, clip_high=1.25, id="clip-range-not-used"),
         case(
@@ -118,17 +286,83 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             schedule=Schedule.CONSTANT,
             id="schedule",
         ),
-        case(LOOP, {}, clip_low=1 / 1.1, clip_high=1.1, max_policy_lag=0, adapter_rank=None, id="nothing"),
-        case(LOOP, {"rl.ppo_epsilon": 0.25}, clip_low=0.8, clip_high=1.25, id="clip"),
-        case(LOOP, {"rl.do_ppo_clipping": False, "rl.loss_type": "pg_per_token"}, ratio=RatioLevel.NONE, id="no-clip"),
-        case(LOOP, {"rl.loss_type": "pg_per_turn"}, ratio=RatioLevel.TURN, id="turn"),
-        case(LOOP, {"rl.loss_type": "pg_per_trajectory"}, ratio=RatioLevel.TRAJECTORY, id="trajectory"),
-        case(LOOP, {"rl.baseline": "leave_none_out"}, estimator=Estimator.GROUP_MEAN, id="baseline"),
         case(
             LOOP,
-            {"rl.baseline": "leave_none_out", "rl.adv_normalization": True},
-            estimator=Estimator.GRPO,
+            {},
+            clip_low=1 / 1.1,
+            clip_high=1.1,
+            max_policy_lag=0,
+            adapter_rank=None,
+            steps=200,
+            groups=40,
+            group_size=6,
+            epochs=2,
+            minibatch_size=8,
+            learning_rate=5e-5,
+            weight_decay=0.01,
+            max_grad_norm=0.1,
+            schedule=Schedule.CONSTANT,
+            estimator=Estimator.LEAVE_ONE_OUT,
+            divides_by_std=False,
+            least_advantage=0.01,
+            temperature=1.0,
+            max_tokens=1500,
+            top_p=1.0,
+            engine="torch",
+            id="nothing",
+        ),
+        case(LOOP, {"rl.params.ppo_epsilon": 0.25}, clip_low=0.8, clip_high=1.25, id="clip"),
+        case(
+            LOOP,
+            {"rl.params.do_ppo_clipping": False, "rl.params.loss_type": "pg_per_token"},
+            ratio=RatioLevel.NONE,
+            id="no-clip",
+        ),
+        case(LOOP, {"rl.params.loss_type": "pg_per_turn"}, ratio=RatioLevel.TURN, id="turn"),
+        case(LOOP, {"rl.params.loss_type": "pg_per_trajectory"}, ratio=RatioLevel.TRAJECTORY, id="trajectory"),
+        case(LOOP, {"rl.params.baseline": "leave_none_out"}, estimator=Estimator.GROUP_MEAN, id="baseline"),
+        case(
+            LOOP,
+            {"rl.params.baseline": "leave_one_out", "rl.params.adv_normalization": True},
+            estimator=Estimator.LEAVE_ONE_OUT,
+            divides_by_std=True,
             id="normalised",
+        ),
+        case(LOOP, {"llm.vllm_server.gpus_per_vllm_server": 1}, engine="vllm", id="server"),
+        case(LOOP, {"llm.inference_server_class": "phi_agents.vllm.VLLMServer"}, engine="vllm", id="server-class"),
+        case(
+            LOOP,
+            {"llm.vllm_server.max_model_len": 4096, "llm.vllm_server.eager_mode": True},
+            engine_options={"max_context": 4096, "args": ("--enforce-eager",)},
+            id="server-options",
+        ),
+        case(
+            LOOP,
+            {"llm.vllm_server.max_model_len": 4096, "train.engine": "torch"},
+            engine="torch",
+            engine_options={},
+            id="engine-of-train",
+        ),
+        case(LOOP, {"rl.num_scenario_runners": 32, TWO_LEARNERS: [0, 1]}, concurrency=64, id="runners-of-each-learner"),
+        case(LOOP, {"rl.dtype": "bf16"}, compute_type="bfloat16", id="bf16"),
+        case(LOOP, {"rl.eval.enable": False, "rl.eval.eval_every_n_iterations": 5}, evaluate_every=0, id="no-eval"),
+        case(
+            LOOP,
+            {
+                "rl.eval.enable": True,
+                "rl.eval.eval_every_n_iterations": 5,
+                "rl.eval.overrides": {"llm": {"temperature": 0.0}, "rl": {"params": {"rollouts_per_scenario": 2}}},
+            },
+            evaluate_every=5,
+            evaluation_samples=2,
+            evaluation_temperature=0,
+            id="eval",
+        ),
+        case(
+            LOOP,
+            {"rl.optimization.lr_scheduler._target_": "phi_agents.rl.rl_utils.get_const_lr"},
+            schedule=Schedule.CONSTANT,
+            id="schedule",
         ),
         case(LOOP, {"rl.async_rollouts": True}, max_policy_lag=1, behaviour=Behaviour.PROXIMAL, id="lag"),
         case(LOOP, {"rl.recompute_rollout_probs": True}, behaviour=Behaviour.RECOMPUTED, id="recomputes"),
@@ -138,23 +372,33 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             behaviour=Behaviour.ENGINE,
             id="does-not-recompute",
         ),
-        case(LOOP, {"rl.minibatch_size": 32}, minibatch_size=8, id="minibatch"),
-        case(LOOP, {"rl.strictly_on_policy": True}, minibatch_size=1, id="on-policy"),
-        case(LOOP, {"rl.optimizer.betas": [0.5, 0.75]}, beta1=0.5, beta2=0.75, id="betas"),
-        case(LOOP, {"rl.optimizer.betas": "x"}, beta1=0.9, beta2=0.999, id="betas-of-no-use"),
-        case(LOOP, {"llm.lora.r": 4, "llm.lora.lora_alpha": 12}, adapter_rank=4, adapter_alpha=12, id="lora"),
+        case(LOOP, {"rl.params.minibatch_size": 60}, minibatch_size=4, id="minibatch"),
+        case(LOOP, {"rl.params.strictly_on_policy": True}, minibatch_size=1, id="on-policy"),
+        case(LOOP, {f"{ADAMW}.betas": [0.5, 0.75]}, beta1=0.5, beta2=0.75, id="betas"),
+        case(LOOP, {f"{ADAMW}.betas": "x"}, beta1=0.9, beta2=0.999, id="betas-of-no-use"),
+        case(
+            LOOP,
+            {"llm.lora_rank": 4, "llm.lora_alpha": 12, "llm.lora_target_modules": ["q_proj", "v_proj"]},
+            adapter_rank=4,
+            adapter_alpha=12,
+            adapter_targets=("q_proj", "v_proj"),
+            id="lora",
+        ),
         case(LOOP, {"train.clip_low": 0.5}, clip_low=0.5, clip_high=1.1, id="train-before-the-notations-default"),
     ],
 )
 def test_what_a_notation_says(notation, written, expected):
     settings, findings = read(with_all(config_of(notation), written))
     assert not findings.found
-    assert {name: kept(settings, name) for name in expected} == pytest.approx(expected)
+    found = {name: kept(settings, name) for name in expected}
+    assert found == {
+        name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
+    }
 
 
 NAMED = {
-    "algorithm.adv_type": (RLINF, ESTIMATORS, "estimator"),
-    "adv_estimator": (ROLL, ESTIMATORS, "estimator"),
+    "algorithm.adv_type": (RLINF, ADV_TYPES, "estimator"),
+    "adv_estimator": (ROLL, ADV_ESTIMATORS, "estimator"),
     "algorithm.loss_agg_func": (RLINF, MEANS, "mean"),
     "loss_agg_mode": (ROLL, MEANS, "mean"),
     "actor_train.training_args.lr_scheduler_type": (ROLL, SCHEDULES, "schedule"),
@@ -186,7 +430,10 @@ def test_a_word_that_roost_does_not_have(path):
         pytest.param(RLINF, {"actor.model.precision": "bf16"}, {"compute_type": "float32"}, id="precision"),
         pytest.param(ROLL, {"async_generation_ratio": 1}, {"max_policy_lag": 2}, id="lag"),
         pytest.param(ROLL, {"rollout_batch_size": 64}, {"groups": 32}, id="groups"),
-        pytest.param(LOOP, {"rl.ppo_epsilon": 0.2}, {"clip_high": 1.1}, id="epsilon"),
+        pytest.param(LOOP, {"rl.params.ppo_epsilon": 0.2}, {"clip_high": 1.1}, id="epsilon"),
+        pytest.param(RLINF, {"runner.max_steps": 5}, {"steps": 6}, id="steps"),
+        pytest.param(ROLL, {"response_length": 5}, {"max_tokens": 6}, id="tokens"),
+        pytest.param(ROLL, {"whiten_advantages": True}, {"whitening": "none"}, id="whitening"),
     ],
 )
 def test_train_may_not_contradict_what_other_keys_amount_to(notation, written, train):
@@ -206,6 +453,8 @@ READ_ONLY_WITH = {
     "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
     "algorithm.filter_rewards": {"runner.task_type": "embodied"},
     "actor_train.pg_variant": PG_WORKER,
+    "validation.generating_args.top_p": {"validation.generating_args.num_return_sequences": 1},
+    "validation.generating_args.top_k": {"validation.generating_args.num_return_sequences": 1},
 }
 
 
@@ -244,17 +493,9 @@ def test_a_key_that_the_other_program_ignores_is_not_warned_about(notation, writ
     assert not read(with_all(config_of(notation), written))[1].found
 
 
-@pytest.mark.parametrize("estimator", ["reinforce", "gae"])
-def test_advantages_that_are_even_already_are_not_warned_about(estimator):
-    assert not read(with_all(config_of(ROLL), {"adv_estimator": estimator, "whiten_advantages": True}))[1].found
-
-
 @pytest.mark.parametrize(
     ("written", "count"),
     [
-        pytest.param({"runner.max_epochs": 5, "runner.max_steps": -1}, 1, id="passes"),
-        pytest.param({"runner.max_epochs": 5, "runner.max_steps": 20}, 0, id="steps"),
-        pytest.param({"runner.max_epochs": 5, "train.steps": 20}, 0, id="steps-of-train"),
         pytest.param({"actor.model.precision": "fp16"}, 1, id="half"),
         pytest.param({"actor.model.precision": "fp16", "train.compute_type": "bfloat16"}, 0, id="half-and-chosen"),
     ],
@@ -262,6 +503,76 @@ def test_advantages_that_are_even_already_are_not_warned_about(estimator):
 def test_what_is_done_otherwise_is_said(written, count):
     _, findings = read(with_all(config_of(RLINF), written))
     assert len(findings.warnings) == len(findings.found) == count
+
+
+@pytest.mark.parametrize(
+    ("notation", "written", "path", "what"),
+    [
+        pytest.param(
+            RLINF,
+            {"runner.max_steps": -1},
+            "runner.max_steps",
+            "is -1, which leaves the end to max_epochs, but that is not given",
+            id="no-end",
+        ),
+        pytest.param(
+            LOOP,
+            {"llm.adapter_path": "an/adapter"},
+            "llm.adapter_path",
+            "is an adapter to start from, which training does not take",
+            id="adapter",
+        ),
+        pytest.param(
+            LOOP,
+            {"rl.optimization.optimizer._target_": "torch.optim.SGD"},
+            "rl.optimization.optimizer._target_",
+            "is 'torch.optim.SGD'; the optimizer is AdamW",
+            id="optimizer",
+        ),
+        pytest.param(
+            LOOP,
+            {"rl.optimization.lr_scheduler._target_": "torch.optim.lr_scheduler.StepLR"},
+            "rl.optimization.lr_scheduler._target_",
+            "torch.optim.lr_scheduler.StepLR is nothing Roost has",
+            id="schedule",
+        ),
+        pytest.param(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "batch"},
+            "norm_mean_type",
+            "takes the mean over 'batch' and the standard deviation over null, which Roost has not",
+            id="mean-alone",
+        ),
+        pytest.param(
+            ROLL,
+            {"sequence_length": 1000},
+            "sequence_length",
+            "leaves -24 tokens for a completion",
+            id="no-room",
+        ),
+        pytest.param(
+            ROLL,
+            {"sequence_length": 4096, f"{DRAWN}.max_new_tokens": 9},
+            f"{DRAWN}.max_new_tokens",
+            "is 9, but completions get 3072 tokens, as in ROLL",
+            id="tokens-replaced",
+        ),
+        pytest.param(
+            ROLL,
+            {
+                "adv_estimator": "reinforce",
+                "whiten_advantages": True,
+                "rewards": {"math": {"world_size": 1}, "code": {"world_size": 1}},
+            },
+            "whiten_advantages",
+            "is done over all samples of a step together",
+            id="domains",
+        ),
+    ],
+)
+def test_what_a_notation_says_and_roost_does_not_do(notation, written, path, what):
+    _, findings = read(with_all(config_of(notation), written))
+    assert [(".".join(finding.where.path), finding.what) for finding in findings.found] == [(path, what)]
 
 
 def test_the_table_of_what_settings_are_made_of_knows_only_settings():

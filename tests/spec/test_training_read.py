@@ -13,7 +13,7 @@ from roost.spec.errors import Findings
 from roost.spec.job import Notation
 from roost.spec.notation import read_job
 from roost.spec.training import CollectSettings, OptimizerSettings, TrainSettings
-from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE
+from roost.spec.training_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE, WORDS
 from roost.spec.training_origins import kept
 from roost.spec.training_read import setting_place
 from tests.spec.settings_page import NEEDED, PAGE, settings_page
@@ -68,7 +68,8 @@ def sample(key):
         return list(key.kind)[-1]
     if isinstance(key.kind, tuple):
         return key.kind[-1]
-    return {WHOLE: 5, NUMBER: 0.625, FLAG: True, TEXT: "some/thing", MAPPING: {"_target_": "a.B", "c": 1}}[key.kind]
+    kinds = {WHOLE: 5, NUMBER: 0.625, FLAG: True, TEXT: "some/thing", MAPPING: {"_target_": "a.B", "c": 1}}
+    return ("q_proj", "v_proj") if key.kind == WORDS else kinds[key.kind]
 
 
 def expected(key):
@@ -76,12 +77,14 @@ def expected(key):
 
 
 def written(value):
-    return str(value) if isinstance(value, str) else value
+    return str(value) if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
 
 
 def beside(key):
-    """An adapter's weight means something only where there is one."""
-    return {"adapter_rank": 3} if key.name == "adapter_alpha" else {}
+    """What a setting means something with: an adapter its rank, a minibatch the batch that it is part of."""
+    if key.name == "minibatch_size":
+        return {"groups": CollectSettings().groups, "group_size": CollectSettings().group_size}
+    return {"adapter_rank": 3} if key.name in ("adapter_alpha", "adapter_targets") else {}
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
@@ -110,7 +113,7 @@ def test_a_setting_that_is_not_given_has_its_default(key, nothing):
     ],
 )
 def test_the_clip_of_values_can_be_switched_off(notation, path, written):
-    assert settings_of(notation).learner.loss.value_clip == 0.2
+    assert settings_of(Notation.RLINF).learner.loss.value_clip == 0.2
     settings, findings = read(merged(config_of(notation), path, written))
     assert settings.learner.loss.value_clip == 0
     assert not findings.found
@@ -164,7 +167,7 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
     train = beside(key) | {key.name: written(sample(key))}
     config = merged(config_with(path, notation, **train), path, written(sample(key)))
     assert not read(config)[1].found
-    other = {WHOLE: 4, NUMBER: 0.5, FLAG: False, TEXT: "other"}[key.kind]
+    other = {WHOLE: 4, NUMBER: 0.5, FLAG: False, TEXT: "other", WORDS: ["o_proj"]}[key.kind]
     _, findings = read(merged(config, path, other))
     assert any(f"but {'.'.join(path)} is" in what for what in whats(findings))
 
@@ -264,7 +267,10 @@ def test_minibatches(train, count, what):
             id="made-of",
         ),
         pytest.param(
-            merged(config_of(Notation.ROLL), ("response_length",), 9), "max_tokens", ("response_length",), id="second"
+            merged(config_of(Notation.ROLL), ("response_length",), 9),
+            "max_tokens",
+            ("response_length",),
+            id="made-roll",
         ),
         pytest.param(config_of(Notation.ROLL), "actor", ("actor_train", "device_mapping"), id="component"),
         pytest.param(

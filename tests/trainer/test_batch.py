@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from roost.learner.packing import predicted
 from roost.rollout.episode import NOT_MADE, Episode, Tokens
 from roost.rollout.scenario import Score
-from roost.spec.training import AdvantageSettings, Estimator
+from roost.spec.training import AdvantageSettings, Estimator, Whitening
 from roost.trainer.batch import batch_of, continuations, lags, minibatches, with_advantages, with_scores, with_values
 from tests.trainer.made_groups import made_episode, made_group
 
-SPREAD = 0.56**0.5  # of the five rewards below
+SPREAD = (2.8 / 4) ** 0.5 + 1e-6  # of the five rewards below
 
 
 def advantage_of(sample):
@@ -34,16 +34,30 @@ def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
     [
         pytest.param(Estimator.LEAVE_ONE_OUT, [1.0, -1.0, 1.5, 0.0, -1.5], id="leave one out"),
         pytest.param(Estimator.GROUP_MEAN, [0.5, -0.5, 1.0, 0.0, -1.0], id="group mean"),
-        pytest.param(Estimator.GRPO, [1.0, -1.0, 1.5**0.5, 0.0, -(1.5**0.5)], id="grpo"),
+        pytest.param(Estimator.GRPO, [0.5**0.5, -(0.5**0.5), 1.0, 0.0, -1.0], id="grpo"),
+        pytest.param(Estimator.REWARD, [1.0, 0.0, 2.0, 1.0, 0.0], id="reward"),
         pytest.param(Estimator.REINFORCE, [x / SPREAD for x in (0.2, -0.8, 1.2, 0.2, -0.8)], id="reinforce++"),
     ],
 )
 def test_each_estimator_reaches_the_samples(estimator, expected):
     batch = batch_of([made_group(0, [1.0, 0.0]), made_group(1, [2.0, 1.0, 0.0])])
     selected, chosen, alone = with_advantages(batch, AdvantageSettings(estimator))
-    assert [advantage_of(sample) for sample in selected.samples] == pytest.approx(expected, abs=1e-6)
+    assert [advantage_of(sample) for sample in selected.samples] == pytest.approx(expected, abs=2e-6)
     assert (len(chosen.kept), chosen.dropped, alone) == (5, 0, 0)
     assert (selected.rewards, selected.groups) == (batch.rewards, batch.groups)
+
+
+def test_whitening_counts_every_token_that_the_policy_made():
+    groups = [made_group(0, [1.0], versions=(0,)), made_group(1, [0.0], versions=(0, 0, 0))]
+    # a token of 1 and three of 0: mean 1/4, squares 3/4
+    settings = AdvantageSettings(Estimator.REWARD, whitening=Whitening.TOKENS)
+    selected, _, _ = with_advantages(batch_of(groups), settings)
+    assert [advantage_of(sample) for sample in selected.samples] == pytest.approx([1.5, -0.5])
+    biased = replace(settings, whitening=Whitening.TOKENS_BIASED, clip=1.5)
+    selected, _, _ = with_advantages(batch_of(groups), biased)
+    assert [advantage_of(sample) for sample in selected.samples] == pytest.approx([1.5, -(1 / 3**0.5)], abs=1e-4)
+    plain, _, _ = with_advantages(batch_of(groups), replace(settings, whitening=Whitening.NONE))
+    assert [advantage_of(sample) for sample in plain.samples] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +89,15 @@ def test_samples_that_are_alone_are_told():
 def test_a_critic_s_values_become_advantages_and_returns():
     batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
     values = [np.array([9, 9, 0.5, 0.75], np.float32), np.array([9, 9, 0.5, 0.25], np.float32)]
-    settings = AdvantageSettings(Estimator.GAE, discount=1.0, gae_lambda=0.0)
+    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, discount=1.0, gae_lambda=0.0)
     selected, _, _ = with_advantages(with_values(batch, values), settings)
     raw = np.array([0.25, 0.25, -0.25, -0.25])  # each value less the one after it, and the outcome less the last
-    white = (raw - raw.mean()) / raw.std()
-    assert [sample.advantages.tolist() for sample in selected.samples] == [[0, 0, *white[:2]], [0, 0, *white[2:]]]
+    white = (raw - raw.mean()) / (raw.std() + 1e-5)
+    found = [sample.advantages.tolist() for sample in selected.samples]
+    assert found == [pytest.approx([0, 0, *white[:2]]), pytest.approx([0, 0, *white[2:]])]
+    as_it_is = replace(settings, whitening=Whitening.NONE, clip=0.125)
+    selected, _, _ = with_advantages(with_values(batch, values), as_it_is)
+    assert [sample.advantages.tolist() for sample in selected.samples] == [[0, 0, 0.125, 0.125], [0, 0, -0.125, -0.125]]
     assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 0.75, 1.0], [0, 0, 0.25, 0.0]]
     assert selected.samples[0].values is values[0]
 
@@ -164,11 +182,11 @@ def test_a_critic_looks_along_an_episode_through_all_its_sequences():
     episode = with_sequences(group.episodes[0], 2, Score(3.0, of_turns=(1.0, 2.0)))
     batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
     values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
-    settings = AdvantageSettings(Estimator.GAE, discount=1.0, gae_lambda=1.0)
+    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, discount=1.0, gae_lambda=1.0)
     selected, _, _ = with_advantages(with_values(batch, values), settings)
     assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 2.0], [0, 0, 3.0]]
     raw = np.array([2.0 - 0.5, 3.0 - 0.25])
-    white = (raw - raw.mean()) / raw.std()
+    white = (raw - raw.mean()) / (raw.std() + 1e-5)
     assert [sample.advantages[2] for sample in selected.samples] == pytest.approx(white.tolist())
 
 

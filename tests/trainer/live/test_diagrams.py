@@ -14,16 +14,29 @@ def loop_config(model, gpus, needs=None, can_sleep=True, is_async=False, task=AR
     rl = {
         "gpu_allocation": {"learning_gpus": gpus[0], "inference_gpus": gpus[1]},
         "async_rollouts": is_async,
-        "total_iterations": STEPS,
-        "scenarios_per_iteration": 4,
-        "rollouts_per_scenario": 4,
-        "minibatch_size": 16,
-        "optimizer": {"lr": 1e-3},
+        "params": {
+            "total_iterations": STEPS,
+            "scenarios_per_iteration": 4,
+            "rollouts_per_scenario": 4,
+            "minibatch_size": 16,
+            "epochs_per_iteration": 1,
+        },
+        "optimization": {"optimizer": {"lr": 1e-3}},
     }
     if needs is not None:
         rl |= dict(zip(("inference_requires_memory_gb", "learning_requires_memory_gb"), needs, strict=True))
-    llm = {"model_path": str(model), "max_new_tokens": 3, "vllm_server": {"enable_sleep_mode": can_sleep}}
-    train = {"task": task, "engine_options": {"max_context": 64}, "episode_limit_s": HANG_S, "attempts": 1}
+    llm = {
+        "base_model_path": str(model),
+        "vllm_class": {"max_new_tokens": 3},
+        "vllm_server": {"enable_sleep_mode": can_sleep},
+    }
+    train = {
+        "task": task,
+        "engine": "torch",
+        "engine_options": {"max_context": 64},
+        "episode_limit_s": HANG_S,
+        "attempts": 1,
+    }
     return {"rl": rl, "llm": llm, "train": train}
 
 

@@ -37,15 +37,18 @@ class MyAgent(AppworldAgent):
     def history_as_messages(self, last_execution_output):
         return [*self.messages, IPythonMessage(last_execution_output)]
 '''
-LEARNS_FAST = ("rl.total_iterations=8", "train.evaluation_tasks=12")
+LEARNS_FAST = ("rl.params.total_iterations=8", "train.evaluation_tasks=12")
 JOB = """
 defaults: [/global@_global_: appworld, _self_]
 rl:
   gpu_allocation: {learning_gpus: [0], inference_gpus: [1]}
-  total_iterations: 2
-  scenarios_per_iteration: 4
-  rollouts_per_scenario: 4
-  optimizer: {lr: 0.001}
+  params:
+    total_iterations: 2
+    scenarios_per_iteration: 4
+    rollouts_per_scenario: 4
+    minibatch_size: 16
+    epochs_per_iteration: 1
+  optimization: {optimizer: {lr: 0.001}}
   scenario_runner:
     appworld_config: {max_interactions: 1}
     tasks:
@@ -54,7 +57,7 @@ rl:
     environment:
       _target_: roost.rollout.app_world.serving.client.AppWorldEnvironments
       shows_supervisor: false
-llm: {model_path: model, max_new_tokens: 8}
+llm: {base_model_path: model, vllm_class: {max_new_tokens: 8}}
 train: {evaluation_tasks: 2, engine_options: {max_context: 128}}
 """
 
@@ -115,7 +118,7 @@ def test_an_agent_improves_in_the_app_world(tmp_path):
     """The example, cut short: what the tiny model does at random at first becomes what it is asked for."""
     write_app_world_model(tmp_path / "model")
     example = ROOT / "examples" / "app_world" / "job.yaml"
-    done = train(tmp_path, *LEARNS_FAST, f"llm.model_path={tmp_path / 'model'}", job=example)
+    done = train(tmp_path, *LEARNS_FAST, f"llm.base_model_path={tmp_path / 'model'}", job=example)
     assert done.returncode == 0, done.stdout + done.stderr
     rewards = [step["reward/mean"] for step in RunFolder.open(tmp_path / "runs" / "run").steps()]
     assert mean(rewards[-3:]) > mean(rewards[:2]) + 0.2, rewards

@@ -1,0 +1,112 @@
+"""Settings that RLinf's notation spells otherwise than by one key, and RLinf's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roost.spec.job import Job
+from roost.spec.section import Section
+from roost.spec.training import Behaviour, Estimator, Whitening
+from roost.spec.training_words import (
+    DIVERGENCES,
+    ESTIMATORS,
+    MEANS,
+    SCHEDULES,
+    adapter_rank,
+    bounds,
+    compute_type,
+    engine_of,
+    interval,
+    named,
+)
+
+ADV_TYPES = {**ESTIMATORS, "raw": Estimator.REWARD, "reinpp": Estimator.REWARD}
+STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
+FSDP_DUAL_CLIP = 3.0
+
+MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "steps": ("runner.max_steps", "runner.max_epochs"),
+    "max_epochs": ("runner.max_epochs",),
+    "estimator": ("algorithm.adv_type",),
+    "whitening": ("algorithm.normalize_advantages", "algorithm.adv_type"),
+    "mean": ("algorithm.loss_agg_func",),
+    "clip_low": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
+    "clip_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
+    "behaviour": ("algorithm.recompute_logprobs",),
+    "kl_estimator": ("algorithm.kl_penalty_type",),
+    "entropy_coefficient": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
+    "schedule": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
+    "minibatch_size": ("algorithm.n_minibatches", "actor.global_batch_size"),
+    "model": ("actor.model.model_path", "rollout.model.model_path"),
+    "adapter_rank": ("actor.model.lora_rank",),
+    "compute_type": ("actor.model.precision",),
+    "engine": ("rollout.rollout_backend",),
+    "evaluate_every": ("runner.val_check_interval",),
+    "checkpoint_every": ("runner.save_interval",),
+}
+
+
+def derived(root: Section, job: Job) -> dict[str, Any]:
+    algorithm, actor, runner = root.below("algorithm"), root.below("actor"), root.below("runner")
+    epsilon = algorithm.number("ratio_clip_eps")
+    low, high = algorithm.number("clip_ratio_low"), algorithm.number("clip_ratio_high")
+    count = algorithm.whole_number("n_minibatches", 1)
+    return {
+        **_length(runner),
+        "estimator": named(algorithm, "adv_type", ADV_TYPES),
+        "whitening": _whitening(algorithm),
+        "mean": named(algorithm, "loss_agg_func", MEANS),
+        **bounds(low if low is not None else epsilon, high if high is not None else epsilon),
+        # Where they are recomputed, the lag decides against what.
+        "behaviour": Behaviour.ENGINE if algorithm.values.get("recompute_logprobs") is False else None,
+        "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
+        "entropy_coefficient": _entropy(algorithm),
+        "schedule": named(actor.below("optim"), "lr_scheduler", SCHEDULES)
+        or named(actor.below("lr_sched"), "lr_decay_style", SCHEDULES),
+        "minibatches": count,
+        "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
+        "adapter_rank": adapter_rank(job),
+        "compute_type": compute_type(actor.below("model").values.get("precision")),
+        "evaluate_every": interval(runner, "val_check_interval"),
+        "checkpoint_every": interval(runner, "save_interval"),
+    }
+
+
+def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What RLinf does where nothing else is said, and Roost would do otherwise."""
+    found = engine_of(root.below("rollout"), "rollout_backend")
+    is_fsdp = root.below("actor").values.get("training_backend") == "fsdp"
+    if is_fsdp and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
+        found["dual_clip"] = FSDP_DUAL_CLIP
+    return found
+
+
+def _length(runner: Section) -> dict[str, int]:
+    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`."""
+    is_open = runner.get("max_steps") == -1
+    steps = None if is_open else runner.whole_number("max_steps", 1)
+    epochs = runner.whole_number("max_epochs", 1)
+    if is_open and epochs is None and runner.get("max_epochs") is None:
+        runner.error(
+            "max_steps",
+            "is -1, which leaves the end to max_epochs, but that is not given",
+            fix="write max_epochs: 1 for one pass over the data, or a number of max_steps",
+        )
+    given = [number for number in (steps, epochs) if number is not None]
+    if runner.values.get("task_type") in STEP_PER_EPOCH:
+        return {"steps": min(given)} if given else {}
+    return ({} if steps is None else {"steps": steps}) | ({} if epochs is None else {"max_epochs": epochs})
+
+
+def _whitening(algorithm: Section) -> Whitening | None:
+    """Both `normalize_advantages` and the estimator `reinpp` make advantages even over all tokens of a step."""
+    if algorithm.values.get("adv_type") == "reinpp" or algorithm.values.get("normalize_advantages") is True:
+        return Whitening.TOKENS_BIASED
+    return Whitening.NONE if algorithm.values.get("normalize_advantages") is False else None
+
+
+def _entropy(algorithm: Section) -> float | None:
+    """The bonus counts only where the entropy is computed."""
+    bonus = algorithm.number("entropy_bonus")
+    return 0.0 if bonus is not None and algorithm.values.get("calculate_entropy") is False else bonus

@@ -1,0 +1,50 @@
+"""Settings that only a run shows: passes over the data, and which engine ROLL's strategies start."""
+
+import pytest
+
+from tests.trainer.live.jobs import ACCELERATORS, ARITHMETIC, config, trained
+
+
+def test_a_run_ends_after_its_passes_over_the_data(model, tmp_path):
+    """Nine tasks, four of a step: two steps a pass, and the ninth is left over."""
+    job = config(model, {"actor": 0, "rollout": 1})
+    del job["train"]["steps"]
+    said = []
+    done = trained({**job, "runner": {"max_steps": -1, "max_epochs": 2}}, tmp_path / "run", said=said)
+    assert done.state.step == len(done.run.steps()) == 4
+    assert "4 steps: max_epochs 2 over 9 tasks, 4 of them a step" in said
+
+
+def test_fewer_tasks_than_a_step_takes(model, tmp_path):
+    job = config(model, {"actor": 0, "rollout": 1}, groups=10)
+    del job["train"]["steps"]
+    with pytest.raises(ValueError, match="max_epochs 2 makes no step: the task has 9 training tasks, a step takes 10"):
+        trained({**job, "runner": {"max_epochs": 2}}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "train"),
+    [
+        pytest.param("hf_infer", {}, id="built-in engine for Hugging Face's"),
+        pytest.param("vllm", {"engine": "torch"}, id="train wins"),
+    ],
+)
+def test_the_built_in_engine_in_rolls_notation(model, tmp_path, strategy, train):
+    drawn = {"max_new_tokens": 3, "top_p": 1, "top_k": -1}
+    job = {
+        "num_gpus_per_node": ACCELERATORS,
+        "pretrain": str(model),
+        "actor_train": {"device_mapping": [0]},
+        "actor_infer": {
+            "device_mapping": [1],
+            "strategy_args": {"strategy_name": strategy},
+            "generating_args": drawn,
+        },
+        "adv_estimator": "reinforce",
+        "max_steps": 1,
+        "rollout_batch_size": 4,
+        "num_return_sequences_in_group": 2,
+        "train": {"task": ARITHMETIC, "engine_options": {"max_context": 64}, **train},
+    }
+    assert trained(job, tmp_path / "run").state.step == 1
