@@ -13,6 +13,7 @@ from roost.placement.plan import Plan
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.disk import DiskFull
 from roost.runtime.failure import WorkerFailed
+from roost.runtime.private_files import private_files
 from roost.spec.errors import ConfigError
 from roost.spec.job import Job
 from roost.trainer.checkpoints import Checkpoints
@@ -68,7 +69,8 @@ def run_job(
     ) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
-    _tell(outcome, console)
+    with private_files():
+        _tell(outcome, console)
 
 
 def _show(plan: Plan, job: Job, console: Console) -> None:

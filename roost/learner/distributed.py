@@ -4,31 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from roost.runtime.bound_store import file_store, tcp_store
 
 LIMIT_S = 600.0  # until a rank that waits for another gives up
 LARGEST = "max/"  # what names begin with of which the maximum counts, not the sum
 
 
 def init_distributed(
-    rank: int, world_size: int, address: str, port: int, device: torch.device, limit_s: float = LIMIT_S
+    rank: int,
+    world_size: int,
+    address: str,
+    port: int,
+    device: torch.device,
+    limit_s: float = LIMIT_S,
+    file: Path | None = None,
 ) -> None:
-    """Join the group of all ranks; rank 0 listens at the address."""
+    """Join the group of all ranks. They meet in a new file in a private folder if one is given, else at the address."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not among the {world_size} ranks from 0")
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
-    host = f"[{address}]" if ":" in address else address
+    limit = timedelta(seconds=limit_s)
+    is_first = rank == 0
     dist.init_process_group(
         # What is agreed on is small and on the host; it must not wait for what the device has to do.
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        init_method=f"tcp://{host}:{port}",
+        store=file_store(file, world_size, limit) if file else tcp_store(address, port, world_size, is_first, limit),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=limit_s),
+        timeout=limit,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from roost.runtime.private_files import private_files
 from roost.runtime.scratch import ScratchFolder
 
 KIND = "ray"
@@ -51,19 +52,10 @@ def make_token_private() -> None:
     path = Path.home() / ".ray" / "auth_token"
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _umask(0o077):
+        with private_files():
             generate_and_save_token()
     elif path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
         path.chmod(0o600)
-
-
-@contextlib.contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 class OnLoopback:

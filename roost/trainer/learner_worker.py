@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -28,6 +29,7 @@ from roost.learner.model import float_type
 from roost.learner.sample import Floats, Sample
 from roost.learner.taking import in_buckets
 from roost.learner.token_weights import Totals
+from roost.runtime import current
 from roost.runtime.worker import Worker
 from roost.spec.training import LearnerSettings
 from roost.trainer.weight_stream import WeightStream
@@ -59,9 +61,16 @@ class LearnerWorker(Worker):
         self._device = _device(self.has_accelerator and self.worker_info.simulated is None)
         if self._world_size > 1:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            init_distributed(self._rank, self._world_size, address, port, self._device)
+            init_distributed(self._rank, self._world_size, address, port, self._device, file=self._meeting_file(port))
         self._settings = settings
         self._learner = Learner(settings, self._device, head, learns)
+
+    def _meeting_file(self, port: int) -> Path | None:
+        """Where the ranks meet if all are on one machine: in the private folder of its node daemon."""
+        setup = current.worker_setup()
+        if setup is None or setup.placement.local_world_size != self._world_size:
+            return None
+        return Path(setup.agent.socket).parent / f"{self._group_name}-{port}.store"
 
     def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
         return self._learner.score(samples, as_reference)

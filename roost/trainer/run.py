@@ -19,6 +19,7 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.disk import DiskFull, chain_of, disk_full, is_disk_full
 from roost.runtime.failure import FailureKind, WorkerFailed
+from roost.runtime.private_files import private_files
 from roost.spec.errors import Findings
 from roost.spec.job import Job
 from roost.spec.training import TrainSettings
@@ -104,6 +105,11 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
     When a worker or Ray dies, or no engine is left, the run goes on from its newest checkpoint, with everything
     launched anew. Steps that were done since are undone with it, so that no sample counts twice.
     """
+    with private_files():
+        return _train(job, options, say, open_view, show)
+
+
+def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
     settings = job.training
     if settings is None:
         raise ValueError("the job says nothing about training")

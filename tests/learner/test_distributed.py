@@ -3,9 +3,10 @@
 import dataclasses
 
 import numpy as np
+import psutil
 import pytest
 
-from roost.learner.distributed import init_distributed, together
+from roost.learner.distributed import init_distributed, most, together
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
 from roost.spec.training import AdapterSettings
@@ -106,3 +107,16 @@ def test_sums_and_maxima():
 def test_a_rank_that_there_is_not():
     with pytest.raises(ValueError, match="rank 2 is not among the 2"):
         init_distributed(2, 2, "127.0.0.1", 1, CPU)
+
+
+@pytest.mark.parametrize("meets_in_file", [pytest.param(True, id="in a file"), pytest.param(False, id="at a port")])
+def test_ranks_agree_without_listening_on_every_interface(tmp_path, meets_in_file):
+    found = on_ranks(2, agree_and_look, file=tmp_path / "meeting.store" if meets_in_file else None)
+    assert [largest for largest, _ in found] == [1, 1]
+    assert not {host for _, hosts in found for host in hosts} & {"0.0.0.0", "::"}
+
+
+def agree_and_look(rank):
+    """What the ranks agree on, and the addresses at which this rank's process accepts connections."""
+    connections = psutil.Process().net_connections("tcp")
+    return most(rank), [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from roost.engines.weights.parcel import GroupInvitation
+from roost.runtime.bound_store import tcp_store
 
 LIMIT_S = 300.0
 
@@ -20,13 +21,8 @@ class WeightGroup:
     def __init__(self, invitation: GroupInvitation, rank: int, device: torch.device, limit_s: float = LIMIT_S) -> None:
         limit = timedelta(seconds=limit_s)
         # The sender may not have opened its store yet when an engine comes: the store's own limit covers that.
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            invitation.master_address,
-            invitation.master_port,
-            invitation.world_size,
-            is_master=rank == 0,
-            timeout=limit,
-            wait_for_workers=False,
+        self._store = tcp_store(
+            invitation.master_address, invitation.master_port, invitation.world_size, rank == 0, limit
         )
         store = _prefixed(self._store, invitation.name, device.type)
         self._device = device

@@ -123,6 +123,8 @@ def test_a_run_survives_its_control_service_and_stops_by_a_signal_to_its_group(c
     learnt = [group for record in command_run.run.learnt_lines for group in record["groups"]]
     assert len(learnt) == len(set(learnt)), "each group is learnt from once"
     assert f"stopped at step {steps[-1]}" in command_run.output()
+    modes = {path: path.stat().st_mode & 0o777 for path in [command_run.run.path, *command_run.run.path.rglob("*")]}
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077} == {}, "files are private"
     assert command_run.run.report_file.exists()
     states = [json.loads(file.read_text())["step"] for file in command_run.run.checkpoints.glob("*/trainer.json")]
     assert max(states) == steps[-1]

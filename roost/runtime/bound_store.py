@@ -1,0 +1,46 @@
+"""Where ranks of a torch process group meet, kept from strangers as far as torch allows.
+
+torch's TCPStore listens on every interface and asks nobody who they are: whoever reaches the port can read, change and
+list its keys. So ranks of one machine meet in a file of a private folder. Ranks of several machines need the TCPStore,
+which then listens on the job's own address only.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+BACKLOG = 2048  # as torch has it
+
+
+def file_store(path: Path, world_size: int, limit: timedelta) -> Store:
+    """A store of the ranks of one machine; the folder of the file must be private and the file new."""
+    store = dist.FileStore(str(path), world_size)  # type: ignore[attr-defined]
+    store.set_timeout(limit)
+    return store
+
+
+def tcp_store(address: str, port: int, world_size: int, is_master: bool, limit: timedelta) -> Store:
+    """A TCPStore whose master listens at this address only; others may come before it does."""
+    listening = listen(address, port) if is_master else None
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        world_size,
+        is_master=is_master,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach() if listening is not None else None,  # the store closes it
+    )
+
+
+def listen(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen at {address}:{port}: {error.strerror}") from error
