@@ -24,7 +24,7 @@ from roost.runtime.logs import last_lines, read_from
 from roost.runtime.node_report import NodeReport
 from roost.runtime.parcel import INLINE_LIMIT
 from roost.runtime.process import AgentContact
-from roost.runtime.ray_errors import cause_of, first_line
+from roost.runtime.ray_errors import PROCESS_LOST, cause_of, first_line
 from roost.runtime.scratch import ScratchFolder
 from roost.runtime.socket_server import SocketServer
 from roost.runtime.trace.spans import Span
@@ -130,7 +130,7 @@ class NodeAgent:
             value, back = await self._agents[node].ask.remote("serve_node", tuple(who), op, args, pieces)
         except ray.exceptions.RayTaskError as error:
             raise cause_of(error) from None
-        except ray.exceptions.RayActorError:
+        except PROCESS_LOST:
             raise PeerLost(f"node {node} is lost") from None
         return value, [Freight(*piece) for piece in back]
 
@@ -147,7 +147,7 @@ class NodeAgent:
             return await self._lead.ask.remote("directory", method, *args)
         except ray.exceptions.RayTaskError as error:
             raise cause_of(error) from None
-        except ray.exceptions.RayActorError:
+        except PROCESS_LOST:
             raise PeerLost("the node that keeps the job's directory is lost") from None
 
     async def note(self, text: str) -> None:
@@ -164,7 +164,7 @@ class NodeAgent:
         except ray.exceptions.ActorUnavailableError:
             await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
             await self._watch_node(node, agent, directory)
-        except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+        except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
             if not self._is_ending:
                 await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
 
@@ -281,7 +281,7 @@ class NodeAgent:
             return await self.last_failure(who)
         try:
             return str(await asyncio.wait_for(self._agents[node].ask.remote("last_failure", tuple(who)), 5))
-        except (ray.exceptions.RayActorError, TimeoutError):
+        except (*PROCESS_LOST, TimeoutError):
             return f"node {node} does not answer"
 
     def _hear(self, who: Address, op: str, args: tuple[Any, ...]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ray.exceptions import RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
+
+# The process that was called is gone: by itself, or killed by Ray because the machine runs out of memory.
+PROCESS_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 
 
 def cause_of(error: RayTaskError) -> Exception:

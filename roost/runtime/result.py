@@ -12,6 +12,7 @@ import ray
 from roost.runtime.address import Address
 from roost.runtime.failure import WaitedTooLong
 from roost.runtime.host import CallFailed
+from roost.runtime.ray_errors import PROCESS_LOST
 
 if TYPE_CHECKING:
     from roost.runtime.failures_seen import FailuresSeen
@@ -132,7 +133,7 @@ class GroupResult:
         told = getattr(error, "cause", None)
         if isinstance(told, CallFailed):
             return self._failures.explain(told.failure, self._calls)
-        if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.WorkerCrashedError):
+        if isinstance(error, PROCESS_LOST):
             return self._failures.explain_death(self._addresses, self._dead(), self._calls, str(error))
         return error
 
@@ -144,7 +145,7 @@ class GroupResult:
             try:
                 if ready:
                     ray.get(ref)
-            except ray.exceptions.RayActorError:
+            except PROCESS_LOST:
                 gone.append(address)
             except ray.exceptions.RayError:
                 pass

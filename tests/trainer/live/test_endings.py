@@ -54,11 +54,16 @@ class CommandRun:
         environ = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
         self.process = subprocess.Popen(
             [*command, "--runs", str(folder / "runs"), "--address", "local"],
-            env={**environ, MARK: self.mark, "ROOST_FAKE_ACCELERATORS": "3", "RAY_TMPDIR": str(self.temporary)},
+            env={**environ, **self.variables()},
             stdout=self.printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+    def variables(self):
+        # Ray's memory monitor would kill workers here for what other programs of the machine use.
+        alone = {"ROOST_FAKE_ACCELERATORS": "3", "RAY_memory_monitor_refresh_ms": "0"}
+        return {MARK: self.mark, "RAY_TMPDIR": str(self.temporary), **alone}
 
     def output(self):
         self.printed.seek(0)
