@@ -19,6 +19,8 @@ from roost.spec.training import TrainSettings
 from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.view.text import print_findings
 
+INTERRUPTED = 130  # as shells report a process that SIGINT ended
+
 
 def train_command(
     config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
@@ -62,17 +64,18 @@ def train_command(
         console.print(f"roost: {text}", soft_wrap=True)
 
     import_from_here()
-    say(f"checking {config}")
-    resume_from, changes = _step_of_resume(resume, resume_from, overrides or [])
-    job, settings = _checked(config, changes, notation, address, say)
-    say("loading torch and Ray")
     try:
-        from roost.cli.train_run import run_job
-    except ImportError as error:
-        raise _not_installed(error) from None
-    folder = runs / (name or settings.name or config.stem)
-    resumes = resume or resume_from is not None
-    run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
+        say(f"checking {config}")
+        resume_from, changes = _step_of_resume(resume, resume_from, overrides or [])
+        job, settings = _checked(config, changes, notation, address, say)
+        say("loading torch and Ray")
+        run_job = _loaded_run_job()
+        folder = runs / (name or settings.name or config.stem)
+        resumes = resume or resume_from is not None
+        run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
+    except KeyboardInterrupt:
+        say("interrupted; everything that was started is ended")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _checked(
@@ -97,6 +100,14 @@ def _checked(
     except ImportError as error:
         raise _not_installed(error) from None
     return job, job.training
+
+
+def _loaded_run_job() -> Callable[..., None]:
+    try:
+        from roost.cli.train_run import run_job
+    except ImportError as error:
+        raise _not_installed(error) from None
+    return run_job
 
 
 def _not_installed(error: ImportError) -> typer.Exit:

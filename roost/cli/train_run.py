@@ -23,7 +23,7 @@ from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.resuming import RunInUse
-from roost.trainer.run import EndedEarly, Outcome, RunOptions, train
+from roost.trainer.run import EndedAtStart, EndedEarly, Outcome, RunOptions, train
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary
 from roost.view.text import print_findings, print_plan
@@ -69,6 +69,9 @@ def run_job(
     ) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
+    except EndedAtStart as error:
+        console.print(f"roost: {error}", soft_wrap=True)
+        raise typer.Exit(error.exit_code) from None
     with private_files():
         _tell(outcome, console)
 

@@ -19,13 +19,12 @@ async def outcome_of(action: Awaitable[object]) -> EngineError | None:
 
 async def outcomes_of(actions: Iterable[Awaitable[object]]) -> list[EngineError | None]:
     """What each of them failed with, if it did; anything but an engine's error is raised when all have ended."""
-    answers = await asyncio.gather(*map(outcome_of, actions), return_exceptions=True)
-    found: list[EngineError | None] = []
+    # Awaited by the tasks themselves: a coroutine inside another that is cancelled before it runs is never awaited.
+    answers = await asyncio.gather(*actions, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
             raise answer
-        found.append(answer)
-    return found
+    return [answer if isinstance(answer, EngineError) else None for answer in answers]
 
 
 async def wait_for_all(actions: Iterable[Awaitable[object]]) -> None:

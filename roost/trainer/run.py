@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,6 +89,14 @@ class EndedEarly(RuntimeError):
         super().__init__(
             f"the run ended after step {done} of {wanted}: {reason}. To continue, add --resume to the command"
         )
+
+
+class EndedAtStart(Exception):
+    """A signal ended the run before its first step."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"{number.name} ended the run before its first step; everything that it started is ended")
+        self.exit_code = 128 + number
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,12 @@ def _attempt(
             watching = Watching(run, sinks, live, decoder(tokenizer))
             running = Running(cluster, plan, settings, scenario, class_name_of(tokenizer), run, start, watching)
             try:
+                running.launch()
                 asyncio.run(_while_ray_lives(running.train(), cluster))
+            except asyncio.CancelledError:
+                if running.ended_start is None:
+                    raise
+                raise EndedAtStart(running.ended_start) from None
             except (WorkerFailed, EngineError, ControlLost) as error:
                 raise Broken(error, running.state.step - start.step, running.was_stopped) from error
             except SystemExit as error:

@@ -72,6 +72,8 @@ class Running:
     ) -> None:
         self.state = state
         self.was_stopped = False
+        self.ended_start: signal.Signals | None = None  # the signal that ended the run before its first step
+        self._is_starting = True
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, scenario
         self._tokenizer_class, self._run, self._watching = tokenizer_class, run, watching
         self._layout = layout_of(plan, settings, has_gpus(cluster))
@@ -86,23 +88,28 @@ class Running:
         self._loop: Loop | None = None
         self._stages: Stages
 
-    async def train(self) -> None:
-        """From the launch to the end of the run, or until it is stopped."""
+    def launch(self) -> None:
+        """Start the processes. Outside of any event loop, so that Ctrl-C interrupts a wait for devices."""
         self._watching.phase("start")
-        began = time.perf_counter()
-        engines = EngineGroup.of(self._layout.engines, self._cluster)
+        self._began = time.perf_counter()
+        self._engines = EngineGroup.of(self._layout.engines, self._cluster)
         learners = learner_groups(self._plan, self._settings, self._layout)
         model = resolve_model(self._settings.learner.model)
         paths = tuple(filter(None, sys.path))
         around = surrounding_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
         self._watching.note(" and ".join(["starting learners", *around, "engines"]))
-        specs = {**learners, **around, ROLLOUT: engines.workers()}
+        specs = {**learners, **around, ROLLOUT: self._engines.workers()}
         options = {**launch_options(self._layout, learners), **restarting(around)}
-        groups = self._cluster.launch(self._plan, specs, options)
-        owners = engines.owners(groups[ROLLOUT])
+        self._groups = self._cluster.launch(self._plan, specs, options)
+        self._learner_names, self._around_names = tuple(learners), tuple(around)
+
+    async def train(self) -> None:
+        """From the processes of `launch` to the end of the run, or until it is stopped."""
+        groups = self._groups
+        owners = self._engines.owners(groups[ROLLOUT])
         # In the run's folder, which every machine sees: the learner writes there what a server may be started on.
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
-        models = self._meet({name: groups[name] for name in learners}, fleet)
+        models = self._meet({name: groups[name] for name in self._learner_names}, fleet)
         self._models = models
         with self._stopping():
             await self._prepare_learner(models)
@@ -110,9 +117,10 @@ class Running:
                 # Models are loaded while engines start: where no device is shared, nobody waits for the other.
                 await asyncio.gather(*(learners.ready() for learners in models.learners))
                 await self._prepare_engines(models)
-                self._watching.note(f"learners and engines are ready after {time.perf_counter() - began:.0f} s")
+                self._watching.note(f"learners and engines are ready after {time.perf_counter() - self._began:.0f} s")
                 self._watching.watch(fleet)
-                await self._play(models, {name: groups[name] for name in around})
+                self._is_starting = False
+                await self._play(models, {name: groups[name] for name in self._around_names})
 
     async def _play(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         contain_tasks(asyncio.get_running_loop())
@@ -306,18 +314,24 @@ class Running:
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C lets the step end and saves; the second ends at once.
+        """The first SIGTERM or Ctrl-C lets the step end and saves, or ends a run that is starting; the second ends
+        at once.
 
         `timeout` signals the process and then its group, which makes two at once: these count as one.
         """
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         wanted = (signal.SIGTERM, signal.SIGINT)
 
         def stop(number: int) -> None:
             if self.was_stopped:
                 return
             self.was_stopped = True
-            self._watching.note("stopping after this step; once more to end at once")
+            if self._is_starting and task is not None:
+                self.ended_start = signal.Signals(number)
+                self._watching.note("stopping before the first step: ending what was started")
+                task.cancel()
+            else:
+                self._watching.note("stopping after this step; once more to end at once")
             loop.call_later(SAME_SIGNAL_S, loop.remove_signal_handler, number)
 
         for number in wanted:
