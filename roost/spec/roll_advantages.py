@@ -30,6 +30,8 @@ def advantage_settings(root: Section) -> dict[str, Any]:
             estimator = _normalised(root, *_types_of_block(root.below("reward_normalization")))
     elif estimator is Estimator.REWARD:
         estimator = _normalised(root, root.values.get("norm_mean_type"), root.values.get("norm_std_type"))
+    if estimator not in (None, Estimator.GAE):
+        _warn_discount(root)
     whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
     if whitens:
         _warn_domains(root)
@@ -59,6 +61,18 @@ def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
         )
         return Estimator.REWARD
     return estimator
+
+
+def _warn_discount(root: Section) -> None:
+    """ROLL discounts the reward token by token with every estimator; Roost with a critic only."""
+    gamma = root.get("gamma")
+    if gamma not in (None, 1):
+        root.findings.warn(
+            root.where("gamma"),
+            f"is {shown(gamma)}, but without a critic all tokens of a sample have one advantage",
+            "ROLL discounts the reward at every token before the last",
+            "write gamma: 1, or adv_estimator: gae",
+        )
 
 
 def _warn_domains(root: Section) -> None:

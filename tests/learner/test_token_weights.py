@@ -22,6 +22,7 @@ EACH_EIGHTH = [1 / 8] * 4 + [1 / 4] * 2
         pytest.param(RatioLevel.TURN, Mean.TOKENS, [1 / 6] * 6, id="turn, tokens"),
         pytest.param(RatioLevel.TOKEN, Mean.TOKENS, [1 / 6] * 6, id="token, tokens"),
         pytest.param(RatioLevel.TOKEN, Mean.CONSTANT, [1 / 20] * 6, id="token, constant"),
+        pytest.param(RatioLevel.TOKEN, Mean.SUMS, [1 / 2] * 6, id="token, sums"),
     ],
 )
 def test_weights(level, mean, expected):
@@ -38,6 +39,7 @@ def test_a_part_counts_as_in_the_whole():
     [
         pytest.param(Mean.TOKENS, [0.5, 0.25], 0.5 * 4 + 0.25 * 8, id="as the loss"),
         pytest.param(Mean.CONSTANT, [0.01, 0.01], (4 + 8) / 6, id="over all tokens alike"),
+        pytest.param(Mean.SUMS, [0.5, 0.5], (4 + 8) / 6, id="sums, over all tokens alike"),
     ],
 )
 def test_what_a_part_adds_to_a_mean(mean, weights, expected):

@@ -545,6 +545,13 @@ def test_what_is_done_otherwise_is_said(written, count):
         ),
         pytest.param(
             ROLL,
+            {"adv_estimator": "reinforce", "gamma": 0.9},
+            "gamma",
+            "is 0.9, but without a critic all tokens of a sample have one advantage",
+            id="discount",
+        ),
+        pytest.param(
+            ROLL,
             {"sequence_length": 1000},
             "sequence_length",
             "leaves -24 tokens for a completion",
