@@ -30,6 +30,8 @@ CONFIGS = {
             "adv_type": "grpo",
             "ratio_clip_eps": 0.2,
             "n_minibatches": 4,
+            "entropy_bonus": 0.1,
+            "normalize_advantages": True,
             "sampling_params": {"top_k": 1000000, "max_new_tokens": "${runner.seq_length}"},
         },
         "cluster": {
@@ -66,7 +68,13 @@ CONFIGS = {
         "rollout_batch_size": 32,
         "dual_clip_loss": True,
         "pg_clip": 0.2,
+        "adv_estimator": "reinforce",
         "advantage_clip": 2.0,
+        "whiten_advantages": True,
+        "reward_normalization": {"grouping": "traj_group_id", "method": "mean_std"},
+        "gamma": 1,
+        "sequence_length": 2048,
+        "eval_steps": -1,
         "system_envs": {"A": "1"},
         "pretrain": "/nowhere",
         "actor_train": {
@@ -78,6 +86,7 @@ CONFIGS = {
             "device_mapping": [0, 1, 2, 3],
             "strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}},
             "num_gpus_per_worker": 2,
+            "generating_args": {"max_new_tokens": 9, "temperature": 1, "top_p": 1, "top_k": -1},
         },
         "rewards": {
             "rule": {"world_size": 4},
@@ -88,15 +97,32 @@ CONFIGS = {
     "loop": {
         "train": {**TRAIN, "clip_low": None, "max_policy_lag": None},
         "rl": {
-            "ppo_epsilon": 0.1,
-            "baseline": "leave_one_out",
-            "optimizer": {"lr": 1e-6, "betas": [0.9, 0.95]},
+            "params": {
+                "ppo_epsilon": 0.1,
+                "baseline": "leave_one_out",
+                "rollouts_per_scenario": 8,
+            },
+            "optimization": {
+                "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-6, "betas": [0.9, 0.95]},
+                "lr_scheduler": {"_target_": "get_const_lr"},
+            },
+            "dtype": "bf16",
+            "num_scenario_runners": 4,
+            "eval": {"enable": True, "eval_every_n_iterations": 5, "overrides": {"llm": {"temperature": 0.0}}},
             "async_rollouts": False,
             "inference_requires_memory_gb": 20,
             "learning_requires_memory_gb": 20,
             "gpu_allocation": {"learning_gpus": [0, 1, 2, 3], "inference_gpus": [2, 3]},
         },
-        "llm": {"max_gpu_mem_utilization": 0.9, "vllm_server": {"gpus_per_vllm_server": 2}},
+        "llm": {
+            "base_model_path": "/nowhere",
+            "lora_rank": 4,
+            "lora_target_modules": ["q_proj"],
+            "adapter_path": None,
+            "vllm_class": {"max_new_tokens": 9, "top_k": None},
+            "max_gpu_mem_utilization": 0.9,
+            "vllm_server": {"gpus_per_vllm_server": 2, "max_model_len": 4096},
+        },
     },
 }
 MACHINES = {"nodes": [{"count": 3, "accelerators": 4, "memory_gb": 80, "host_memory_gb": 512}]}

@@ -19,6 +19,7 @@ from roost.spec.training_words import (
     engine_of,
     interval,
     named,
+    whole_number,
 )
 
 ADV_TYPES = {**ESTIMATORS, "raw": Estimator.REWARD, "reinpp": Estimator.REWARD}
@@ -53,7 +54,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     low, high = algorithm.number("clip_ratio_low"), algorithm.number("clip_ratio_high")
     count = algorithm.whole_number("n_minibatches", 1)
     return {
-        **_length(runner),
+        **_length(runner, root.below("train").values.get("steps") is not None),
         "estimator": named(algorithm, "adv_type", ADV_TYPES),
         "whitening": _whitening(algorithm),
         "mean": named(algorithm, "loss_agg_func", MEANS),
@@ -82,12 +83,12 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _length(runner: Section) -> dict[str, int]:
-    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`."""
+def _length(runner: Section, is_counted: bool) -> dict[str, int]:
+    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`, or to `steps` in `train`."""
     is_open = runner.get("max_steps") == -1
     steps = None if is_open else runner.whole_number("max_steps", 1)
-    epochs = runner.whole_number("max_epochs", 1)
-    if is_open and epochs is None and runner.get("max_epochs") is None:
+    epochs = whole_number(runner, "max_epochs", 1)
+    if is_open and not is_counted and runner.get("max_epochs") in (None, -1):
         runner.error(
             "max_steps",
             "is -1, which leaves the end to max_epochs, but that is not given",

@@ -137,6 +137,8 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             max_epochs=3,
             id="steps-of-train-and-epochs",
         ),
+        case(RLINF, {"runner.max_steps": -1, "train.steps": 9}, steps=9, max_epochs=None, id="steps-of-train"),
+        case(RLINF, {"runner.max_steps": 9, "runner.max_epochs": -1}, steps=9, max_epochs=None, id="no-epochs"),
         case(RLINF, {"runner.save_interval": -1, "runner.val_check_interval": -1}, checkpoint_every=0, id="no-saves"),
         case(RLINF, {BACKEND: "sglang"}, engine="sglang", id="engine"),
         case(RLINF, {BACKEND: "sglang", "train.engine": "torch"}, engine="torch", id="engine-of-train"),
