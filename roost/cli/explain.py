@@ -13,8 +13,9 @@ from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Notation
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
 from roost.spec.errors import Findings, Where, did_you_mean, shown
+from roost.spec.known_keys.tables import KeyUse
 from roost.view.text import print_findings
-from roost.view.training_text import explain_setting, print_settings
+from roost.view.training_text import explain_setting, print_keys, print_settings
 
 
 def explain_command(
@@ -22,9 +23,9 @@ def explain_command(
     process: Annotated[
         str,
         typer.Argument(
-            help="A component, one of its processes (rollout:3), all training settings (train), or one of them "
-            "(train.learning_rate).",
-            metavar="COMPONENT[:RANK]|train[.SETTING]",
+            help="A component, one of its processes (rollout:3), all training settings (train), one of them "
+            "(train.learning_rate), all keys that are not used (keys), or those of a section (data, keys.reward).",
+            metavar="COMPONENT[:RANK]|train[.SETTING]|keys[.SECTION]",
         ),
     ],
     overrides: Overrides = None,
@@ -39,6 +40,8 @@ def explain_command(
     console = open_console()
     if plan is not None and process.partition(".")[0] == "train":
         _explain_training(plan, process, findings, console)
+    elif plan is not None and (keys := _keys_of(plan, process)) is not None:
+        print_keys(keys, plan.file, console)
     elif plan is not None:
         _print_all(_explain(plan, process, findings), console)
     print_findings(findings.errors, open_console(stderr=True))
@@ -49,6 +52,17 @@ def explain_command(
 def _print_all(sentences: list[str], console: Console) -> None:
     for sentence in sentences:
         console.print(sentence, soft_wrap=True)
+
+
+def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
+    """The unused keys that are asked for: `keys`, `keys.SECTION`, or a section that is no component's name."""
+    first, _, rest = wanted.partition(".")
+    if wanted == "keys":
+        return list(plan.keys)
+    path = rest if first == "keys" else wanted
+    is_component = any(path in (part.name, part.written_name) for part in plan.components)
+    found = [use for use in plan.keys if use.where.key_path == path or use.where.key_path.startswith(f"{path}.")]
+    return found if first == "keys" or (found and not is_component) else None
 
 
 def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Console) -> None:

@@ -17,6 +17,7 @@ from roost.placement.residency import Residency, ResidencySettings, find_residen
 from roost.placement.routes import Routes, find_routes
 from roost.spec.errors import Finding, Findings
 from roost.spec.job import Notation
+from roost.spec.known_keys.tables import KeyUse
 from roost.spec.origins import ResolvedSetting
 
 
@@ -38,7 +39,9 @@ class Plan:
     components: tuple[ComponentPlan, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: tuple[ResolvedSetting, ...] = ()  # empty for a config that only places
+    keys: tuple[KeyUse, ...] = ()  # of the config, that count for nothing
     warnings: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @cached_property
     def residency(self) -> Residency:

@@ -20,6 +20,7 @@ from roost.placement.routes import EngineRoutes, Reach
 from roost.placement.table import PlacementTable
 from roost.spec.errors import ConfigError, Finding, Findings, Severity, Where, shown
 from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.spec.known_keys.tables import Effect, KeyUse, Known
 from roost.spec.origins import Origin, ResolvedSetting
 from roost.spec.ranks import spell_ranks
 
@@ -36,9 +37,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "components": {component.name: _component_to_dict(component) for component in plan.components},
         "settings": dict(plan.settings),
         "training": {setting.name: _setting_to_dict(setting) for setting in plan.training},
+        "unused_keys": [_key_to_dict(use) for use in plan.keys],
         "residency": [_residency_to_dict(held) for held in plan.residency.classes],
         "routes": [_routes_to_dict(engine) for engine in plan.routes.engines],
         "warnings": [finding_to_dict(finding) for finding in plan.warnings],
+        "notes": [finding_to_dict(finding) for finding in plan.notes],
     }
 
 
@@ -120,6 +123,17 @@ def _setting_from_dict(name: str, data: Mapping[str, Any]) -> ResolvedSetting:
     return ResolvedSetting(name, data["value"], Origin(data["origin"]), keys)
 
 
+def _key_to_dict(use: KeyUse) -> dict[str, Any]:
+    known = use.known
+    words = {"effect": known.effect.value, "reason": known.reason, "instead": known.instead, "hint": use.hint}
+    return {**_place_to_dict(use.where), **words, "is_set": use.is_set}
+
+
+def _key_from_dict(data: Mapping[str, Any]) -> KeyUse:
+    known = Known(Effect(data["effect"]), data["reason"], data["instead"])
+    return KeyUse(_place_from_dict(data), known, is_set=data["is_set"], hint=data["hint"])
+
+
 def _place_to_dict(where: Where) -> dict[str, Any]:
     return {"file": where.file, "line": where.line, "column": where.column, "path": list(where.path)}
 
@@ -192,7 +206,9 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
             components=tuple(_component_from_dict(name, part, inventory) for name, part in data["components"].items()),
             settings=dict(data["settings"]),
             training=tuple(_setting_from_dict(name, part) for name, part in data.get("training", {}).items()),
+            keys=tuple(_key_from_dict(part) for part in data.get("unused_keys", ())),
             warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
+            notes=tuple(_finding_from_dict(part) for part in data.get("notes", ())),
         )
     except ConfigError:
         raise

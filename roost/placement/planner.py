@@ -114,7 +114,9 @@ def try_plan(
         components=components,
         settings=job.settings,
         training=job.resolved if job.training is not None else (),
+        keys=tuple(use for use in job.keys if use.is_unused(trains=job.training is not None)),
         warnings=findings.warnings,
+        notes=findings.notes,
     )
 
 
@@ -127,8 +129,7 @@ def _read(
     strict: bool,
 ) -> Job | None:
     if isinstance(config, Job):
-        for warning in config.warnings:
-            findings.warn(warning.where, warning.what, warning.why, warning.fix)
+        findings.collected.update(dict.fromkeys((*config.warnings, *config.notes)))
         return config
     source = load(config, overrides, findings)
     return None if source is None else read_job(source, findings, notation, layout, strict)

@@ -12,10 +12,14 @@ MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millio
 
 
 class Severity(StrEnum):
-    """How bad a finding is: an error stops the plan, a warning is printed and carried in it."""
+    """How bad a finding is: an error stops the plan, a warning is printed and carried in it.
+
+    A note is carried and printed too, but nothing need be done about it.
+    """
 
     ERROR = "error"
     WARNING = "warning"
+    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,9 @@ class Findings:
     def warn(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
         self._add(Finding(where, what, why, fix, Severity.WARNING))
 
+    def note(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(where, what, why, fix, Severity.NOTE))
+
     def _add(self, finding: Finding) -> None:
         if len(self.collected) < MAX_FINDINGS:
             self.collected[finding] = None
@@ -147,6 +154,10 @@ class Findings:
     @property
     def warnings(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.found if finding.severity is Severity.WARNING)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.found if finding.severity is Severity.NOTE)
 
     def raise_errors(self) -> None:
         """Raise one `ConfigError` with every error found so far, or do nothing."""

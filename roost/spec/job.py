@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from roost.spec.errors import Finding, Where
+from roost.spec.known_keys.tables import KeyUse
 from roost.spec.origins import ResolvedSetting
 from roost.spec.ranks import Segment
 from roost.spec.source import Source
@@ -180,7 +181,9 @@ class Job:
     )  # component -> component whose process 0 starts and stops it
     training: TrainSettings | None = None  # where the config says how to train, not only where
     resolved: tuple[ResolvedSetting, ...] = ()  # the training settings with their origins
+    keys: tuple[KeyUse, ...] = ()  # every key of the config, and what becomes of it
     warnings: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def last_device(self) -> int:

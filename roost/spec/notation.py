@@ -8,6 +8,8 @@ from typing import Any
 
 from roost.spec.errors import Findings, did_you_mean, shown
 from roost.spec.job import Job, Layout, Notation
+from roost.spec.known_keys.report import report_keys, report_unread
+from roost.spec.known_keys.uses import key_uses
 from roost.spec.limits import MAX_COMPONENTS
 from roost.spec.loop import read_loop
 from roost.spec.rlinf import read_rlinf
@@ -57,8 +59,22 @@ def read_job(
         root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     training, resolved = read_training(root, job)
     lag = {"max_policy_lag": training.max_policy_lag} if training is not None and training.max_policy_lag else {}
-    settings = {**job.settings, **lag}
-    return replace(job, training=training, resolved=resolved, settings=settings, warnings=findings.warnings)
+    uses = key_uses(root, notation)
+    if not needs_components:
+        uses = ()  # only the machines matter
+    elif "train" in root:
+        uses = report_keys(uses, root, notation)
+    else:
+        report_unread(uses, root)
+    return replace(
+        job,
+        training=training,
+        resolved=resolved,
+        keys=uses,
+        settings={**job.settings, **lag},
+        warnings=findings.warnings,
+        notes=findings.notes,
+    )
 
 
 def recognise(root: Section) -> Notation | None:

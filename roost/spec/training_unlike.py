@@ -40,6 +40,28 @@ def _with_variants(root: Section, values: Values) -> bool:
     return "actor_pg_worker" in str(root.below("actor_train").values.get("worker_cls"))
 
 
+def _with_dynamic_batches(root: Section, values: Values) -> bool:
+    return root.below("runner").values.get("enable_dynamic_batch_size") is True
+
+
+def _over_tokens(root: Section, values: Values) -> bool:
+    """RLinf takes the mean over the tokens of a micro batch."""
+    return root.below("algorithm").values.get("loss_agg_func") == "token-mean"
+
+
+def _with_difficulty(root: Section, values: Values) -> bool:
+    return root.values.get("difficulty_mask") is True and _without_environments(root, values)
+
+
+def _with_token_kl(root: Section, values: Values) -> bool:
+    """ROLL's penalty in the rewards; without it these keys only start the reference."""
+    return root.values.get("add_token_level_kl") is True
+
+
+def _with_long_errors(root: Section, values: Values) -> bool:
+    return root.values.get("error_max_len_clip") is True
+
+
 @dataclass(frozen=True, slots=True)
 class Unlike:
     """A key that counts for nothing here; with one of the harmless values it would not matter anyway.
@@ -60,6 +82,12 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("algorithm.early_stop_imp_ratio", read_by_other=_on_megatron),
         Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
         Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
+        Unlike("algorithm.loss_type", (None, "actor"), "write estimator in train"),
+        Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
+        Unlike("algorithm.training_batch_size_per_gpu", instead="remove it", read_by_other=_over_tokens),
+        Unlike("runner.max_tokens_per_mbs", instead="write micro_batch_tokens", read_by_other=_with_dynamic_batches),
+        Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
+        Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
         Unlike("algorithm.sampling_params.do_sample", (None, True)),
         Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
     ),
@@ -72,6 +100,17 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike(
             "difficulty_mask", instead="write drops_equal_groups: true in train", read_by_other=_without_environments
         ),
+        Unlike("difficulty_low_threshold", read_by_other=_with_difficulty),
+        Unlike("difficulty_high_threshold", read_by_other=_with_difficulty),
+        Unlike("error_max_len_threshold", read_by_other=_with_long_errors),
+        Unlike("init_kl_coef", instead="write use_kl_loss: true and kl_loss_coef", read_by_other=_with_token_kl),
+        Unlike("kl_penalty", read_by_other=_with_token_kl),
+        Unlike("target_kl", read_by_other=_with_token_kl),
+        Unlike("kl_horizon", read_by_other=_with_token_kl),
+        Unlike("rl_loss_coef", (None, 1)),
+        Unlike("use_policy_loss_type", (None, "PPO"), "write ratio: none in train"),
+        Unlike("mask_type", (None, "loss")),
+        Unlike("ratio_type", (None, "token"), "write ratio: turn in train"),
         Unlike("difficulty_loss_weight"),
         Unlike("length_loss_weight"),
         Unlike("critic_warmup"),
@@ -84,6 +123,7 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("validation.generating_args.top_k", (None, 0, -1)),
     ),
     Notation.LOOP: (
+        Unlike("rl.eval.n_iterations", (None, 0, 1)),
         Unlike("rl.params.rloo_kl_lambda"),
         Unlike("rl.params.high_kl_threshold"),
         Unlike("rl.params.skip_outlier_grads"),

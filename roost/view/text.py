@@ -112,16 +112,23 @@ def _software(part: ComponentPlan, row: FoldedRow) -> Text:
     return Text(" ".join(words))
 
 
+COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "blue"}
+
+
 def print_findings(findings: Iterable[Finding], console: Console) -> None:
-    """Findings with their place, their reason and their mend."""
-    for finding in findings:
-        colour = "red" if finding.severity is Severity.ERROR else "yellow"
-        line = Text.assemble((finding.severity.value, f"bold {colour}"), " ")
+    """Findings with their place, their reason and their fix; notes come last, and a hint that several share once."""
+    hints: dict[str, None] = {}
+    for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
+        line = Text.assemble((finding.severity.value, f"bold {COLOURS[finding.severity]}"), " ")
         if str(finding.where):
             line.append(f"{finding.where}: ", style="cyan")
         line.append(finding.what)
         console.print(line, soft_wrap=True)
         if finding.why:
             console.print(Text.assemble(("  why  ", "dim"), finding.why), soft_wrap=True)
-        if finding.fix:
+        if finding.fix and finding.severity is Severity.NOTE:
+            hints[finding.fix] = None
+        elif finding.fix:
             console.print(Text.assemble(("  fix  ", "dim"), finding.fix), soft_wrap=True)
+    for hint in hints:
+        console.print(Text.assemble(("  see  ", "dim"), hint), soft_wrap=True)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from roost.spec.errors import Where
 from roost.spec.job import Notation
+from roost.spec.known_keys.tables import Effect, KeyUse
 from roost.spec.origins import Origin, ResolvedSetting
 from roost.spec.training_dialects import MADE_OF
 from roost.spec.training_keys import KEYS
@@ -30,6 +31,19 @@ def print_settings(
     for setting in settings:
         keys = "\n".join(_short(key, file) for key in setting.keys)
         words = (setting.name, spell_value(setting.value), keys or spell_origin(setting, notation))
+        table.add_row(*(Text(word) for word in words))
+    console.print(table)
+
+
+def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> None:
+    """Keys of a config that are not used, as a table: key, why, what to write instead."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for name in ("key", "not used because", "instead"):
+        table.add_column(name, overflow="fold")
+    for use in keys:
+        followed = use.known.effect is Effect.FOLLOWED
+        reason = f"the config has no section train; there it is {use.known.reason}" if followed else use.known.reason
+        words = (_short(use.where, file), f"{use.known.effect.value}: {reason}", use.hint or use.known.instead)
         table.add_row(*(Text(word) for word in words))
     console.print(table)
 

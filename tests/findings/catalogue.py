@@ -180,8 +180,8 @@ INTRODUCTION = """\
 
 Everything that Roost reports, each with an example that gives it. Search this page for the words of your message, or
 look them up in the table, where `…` stands for what is yours. An **error** stops the plan; a **warning** is printed and
-carried in it. A finding names its place as `file:line:column key.path`, what is wrong, why (the numbers), and how to
-fix it.
+carried in it; a **note** asks for nothing. A finding names its place as `file:line:column key.path`, what is wrong, why
+(the numbers), and how to fix it.
 
 In the examples, `‹text›×N` is text written N times. The page is made from the code by
 `python -m tests.findings.catalogue`, and the tests hold it against what Roost says."""

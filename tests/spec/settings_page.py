@@ -141,7 +141,10 @@ DEFAULTS = """\
 UNFOLLOWED = """\
 ## Keys that Roost does not follow
 
-These change how the other programs train, and Roost has nothing for them. A config that uses one is warned about."""
+These change how the other programs train, and Roost has nothing for them. A config that uses one is warned about.
+Keys that the task replaces (data, rewards, environments) share one warning for each section; keys about speed, files or
+logging, or that the other program ignores itself, share one note. `roost explain JOB keys` gives the reason for each,
+`roost plan --json` has them as `unused_keys`. A key that no program knows is a warning with the nearest known key."""
 
 
 if __name__ == "__main__":

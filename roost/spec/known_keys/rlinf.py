@@ -1,0 +1,141 @@
+"""Keys of RLinf that Roost does not follow, with the reasons."""
+
+from __future__ import annotations
+
+from roost.spec.known_keys.tables import Effect, Entry, Known
+
+DATA = Known(Effect.TRAINING, "train.task gives the prompts and answers", "let the class of train.task read the data")
+REWARD = Known(
+    Effect.TRAINING, "train.task and train.rewards score the answers", "say it in train.task or train.rewards"
+)
+AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
+BATCHES = Known(
+    Effect.TRAINING, "Roost packs samples by micro_batch_tokens and weighs tokens over the whole minibatch", "remove it"
+)
+SCHEDULE = Known(
+    Effect.TRAINING,
+    "Roost's schedules run from learning_rate to 0 over all steps",
+    "write schedule and warmup_steps in train",
+)
+EMBODIED = Known(
+    Effect.TRAINING, "it belongs to RLinf's embodied algorithms, which Roost does not have", "write estimator in train"
+)
+SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
+LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
+STEPS = Known(Effect.BACKEND, "Roost counts steps, not passes through the data", "write max_steps")
+RESUME = Known(Effect.FILES, "a run goes on with roost train --resume", "remove it")
+LOGGING = Known(Effect.FILES, "logging; roost train --metrics chooses where metrics go")
+FILES = Known(Effect.FILES, "files; roost train --runs chooses where a run is kept")
+SPEED = Known(Effect.SPEED, "speed or memory of RLinf's workers")
+UNREAD = Known(Effect.NOTHING, "RLinf does not read it")
+NAMES = Known(Effect.NOTHING, "a name of RLinf's workers")
+LEARNER = Known(Effect.BACKEND, "set-up of RLinf's learner; Roost's has its own")
+MODEL = Known(Effect.BACKEND, "the model's own config.json says it")
+TOKENIZER = Known(Effect.BACKEND, "the model's own tokenizer is used")
+ENGINE = Known(Effect.BACKEND, "set-up of RLinf's engine", "write engine_options in train")
+HYDRA = Known(Effect.NOTHING, "it steers Hydra")
+PLACING = Known(Effect.PLACING, "")
+
+TABLE = (
+    Entry(
+        PLACING,
+        """cluster.** runner.{task_type,seq_length}
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.{tensor_model_parallel_size,pipeline_model_parallel_size,context_parallel_size,expert_model_parallel_size,model_path,precision,seq_length,is_lora,lora_rank}
+        {actor,critic,inference,reference}.{micro_batch_size,training_backend,enable_offload,offload_weight,offload_grad,offload_optimizer}
+        {actor,critic,inference,reference}.fsdp_config.sharding_strategy
+        {rollout,reward,env}.model.{model_path,precision,is_lora,lora_rank}
+        rollout.{tensor_parallel_size,pipeline_parallel_size,gpu_memory_utilization,enable_sleep_mode,rollout_backend}
+        critic.use_critic_model algorithm.recompute_logprobs""",
+    ),
+    Entry(
+        DATA,
+        """data.{type,train_data_paths,val_data_paths,eval_data_paths,prompt_key,answer_key,choice_key,solution_key,image_keys}
+        data.{apply_chat_template,apply_chat_template_kwargs,use_chat_template,system_prompt,max_prompt_length}
+        data.{filter_prompt_by_length,data_size,shuffle,seed,validation_shuffle,val_rollout_batch_size,dataset_name}
+        data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column,answer_separator,data_root,data_path,repo_id}
+        data.{video_root,video_backend,video_fps,video_nframes,video_max_pixels,video_tolerance_s,video_in_chunk_offsets}
+        data.{tasks,task_subtasks.**,modalities,sampling_mode,behavior_dataset_root,fine_grained_level,macro_stride}
+        data.{tolerance_s,use_skill,train_data_path,val_data_path,dataset_path,split,max_length,max_seq_length}
+        rollout.custom_chat_template""",
+    ),
+    Entry(
+        REWARD,
+        """reward.{reward_type,reward_scale,reward_min_val,reward_max_val,reward_weights.**,use_prompt,use_reward_model}
+        reward.{random_print_percent,compute_score_timeout,default_score_on_timeout,standalone_realworld,reward_mode}
+        reward.{reward_threshold,env_reward_weight,reward_weight,model.**}""",
+    ),
+    Entry(AGENT, "agentloop.** tools.** agentlightning.** agent.** env.** eval.**"),
+    Entry(
+        BATCHES,
+        """algorithm.{training_batch_size_per_gpu,max_num_gen_batches}
+        runner.{enable_dynamic_batch_size,max_tokens_per_mbs}""",
+    ),
+    Entry(
+        SCHEDULE,
+        """{actor,critic}.optim.{min_lr,min_lr_rate,lr_warmup_steps_ratio,num_cycles,total_training_steps,warmup_style}
+        {actor,critic}.optim.{lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps,optimizer}
+        {actor,critic}.lr_sched.{lr_warmup_fraction,lr_warmup_init,lr_decay_iters,max_lr,min_lr,start_weight_decay}
+        {actor,critic}.lr_sched.{end_weight_decay,weight_decay_incr_style,lr_wsd_decay_iters,lr_wsd_decay_style}
+        critic.optim.{weight_decay,adam_beta1,adam_beta2,adam_eps,clip_grad,lr_scheduler,lr_warmup_steps}
+        critic.lr_sched.{lr_decay_style,lr_warmup_iters}""",
+    ),
+    Entry(
+        EMBODIED,
+        """algorithm.{actor_agg_q,agg_q,backup_entropy,bootstrap_type,critic_actor_ratio,critic_subsample_size,dagger.**}
+        algorithm.{demo_buffer.**,replay_buffer.**,entropy_tuning.**,enable_drq,entropy_type,huber_delta,kl_penalty}
+        algorithm.{logprob_type,num_updates_per_step,reward_coef,reward_type,rewards_lower_bound,rewards_upper_bound}
+        algorithm.{target_update_freq,tau,auto_reset,ignore_terminations,require_values,rollout_epoch}
+        algorithm.{eval_rollout_epoch,use_fixed_reset_state_ids,length_params.**,num_group_envs,n_chunk_steps}
+        algorithm.{staleness_threshold,behave_weight_threshold,proximal_logprob_type,offline_data_ratio,bc_coef,filter_rewards}
+        algorithm.sampling_params.{temperature_train,temperature_eval,add_BOS}
+        {actor,critic}.critic_optim.** actor.sft_loss_weight actor.enable_sft_co_train""",
+    ),
+    Entry(
+        SAMPLING,
+        """algorithm.sampling_params.{stop,do_sample,repetition_penalty,presence_penalty,frequency_penalty}
+        rollout.sampling_params.** rollout.{eos,padding}""",
+    ),
+    Entry(
+        LOSS,
+        """algorithm.{loss_type,loss_scales,advantage_mode,clip_log_ratio_max,clip_log_ratio_min,down_sampling.**}
+        algorithm.{importance_sampling_clip,importance_sampling_fix,reinpp_kl_beta,use_reinpp_baseline,calculate_entropy}
+        algorithm.{critic_warmup_steps,normalize_advantages,early_stop_imp_ratio,use_valid_token_scale,entropy_bonus_type}""",
+    ),
+    Entry(STEPS, "runner.max_epochs"),
+    Entry(RESUME, "runner.{resume_dir,ckpt_path}"),
+    Entry(
+        LOGGING,
+        """runner.logger.{logger_backends,project_name,log_path,wandb_proxy,**} runner.{log_interval,per_worker_log}
+        runner.{per_worker_log_path,print_outputs} rollout.{print_outputs,disable_log_stats}""",
+    ),
+    Entry(FILES, "runner.{experiment_name,output_dir,only_eval,val_split,early_stop.**} rollout.validate_save_dir"),
+    Entry(
+        SPEED,
+        """algorithm.logprob_forward_micro_batch_size data.{num_workers,process_workers,process_batch_size,lazy_loading}
+        data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers} runner.weight_sync_interval
+        {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,sync_weight_no_wait,pack_traj}""",
+    ),
+    Entry(
+        UNREAD,
+        """algorithm.{rollout_batch_size_per_gpu,val_rollout_batch_size_per_gpu,use_critic,use_value_loss,value_cliprange}
+        algorithm.sampling_params.{min_new_tokens,stop_token_ids} runner.{random_seed,num_success_frames}
+        runner.{num_fail_frames,fail_success_ratio}""",
+    ),
+    Entry(NAMES, "{actor,rollout,critic,inference,reward,env,reference}.{group_name,channel} actor.spec_name"),
+    Entry(
+        LEARNER,
+        """{actor,critic,inference,reference}.{fsdp_config.**,megatron.**,mcore_gpt,checkpoint_save_path,load_from_actor}
+        {actor,critic,inference,reference}.{model_type,checkpoint_load_path,use_checkpoint} algorithm.shuffle_rollout
+        {actor,critic}.optim.{bf16,fp16,loss_scale,loss_scale_window,initial_loss_scale,min_loss_scale,hysteresis}
+        {actor,critic}.optim.{overlap_grad_reduce,overlap_param_gather,overlap_param_gather_with_optimizer_step}
+        {actor,critic}.optim.{use_distributed_optimizer,use_precision_aware_optimizer,optimizer_cpu_offload}
+        {actor,critic}.optim.{optimizer_enable_pin,optimizer_offload_fraction,align_param_gather,fused,foreach}""",
+    ),
+    Entry(MODEL, "{actor,critic,inference,reference,rollout}.model.**"),
+    Entry(TOKENIZER, "{actor,critic,inference,reference,rollout,reward}.tokenizer.**"),
+    Entry(ENGINE, "rollout.**"),
+    Entry(HYDRA, "hydra.** defaults.**"),
+    Entry(PLACING, "train.**"),
+)
+# Sections in which a key that is not in the table is unknown; elsewhere it is the user's own.
+OWNED = ("algorithm", "data", "reward", "runner", "actor", "critic")

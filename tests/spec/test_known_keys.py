@@ -1,0 +1,170 @@
+"""No key is ignored in silence: real keys are followed or listed with a reason, slips get a hint."""
+
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost.spec.compose import load
+from roost.spec.errors import Findings, Severity
+from roost.spec.job import Notation
+from roost.spec.known_keys.tables import Effect
+from roost.spec.notation import read_job
+from tests.cli.terminal import run, write
+from tests.spec.test_training_read import CONFIGS, TRAIN, merged
+
+LISTS = Path(__file__).parent / "known_keys"
+REAL = {notation: (LISTS / f"{notation.value}.txt").read_text().split() for notation in Notation}
+OWN_OF_FILES = ("world_size",)  # real files have it at the top, where no program reads it
+
+
+def job_of(notation, keys, trains=True, value="x"):
+    config = CONFIGS[notation] | ({"train": TRAIN} if trains else {})
+    for key in keys:
+        config = merged(config, key.split("."), value)
+    findings = Findings()
+    return read_job(load(config, (), findings), findings, notation), findings
+
+
+def covered(job, key):
+    """What becomes of a key: the entry for it, or for the subtree that it is in."""
+    path = tuple(key.split("."))
+    return next((use for use in job.keys if path[: len(use.where.path)] == use.where.path), None)
+
+
+@pytest.mark.parametrize("notation", list(Notation))
+def test_every_real_key_is_followed_or_has_a_reason(notation):
+    unexplained = []
+    for key in REAL[notation]:
+        job, _ = job_of(notation, [key])
+        use = covered(job, key)
+        is_own = use is not None and use.known.effect is Effect.OWN and key.startswith(OWN_OF_FILES)
+        if not is_own and (use is None or use.known.effect in (Effect.UNKNOWN, Effect.OWN)):
+            unexplained.append(key)
+        elif use.known.effect not in (Effect.FOLLOWED, Effect.PLACING) and not use.known.reason:
+            unexplained.append(f"{key} without a reason")
+    assert not unexplained
+
+
+@pytest.mark.parametrize("notation", list(Notation))
+def test_what_is_not_followed_is_reported(notation):
+    """Each key that changes training is named by a warning, each other by a note."""
+    silent = []
+    for key in REAL[notation]:
+        job, findings = job_of(notation, [key])
+        use = covered(job, key)
+        if use is None or not use.is_unused(trains=True) or not use.is_set or use.known.effect is Effect.OWN:
+            continue
+        named = str(use.where.path[-1])
+        if not any(named in f"{found.where.key_path} {found.what}" for found in findings.found):
+            silent.append(key)
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("notation", "key", "hint"),
+    [
+        (Notation.RLINF, "algorithm.ratio_clip_epz", "did you mean ratio_clip_eps?"),
+        (Notation.RLINF, "data.train_data_pahts", "did you mean train_data_paths?"),
+        (Notation.RLINF, "actor.optim.weight_deca", "did you mean weight_decay?"),
+        (Notation.RLINF, "runner.logger.experimnt_name", "did you mean experiment_name?"),
+        (Notation.RLINF, "reward.reward_scal", "did you mean reward_scale?"),
+        (Notation.RLINF, "rollout.rollout_backnd", "did you mean rollout_backend?"),
+        (Notation.RLINF, "algoritm", "did you mean algorithm?"),
+        (Notation.ROLL, "whiten_advantage", "did you mean whiten_advantages?"),
+        (Notation.ROLL, "adv_estimatr", "did you mean adv_estimator?"),
+        (Notation.ROLL, "actor_train.training_args.learning_rte", "did you mean learning_rate?"),
+        (Notation.ROLL, "actor_train.data_args.fle_name", "did you mean file_name?"),
+        (Notation.ROLL, "actor_infer.generating_args.temprature", "did you mean temperature?"),
+        (Notation.ROLL, "rewards.math_rule.tag_include", "did you mean tag_included?"),
+        (Notation.LOOP, "rl.asynch_rollouts", "did you mean async_rollouts?"),
+        (Notation.LOOP, "rl.learning_max_seqlen", "did you mean learning_max_seq_len?"),
+        (Notation.LOOP, "llm.lora_dropot", "did you mean lora_dropout?"),
+    ],
+)
+def test_a_slip_gets_a_hint(notation, key, hint):
+    path = tuple(key.split("."))
+    job, findings = job_of(notation, [key])
+    assert [found.why for found in findings.warnings if found.where.path == path] == [hint]
+    assert covered(job, key).known.effect is Effect.UNKNOWN
+
+
+def test_an_invented_key_of_an_owned_section_is_unknown():
+    _, findings = job_of(Notation.RLINF, ["algorithm.zzz"])
+    (warning,) = findings.warnings
+    assert (warning.what, warning.why) == ("is not a key Roost knows", "RLinf does not know it either")
+
+
+def test_sections_of_the_users_own_are_fine():
+    job, findings = job_of(Notation.RLINF, ["my_notes.anything"])
+    assert not findings.found
+    assert covered(job, "my_notes.anything").known.effect is Effect.OWN
+
+
+def test_keys_with_the_same_reason_share_a_warning():
+    _, findings = job_of(Notation.RLINF, ["data.type", "data.prompt_key", "data.num_workers", "runner.log_interval"])
+    (warning,) = findings.warnings
+    assert warning.what == "type, prompt_key are not followed"
+    assert "train.task" in warning.why
+    assert [note.where.key_path for note in findings.notes] == ["data", "runner"]
+    assert "num_workers" in findings.notes[0].what
+
+
+@pytest.mark.parametrize("value", [None, False, 0])
+def test_a_key_that_switches_nothing_on_is_not_reported(value):
+    keys = ["add_token_level_kl", "resume_from_checkpoint", "whiten_rewards"]
+    job, findings = job_of(Notation.ROLL, keys, value=value)
+    assert not findings.found
+    assert covered(job, "whiten_rewards").known.effect is Effect.NOTHING
+
+
+@pytest.mark.parametrize("notation", list(Notation))
+def test_a_config_that_only_places_gets_one_note(notation):
+    keys = [key for key in REAL[notation] if key.count(".") < 2 and not key.startswith(tuple(CONFIGS[notation]))]
+    _, findings = job_of(notation, keys[:80], trains=False)
+    notes = [found for found in findings.found if found.severity is Severity.NOTE]
+    assert len(notes) == 1
+    assert "no section train" in notes[0].what
+
+
+def test_a_plain_placing_config_gets_none():
+    for notation in Notation:
+        assert not job_of(notation, [], trains=False)[1].found
+
+
+RLINF_JOB = """
+cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}
+actor: {model: {model_path: some/model}}
+reward: {reward_scale: 5}
+data: {type: math}
+runner: {log_interval: 3}
+train: {task: {_target_: no_such_module.Task}}
+"""
+
+
+def test_plan_check_and_train_report_the_same(tmp_path):
+    job = write(tmp_path, RLINF_JOB)
+    override = "+data.seed=4"
+
+    def reported(text):
+        return [line for line in text.splitlines() if line.startswith(("warning", "note"))]
+
+    planned = reported(run("plan", job, override, width=400).stderr)
+    assert len(planned) == 3
+    assert reported(run("check", job, override, width=400).stdout) == planned
+    assert reported(run("train", job, override, "--runs", tmp_path / "runs", width=400).stderr) == planned
+
+
+def test_reasons_are_in_the_json_and_in_words(tmp_path):
+    job = write(tmp_path, RLINF_JOB)
+    plan = roost.plan(job)
+    again = roost.Plan.from_json(plan.to_json())
+    assert (again.keys, again.notes) == (plan.keys, plan.notes)
+    assert {use.where.key_path: use.known.effect for use in plan.keys} == {
+        "reward.reward_scale": Effect.TRAINING,
+        "data.type": Effect.TRAINING,
+        "runner.log_interval": Effect.FILES,
+    }
+    assert "data.type, line 5" in run("explain", job, "data", width=200).stdout
+    assert "reward.reward_scale, line 4" in run("explain", job, "keys.reward", width=200).stdout
+    assert len(run("explain", job, "keys", width=200).stdout.splitlines()) == 4
