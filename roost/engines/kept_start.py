@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -11,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from roost.engines import server_keeper
 from roost.engines.server_keeper import Link
 from roost.runtime.logs import last_lines
 
 START_LIMIT = 60.0  # seconds for the process to be there, not for what it serves to be ready
 LINES_TOLD = 15
+JOB_VARIABLE = "RAY_JOB_ID"
 
 
 def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[Link, int]:
@@ -35,6 +39,17 @@ def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: P
     link.close()
     why = heard[0]["failed"] if heard else last_lines(log, LINES_TOLD)
     raise OSError(f"{name} could not be started with {command[0]}: {why}")
+
+
+def left_keepers(name: str) -> list[int]:
+    """Keepers of this name that another process of the same Ray job has left; each ends together with its server."""
+    command, job = [sys.executable, "-P", server_keeper.__file__, name], os.environ.get(JOB_VARIABLE)
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline() == command and process.environ().get(JOB_VARIABLE) == job:
+                found.append(process.pid)
+    return found
 
 
 def _keeper(name: str, log: Path) -> Link:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roost.engines.errors import EngineError
-from roost.engines.owner import LocalOwner, new_key, with_key
+from roost.engines.kept_start import left_keepers
+from roost.engines.owner import START_LIMIT_S, LocalOwner, new_key, with_key
 from roost.engines.planned import EnginePlan
 from roost.engines.spec import ServerSpec
-from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.failure import WorkerFailed
 from roost.runtime.node_address import node_address
 from roost.runtime.worker import Worker
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
-    from roost.runtime.group import GroupSpec, WorkerGroup
+    from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
+    from roost.runtime.result import GroupResult
+
+WORKER_RESTARTS = 100
+RELAUNCH_LIMIT_S = 300.0  # for Ray to start a worker (again)
+GONE_LIMIT_S = 20.0  # for one that nobody says will be started again: the news may be late
+ANSWER_LIMIT_S = 60.0
+STOP_LIMIT_S = 120.0  # more than it takes to kill a server and all of its processes
+PREDECESSOR_LIMIT_S = 60.0
+LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +52,23 @@ class EngineWorker(Worker):
 
     async def start_server(self, model: str | None = None) -> Answer:
         try:
+            await self._wait_for_predecessor()
             return Answer(url=await self._owner.start(model))
         except EngineError as error:
             return Answer(error=str(error))
+
+    async def _wait_for_predecessor(self) -> None:
+        """Until the server of a worker that died on this place has ended: it holds the memory of the device."""
+        if self._owner.pid is not None:
+            return
+        deadline = time.monotonic() + PREDECESSOR_LIMIT_S
+        while left := await asyncio.to_thread(left_keepers, self._owner.spec.name):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"{self._owner.spec.name}: the server of the worker before has not ended within "
+                    f"{PREDECESSOR_LIMIT_S:g} s; its keepers are processes {left}"
+                )
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def stop_server(self) -> Answer:
         try:
@@ -55,34 +81,74 @@ class EngineWorker(Worker):
         return await self._owner.is_running()
 
 
+class WorkerLost(EngineError):
+    """The worker that owns a server died, or does not answer; its server ends with it."""
+
+    def __init__(self, message: str, returns: bool) -> None:
+        super().__init__(message)
+        self.returns = returns  # Ray starts it again
+
+
 class WorkerOwner:
-    """A server that a worker of a group owns, seen from the driver."""
+    """A server that a worker of a group owns, seen from the driver. A worker that died is started again by Ray."""
 
     def __init__(self, group: WorkerGroup, rank: int, spec: ServerSpec) -> None:
         self.spec = spec
+        self._group, self._rank = group.name, rank
+        self._host = group.hosts[rank]
         self._worker: Any = group.execute_on(rank)
 
     async def start(self, model: str | None = None) -> str:
-        return (await self._ask(self._worker.start_server(model))).url
+        await self._wait_for_worker()
+        answer: Answer = await self._ask(self._worker.start_server(model), START_LIMIT_S + ANSWER_LIMIT_S)
+        return _checked(answer).url
 
     async def stop(self) -> None:
-        await self._ask(self._worker.stop_server())
+        try:
+            _checked(await self._ask(self._worker.stop_server(), STOP_LIMIT_S))
+        except WorkerLost:
+            return  # the keeper of its server ends that with the worker
 
     async def is_running(self) -> bool:
         try:
-            return bool((await self._worker.server_is_running())[0])
-        except (WorkerFailed, WaitedTooLong):
+            return bool(await self._ask(self._worker.server_is_running(), ANSWER_LIMIT_S))
+        except WorkerLost:
             return False  # a server does not outlive its worker
 
-    @staticmethod
-    async def _ask(result: Any) -> Answer:
+    async def _wait_for_worker(self) -> None:
+        """Until the worker answers: one that died is being started again on its place, if Ray may do so."""
+        began = asyncio.get_running_loop().time()
+        while True:
+            waited_s = asyncio.get_running_loop().time() - began
+            try:
+                await self._ask(self._worker.server_is_running(), max(RELAUNCH_LIMIT_S - waited_s, LOOK_EVERY_S))
+                return
+            except WorkerLost as error:
+                if waited_s > (RELAUNCH_LIMIT_S if error.returns else GONE_LIMIT_S):
+                    raise EngineError(f"{error}, and did not come back within {waited_s:.0f} s") from error
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _ask(self, result: GroupResult, limit_s: float) -> Any:
+        name = f"its worker {self._group}:{self._rank}"
         try:
-            answer: Answer = (await result)[0]
-        except (WorkerFailed, WaitedTooLong) as error:
-            raise EngineError(f"the worker that owns the server is lost: {error}") from error
-        if answer.error:
-            raise EngineError(answer.error)
-        return answer
+            async with asyncio.timeout(limit_s):
+                return (await result)[0]
+        except WorkerFailed as error:
+            if any(failure.address.group != self._group for failure in error.failures):
+                raise
+            returns = any(failure.will_restart for failure in error.failures)
+            raise WorkerLost(f"{name} was lost: {error.first.summary}", returns) from error
+        except TimeoutError as error:
+            import ray
+
+            ray.kill(self._host, no_restart=False)  # it hangs; Ray starts another in its place
+            raise WorkerLost(f"{name} did not answer within {limit_s:g} s and was killed", returns=True) from error
+
+
+def _checked(answer: Answer) -> Answer:
+    if answer.error:
+        raise EngineError(answer.error)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +156,8 @@ class EngineGroup:
     """The workers of an engine component, to be launched with the rest of a plan, and then the owners for a fleet.
 
     engines = EngineGroup.of(plan_engines(plan, "rollout", defaults), cluster)
-    groups = cluster.launch(plan, {"rollout": engines.workers(), "actor": Actor.create_group()})
+    workers = {"rollout": engines.workers(), "actor": Actor.create_group()}
+    groups = cluster.launch(plan, workers, engines.options("rollout"))
     fleet = Fleet(engines.owners(groups["rollout"]))
     """
 
@@ -108,6 +175,13 @@ class EngineGroup:
 
     def workers(self) -> GroupSpec:
         return EngineWorker.create_group(self.servers, self.is_reached_from_afar)
+
+    @staticmethod
+    def options(component: str) -> dict[str, LaunchOptions]:
+        """How the workers are launched: one that dies is started again on its place."""
+        from roost.runtime.group import LaunchOptions
+
+        return {component: LaunchOptions(restarts=WORKER_RESTARTS)}
 
     def owners(self, group: WorkerGroup) -> list[WorkerOwner]:
         return [WorkerOwner(group, rank, spec) for rank, spec in enumerate(self.servers)]

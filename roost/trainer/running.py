@@ -99,7 +99,7 @@ class Running:
         around = surrounding_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
         self._watching.note(" and ".join(["starting learners", *around, "engines"]))
         specs = {**learners, **around, ROLLOUT: self._engines.workers()}
-        options = {**launch_options(self._layout, learners), **restarting(around)}
+        options = {**launch_options(self._layout, learners), **restarting(around), **self._engines.options(ROLLOUT)}
         self._groups = self._cluster.launch(self._plan, specs, options)
         self._learner_names, self._around_names = tuple(learners), tuple(around)
 

@@ -1,12 +1,15 @@
 """Engines where a plan puts them: a worker at each place owns a server, and a fleet drives them all."""
 
 import asyncio
+import os
 import signal
 
 import psutil
 import pytest
 
 pytest.importorskip("ray")
+
+import ray
 
 import roost
 from roost.engines.fleet import Fleet, FleetSettings
@@ -53,8 +56,46 @@ def engines(plan, model_folder):
 @pytest.fixture(scope="module")
 def owners(cluster, plan, engines):
     planned = EngineGroup.of(engines, cluster)
-    groups = cluster.launch(plan, {"rollout": planned.workers()})
+    groups = cluster.launch(plan, {"rollout": planned.workers()}, planned.options("rollout"))
     return planned.owners(groups["rollout"])
+
+
+def worker_pid(owner):
+    """The process of the worker that owns a server."""
+    return ray.get(owner._host.__ray_call__.remote(lambda worker: os.getpid()), timeout=HANG_S)
+
+
+async def until(member, *standings):
+    while member.standing not in standings:
+        await asyncio.sleep(0.05)
+
+
+WAYS_TO_LOSE = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="hung")]
+
+
+@pytest.mark.parametrize("how", WAYS_TO_LOSE)
+def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(owners, policy, how, monkeypatch):
+    monkeypatch.setattr("roost.engines.worker.ANSWER_LIMIT_S", 20.0)
+    said = []
+
+    async def scenario():
+        watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3))
+        async with Fleet(owners, watchful, report=said.append) as fleet:
+            await fleet.update(policy.release(1))
+            member, before = fleet.crew.members["rollout-1"], await asyncio.to_thread(worker_pid, owners[1])
+            os.kill(before, how)
+            await until(member, Standing.LOST)
+            meanwhile = await fleet.generate(PROMPT, GREEDY)
+            await until(member, Standing.READY)
+            made = await member.engine.generate(PROMPT, GREEDY)
+            after = await asyncio.to_thread(worker_pid, owners[1])
+            os.kill(after, signal.SIGKILL)
+        return meanwhile.token_ids, made.token_ids, (before, after)
+
+    meanwhile, made, (before, after) = asyncio.run(asyncio.wait_for(scenario(), HANG_S))
+    assert meanwhile == made == policy.greedy(1)
+    assert before != after
+    assert "rollout-1 is back, on version 1" in said, "and the end raises nothing for a worker that is gone"
 
 
 async def fleet_scenario(owners, policy):
