@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roost.engines.capabilities import Capabilities
-from roost.engines.errors import EngineError, UpdateFailed, WeightsRefused
+from roost.engines.errors import EngineError, EngineLost, UpdateFailed, WeightsRefused
 from roost.engines.member import Member, Standing
 from roost.engines.outcomes import outcome_of, outcomes_of
 from roost.engines.protocol import Engine, InFlight, Part
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.send import Sent
-from roost.engines.weights.verify import NotTaken, verify_by_fingerprints, verify_by_probe
+from roost.engines.weights.verify import Expected, NotTaken, verify_by_fingerprints, verify_by_probe
 
 SENT = (Way.DEVICE, Way.SHARED_MEMORY, Way.BROADCAST)
 RELOADS = {
@@ -61,12 +61,20 @@ class Delivery:
     more: it stays paused, and its server must be started again.
     """
 
-    def __init__(self, release: Release, folder: Path, connect: Connect, in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        release: Release,
+        folder: Path,
+        connect: Connect,
+        in_flight: InFlight,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.folder = folder  # where the release is written, for engines that read it from disk
         self.whole: set[str] = set()  # who failed, and goes on with what it had
         self._release = release
         self._connect = connect
         self._in_flight = in_flight
+        self._report = report
         self._writing = asyncio.Lock()
 
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
@@ -79,12 +87,17 @@ class Delivery:
             member: UpdateFailed(f"{member.name} has no way to take version {release.version}") for member in left
         }
         not_taken: dict[Member, set[Way]] = {member: set() for member in left}
+        tried: set[Member] = set()  # by a way that did not work
+        began = asyncio.get_running_loop().time()
         while left := {member: ways for member, ways in left.items() if ways}:
             for member, error in (await self._try_next(left)).items():
                 way = left[member].pop(0)
                 if error is None:
                     del left[member], errors[member]
-                    member.version = release.version
+                    if member in tried:
+                        seconds = asyncio.get_running_loop().time() - began
+                        self._report(f"{member.name} took version {release.version} by {way}, after {seconds:.0f} s")
+                    member.version, member.probe = release.version, release.probe
                     member.useless_ways |= not_taken[member]  # this release took another way, so they were at fault
                     continue
                 errors[member] = error
@@ -93,6 +106,12 @@ class Delivery:
                     not_taken[member].add(way)
                 elif member.abilities.undoes_updates and (isinstance(error, WeightsRefused) or way is Way.RELOAD):
                     left[member].clear()  # the weights themselves are wrong: a restart would only lose the old ones
+                tried.add(member)
+                last = "it is started again" if isinstance(error, EngineLost) else "there is no other way"
+                instead = f"next: {left[member][0]}" if left[member] else last
+                self._report(
+                    f"{member.name} did not take version {release.version} by {way}: {_first_line(error)}; {instead}"
+                )
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         return {member.name: error for member, error in errors.items()}
 
@@ -220,7 +239,8 @@ class Delivery:
                 return  # it is about to show whether it can still be used
 
     async def _verify(self, member: Member) -> None:
-        await verify_by_probe(member.engine, self._release.probe, member.adapter, member.answers_before)
+        expected = Expected(self._release.probe, member.baseline, member.answers_before, member.probe)
+        await verify_by_probe(member.engine, expected, member.adapter)
 
     async def _checkpoint(self, member: Member) -> str:
         """The release as a folder that a server can be started on; written once if there is none."""
@@ -234,3 +254,7 @@ class Delivery:
                     )
                 await self._release.sender.write(member.spec.model, str(self.folder))
         return str(self.folder)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

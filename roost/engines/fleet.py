@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from roost.engines.capabilities import Capabilities
 from roost.engines.connect import connect
 from roost.engines.continuation import Continuation
 from roost.engines.crew import Crew
+from roost.engines.current_release import CurrentRelease
 from roost.engines.delivery import Connect, Delivery
 from roost.engines.errors import EngineError, EngineLost, NotOffered, UpdateFailed
 from roost.engines.generation import Completion, Sampling
@@ -23,6 +23,7 @@ from roost.engines.protocol import Engine, InFlight
 from roost.engines.spec import ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.update_rules import check_base, check_hold, check_version
+from roost.engines.weight_check import WeightCheck, WrongWeights
 from roost.engines.weights.release import Release
 from roost.runtime.scratch import ScratchFolder
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
@@ -60,15 +61,14 @@ class Fleet:
     ) -> None:
         self.crew = Crew(owners)
         self.recorder = recorder or SpanRecorder()
-        self.release: Release | None = None  # None: the weights that the engines were started with
+        self.report = report
         self._settings = settings or FleetSettings()
         self._scratch = ScratchFolder("fleet", folder)
-        self._written = self._scratch.path / "nothing"  # where the current release is on disk, if it had to be written
-        self._deliveries = 0
         self._connect = connect or _connect
+        self._current = CurrentRelease(self._scratch.path, self._connect, report)
         self._sleep_level = 0
         self._has_devices = True  # False: a learner has them, and no server may be started
-        self._sender_holds_release = False
+        self.weights = WeightCheck(self.crew, report)
         self._supervisor = Supervisor(self.crew, self._settings.watchfulness, self._recover, report)
 
     async def __aenter__(self) -> Fleet:
@@ -81,6 +81,11 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def release(self) -> Release | None:
+        """What the engines have; None: the weights that they were started with."""
+        return self._current.release
 
     # Starting and stopping ----------------------------------------------------------------------------------------
 
@@ -95,6 +100,8 @@ class Fleet:
         await self._supervisor.stop()
         try:
             await self.stop_servers()
+        except EngineError as error:  # what was done with the engines is not undone by one that does not end
+            self.report(f"not every engine was stopped: {error}")
         finally:
             self._scratch.remove()
 
@@ -103,10 +110,10 @@ class Fleet:
 
         `leave` is called when the release is on disk, before any server starts: whoever held its weights makes room.
         """
-        async with self._changing(Standing.STOPPED, Standing.FAILED) as members:
+        async with self._changing("start", Standing.STOPPED, Standing.FAILED) as members:
             self._has_devices = True
             await self.crew.settle(members, Standing.STARTING)
-            delivery = self._delivery(release, InFlight.DROP) if release is not None else None
+            delivery = self._current.delivery(release, InFlight.DROP) if release is not None else None
             with self._span("start", members, release):
                 unwritten = None if delivery is None else await outcome_of(delivery.write_for(members))
                 if leave is not None and unwritten is None:
@@ -114,7 +121,7 @@ class Fleet:
                 starts = [] if unwritten else [self._start(member, release, delivery) for member in members]
                 outcomes = [unwritten] * len(members) if unwritten else await outcomes_of(starts)
             if release is not None and delivery is not None and None in outcomes:
-                self._hold(release, delivery.folder)
+                self._current.hold(release, delivery.folder)
             for member, error in zip(members, outcomes, strict=True):
                 if error is not None:
                     member.last_error = str(error)
@@ -124,7 +131,7 @@ class Fleet:
 
     async def stop_servers(self, names: Collection[str] | None = None) -> None:
         """End servers, all or those named, so that all they held is free; requests in flight are lost."""
-        async with self._changing(*Standing) as everyone:
+        async with self._changing("stop", *Standing) as everyone:
             members = _named(everyone, names)
             self._has_devices = False
             await self.crew.settle(members, Standing.STOPPED)
@@ -189,47 +196,41 @@ class Fleet:
         An engine that no way brings there is started again on what it had, if that is still to be had. If none takes
         the release, UpdateFailed says so, and the fleet stays on the version it had.
         """
-        async with self._changing(*RUNNING, Standing.ASLEEP) as members:
+        taking = f"take version {release.version}"
+        async with self._changing(taking, *RUNNING, Standing.ASLEEP) as members:
             check_version(self.release, release)
             check_hold(members, release, in_flight)
             check_base(members, release, self._sleep_level)
             if not members:
                 self._hold_for_the_lost(release)
                 return
-            self._sender_holds_release = False  # the learner has gone on to the new one
-            delivery = self._delivery(release, in_flight)
+            self._current.learner_goes_on()  # to the new one
+            delivery = self._current.delivery(release, in_flight)
             await self.crew.settle([member for member in members if member.standing in RUNNING], Standing.UPDATING)
             with self._span("update", members, release):
                 errors = await delivery.bring(members)
             brought = [member for member in members if member.name not in errors]
             if brought:
-                self._hold(release, delivery.folder)
+                self._current.hold(release, delivery.folder)
             await self._settle_update(members, errors, delivery.whole)
         if errors and not brought:
             raise UpdateFailed(self._no_engine_took(release, errors))
 
     def learning_begins(self) -> None:
         """From here on, the learner's own weights are no longer those of the release that the engines have."""
-        self._sender_holds_release = False
-
-    def _hold(self, release: Release, folder: Path) -> None:
-        """This is the release that engines have now, and that those which come back are brought to."""
-        if folder != self._written:
-            shutil.rmtree(self._written, ignore_errors=True)
-        self.release, self._written = release, folder
-        self._sender_holds_release = release.sender is not None
+        self._current.learner_goes_on()
 
     def _hold_for_the_lost(self, release: Release) -> None:
         if not self.crew.standing(Standing.LOST):
             raise UpdateFailed(f"version {release.version} has no engine to go to: {self.crew.describe()}")
-        self._hold(release, self._delivery(release, InFlight.DROP).folder)
+        self._current.hold(release, self._current.delivery(release, InFlight.DROP).folder)
 
     async def _settle_update(
         self, members: Sequence[Member], errors: Mapping[str, EngineError], whole: Collection[str]
     ) -> None:
         """Those that took the release are ready; those that did not go on with what they had, or are started again."""
         for member in members:
-            if member.name not in errors or (member.name in whole and self._is_current(member)):
+            if member.name not in errors or (member.name in whole and self._current.is_on(member)):
                 await self.crew.settle([member], Standing.READY)
             elif member.name in whole:
                 await self.crew.settle([member], Standing.BEHIND)
@@ -237,13 +238,10 @@ class Fleet:
                 await self.crew.settle([member], Standing.LOST)
                 self._supervisor.start_again_soon(member)
 
-    def _is_current(self, member: Member) -> bool:
-        return member.version == (self.release.version if self.release is not None else 0)
-
     def _no_engine_took(self, release: Release, errors: dict[str, EngineError]) -> str:
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
-        version = self.release.version if self.release is not None else 0
-        return f"version {release.version} was not taken, and the engines stay on version {version}: {reasons}"
+        stay = f"the engines stay on version {self._current.version}"
+        return f"version {release.version} was not taken, and {stay}: {reasons}"
 
     # Sleep and wake -----------------------------------------------------------------------------------------------
 
@@ -258,7 +256,7 @@ class Fleet:
             raise ValueError(f"engines sleep at level 1 or 2, not {level}")
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
-        async with self._changing(*RUNNING) as everyone:
+        async with self._changing("go to sleep", *RUNNING) as everyone:
             members = _named(everyone, names)
             unable = next((member.name for member in members if not member.abilities.can_sleep), None)
             if unable is not None:
@@ -290,14 +288,14 @@ class Fleet:
     async def _wake_as_they_were(self) -> None:
         if self._sleep_level > 1 and self.crew.standing(Standing.ASLEEP):
             raise NotOffered("the engines dropped their weights when they went to sleep; wake them with a release")
-        async with self._changing(Standing.ASLEEP) as members:
+        async with self._changing("wake up", Standing.ASLEEP) as members:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)
             await self._settle_each(members, outcomes, Standing.READY)
             await self.crew.settle([member for member in members if self._lags(member)], Standing.BEHIND)
 
     def _lags(self, member: Member) -> bool:
-        return member.standing is Standing.READY and not self._is_current(member)
+        return member.standing is Standing.READY and not self._current.is_on(member)
 
     async def _settle_each(
         self, members: Sequence[Member], outcomes: Sequence[EngineError | None], standing: Standing
@@ -320,8 +318,13 @@ class Fleet:
                 raise error
 
     async def _start_plain(self, member: Member) -> None:
-        member.version = 0
+        member.version, member.probe = 0, self.weights.first_probe
         await member.connect(self._connect(member.spec, await member.owner.start()))
+
+    async def replace_wrong(self, wrong: Sequence[WrongWeights]) -> None:
+        """Start engines again that do not have the weights of their version."""
+        for one in wrong:
+            await self._supervisor.lose(self.crew.members[one.name], f"it no longer has its weights: {one.why}")
 
     async def _recover(self, member: Member) -> None:
         """Start a lost member again and bring it to the version that the others have, before it gets work.
@@ -333,37 +336,24 @@ class Fleet:
                 return
             release = self.release
             with self._span("recover", [member], release):
-                if release is not None and not self._can_be_had(release):
+                if self._current.is_available:
+                    await self._start(member, release, self._current.delivery_again())
+                    await self.crew.settle([member], Standing.READY)
+                else:
                     await member.disconnect()
                     await self._start_plain(member)
                     await self.crew.settle([member], Standing.BEHIND)
-                    return
-                delivery = None
-                if release is not None:
-                    delivery = Delivery(release, self._written, self._connect, InFlight.DROP)
-                await self._start(member, release, delivery)
-            await self.crew.settle([member], Standing.READY)
-
-    def _can_be_had(self, release: Release) -> bool:
-        """Whether the release is still to be had, now that the learner may be changing its weights."""
-        return bool(release.checkpoint or release.adapter or self._written.exists() or self._sender_holds_release)
-
-    def _delivery(self, release: Release, in_flight: InFlight) -> Delivery:
-        """A delivery with a folder of its own: a version that is tried again may have other weights."""
-        self._deliveries += 1
-        folder = self._scratch.path / f"version-{release.version}-{self._deliveries}"
-        return Delivery(release, folder, self._connect, in_flight)
 
     # Changes ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _changing(self, *standings: Standing) -> AsyncIterator[list[Member]]:
-        """The members that stand so, while nobody else changes any of them.
+    async def _changing(self, what: str, *standings: Standing) -> AsyncIterator[list[Member]]:
+        """The members that stand so, while nobody else changes any of them; `what` is for those who wait.
 
         A change that breaks off, because it was cancelled or for a reason nobody foresaw, leaves nobody half changed:
         those members are lost, and started again.
         """
-        async with AsyncExitStack() as stack:
+        async with self._supervisor.reporting_waits(what), AsyncExitStack() as stack:
             for member in self.crew.members.values():
                 await stack.enter_async_context(member.changing)
             try:

@@ -29,6 +29,7 @@ class TimeLimits:
     """How long each kind of call may take, in seconds."""
 
     answer: float = 30.0  # questions and switches
+    health: float = 10.0  # whether a server answers at all; asked again and again before it counts as hung
     generate: float = 3600.0  # with the time that a request is queued or held
     drain: float = 3600.0  # pausing once all requests are finished
     memory: float = 300.0  # sleep and wake

@@ -11,6 +11,7 @@ from roost.engines.errors import EngineLost
 from roost.engines.owner import Owner
 from roost.engines.protocol import Engine
 from roost.engines.spec import ServerSpec
+from roost.engines.weights.probe import Probe
 from roost.engines.weights.release import Way
 from roost.engines.work_times import WorkTimes
 
@@ -40,6 +41,8 @@ class Member:
         self.abilities = Capabilities(frozenset())
         self.useless_ways: set[Way] = set()  # ways that a check has shown not to work with this server
         self.answers_before: tuple[float, ...] | None = None  # to the probe, before the update that is under way
+        self.probe: Probe | None = None  # what the learner says of the weights that it has, where that is known
+        self.baseline = 0.0  # how far its answers to a probe are from the learner's with equal weights
         self.restarts: deque[float] = deque()
         self.last_error = ""
         self.changing = asyncio.Lock()  # one change (start, update, sleep, restart) at a time
@@ -61,6 +64,11 @@ class Member:
     def engine(self) -> Engine:
         if self._engine is None:
             raise EngineLost(f"{self.name} is {self.standing}: {self.last_error or 'it has not been started'}")
+        return self._engine
+
+    @property
+    def client(self) -> Engine | None:
+        """The client of its server, if there is one that answered."""
         return self._engine
 
     @property

@@ -19,6 +19,7 @@ READY_LIMIT = 900.0  # seconds; large models are long in loading
 REPORT_EVERY = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REQUEST_LIMIT = 10.0
+SUSPENDED_LIMIT = 30.0
 LINES_TOLD, LINES_SEARCHED = 30, 300
 PORTS_TRIED = 3
 # The words of the system, of uvicorn and of SGLang.
@@ -65,6 +66,7 @@ async def wait_ready(
     """Return when a server answers; raise when it has died, or has not come up within `limit` seconds."""
     begin = time.monotonic()
     pause, next_report = FIRST_PAUSE, report_every
+    stopped_since: float | None = None
     client = HttpClient(process.url, process.spec.api_key, is_kept=False)
     try:
         while not await _answers(client, process):
@@ -73,6 +75,12 @@ async def wait_ready(
                 raise _death(process, waited)
             if waited > limit:
                 raise _never_ready(process, limit)
+            stopped_since = (stopped_since or waited) if process.is_suspended else None
+            if stopped_since is not None and waited - stopped_since > SUSPENDED_LIMIT:
+                raise EngineError(
+                    f"{process.spec.name} has been suspended by a signal (SIGSTOP) for {SUSPENDED_LIMIT:.0f} s while "
+                    f"it was starting. Log: {process.log_path}"
+                )
             if waited > next_report:
                 report(f"{process.spec.name}: starting for {waited:.0f} s; {_last_line(process)}")
                 next_report += report_every

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -60,8 +59,10 @@ class HandOver:
     async def _update(self, fleet: Fleet, release: Release) -> None:
         """Engines that died under an update are started again, and then take it."""
         for wait_s in RETRY_WAITS_S:
-            with contextlib.suppress(UpdateFailed):
+            try:
                 await fleet.update(release, self.in_flight)
                 return
+            except UpdateFailed as error:
+                fleet.report(f"{error}; trying again in {wait_s:g} s")
             await asyncio.sleep(wait_s)
         await fleet.update(release, self.in_flight)

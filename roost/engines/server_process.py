@@ -85,6 +85,14 @@ class ServerProcess:
         return self._exit_code is None and self._ending is None and not self._link.is_closed
 
     @property
+    def is_suspended(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped its process, which then does nothing until it is continued."""
+        try:
+            return self._server.status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
+    @property
     def exit_code(self) -> int | None:
         """What the server ended with, minus the number of the signal where one killed it; None while it is alive."""
         self._look()

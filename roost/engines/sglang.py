@@ -38,9 +38,11 @@ class SglangEngine(ServerClient):
         self._released: set[str] = set()  # the memory that must be taken again, and no other
         self._group: str | None = None
 
-    async def alive(self) -> bool:
-        # /health runs a token, which a paused engine does not do; this asks the scheduler as well.
-        return await self._calls.status("GET", "/server_info", limit_s=self._limits.answer) == 200
+    async def alive(self, is_changing: bool = False) -> bool:
+        # /health runs a token, which a paused engine does not do. /server_info asks the scheduler, which is silent
+        # while it takes weights; /v1/models is answered without it.
+        route = "/v1/models" if is_changing else "/server_info"
+        return await self._calls.status("GET", route, limit_s=self._limits.health) == 200
 
     # Generation
 

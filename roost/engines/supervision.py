@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from roost.engines.crew import Crew
+from roost.engines.errors import EngineError
 from roost.engines.member import Member, Standing
+from roost.engines.protocol import Engine
 from roost.engines.restarts import RestartLimit
 from roost.spec.errors import counted
 
 WATCHED = (Standing.READY, Standing.BEHIND, Standing.ASLEEP)
+COMING = (Standing.LOST, Standing.STARTING)
+GONE = (Standing.STOPPED, Standing.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class Watchfulness:
     every_s: float = 2.0
     missed: int = 3  # probes without an answer before an engine whose process is there counts as hung
     restarts: RestartLimit = field(default_factory=RestartLimit)
+    # Seconds after which a start, update, sleep or wake is reported with who is waited for; the last one repeats.
+    waits_s: tuple[float, ...] = (10.0, 20.0, 30.0, 60.0)
 
 
 class Supervisor:
@@ -39,6 +47,7 @@ class Supervisor:
     ) -> None:
         self._crew, self._how, self._recover, self._report = crew, watchfulness, recover, report
         self._silent: dict[str, int] = {}
+        self._killed: dict[str, Engine] = {}  # clients of servers that were killed during a change
         self._examined: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in crew.members}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
@@ -60,17 +69,36 @@ class Supervisor:
         One look at a time: many requests that fail with an engine lose it once.
         """
         async with self._examined[member.name]:
+            if member.changing.locked():
+                return await self._examine_changing(member)
             if member.standing not in WATCHED:
                 return False
             wrong = await self._whats_wrong(member, patience)
             if wrong and member.standing in WATCHED:  # nobody has begun to change it meanwhile
-                await self._lose(member, wrong)
+                await self.lose(member, wrong)
             return not wrong
 
-    async def _whats_wrong(self, member: Member, patience: int) -> str:
+    async def _examine_changing(self, member: Member) -> bool:
+        """Look at a member that somebody else is changing.
+
+        One that is dead or hung is killed: calls that wait for it fail then, a learner's that sends weights included,
+        and whoever changes it goes on. One without a connection is being started, which has limits of its own.
+        """
+        engine = member.client
+        if engine is None or self._killed.get(member.name) is engine:
+            return False
+        wrong = await self._whats_wrong(member, self._how.missed, is_changing=True)
+        if wrong and member.client is engine:
+            self._killed[member.name] = engine
+            self._silent.pop(member.name, None)
+            self._report(f"{member.name} is lost: {wrong}; it was being changed, and its server is killed")
+            await member.owner.stop()
+        return not wrong
+
+    async def _whats_wrong(self, member: Member, patience: int, is_changing: bool = False) -> str:
         if not await member.owner.is_running():
             return "its process is gone"
-        if not member.is_connected or await member.engine.alive():
+        if member.client is None or await member.client.alive(is_changing):
             self._silent.pop(member.name, None)
             return ""
         self._silent[member.name] = self._silent.get(member.name, 0) + 1
@@ -89,7 +117,10 @@ class Supervisor:
             )
             self._report(f"{member.name} is given up: {member.last_error}")
             await self._crew.settle([member], Standing.FAILED)
-            await member.owner.stop()
+            try:
+                await member.owner.stop()
+            except EngineError as error:
+                self._report(f"{member.name} could not be stopped: {error}")
             return
         member.restarts.append(now)
         try:
@@ -99,10 +130,13 @@ class Supervisor:
             self._report(f"{member.name} did not come back: {error}")
             await self.start_again(member)
             return
-        if member.standing is not Standing.LOST:
+        if member.standing is Standing.BEHIND:
+            self._report(f"{member.name} is running again, and gets work after the next update")
+        elif member.standing is not Standing.LOST:
             self._report(f"{member.name} is back, on version {member.version}")
 
-    async def _lose(self, member: Member, why: str) -> None:
+    async def lose(self, member: Member, why: str) -> None:
+        """Give a member no more work, and start it again unless it was asleep."""
         was_asleep = member.standing is Standing.ASLEEP
         member.last_error = why
         self._silent.pop(member.name, None)
@@ -110,6 +144,35 @@ class Supervisor:
         self._report(f"{member.name} is lost: {why}" + (", and is started when it is woken" if was_asleep else ""))
         if not was_asleep:
             self.start_again_soon(member)
+
+    @asynccontextmanager
+    async def reporting_waits(self, what: str) -> AsyncIterator[None]:
+        """Report who is waited for while a change of engines takes long; `what` is what they are to do."""
+        task = asyncio.create_task(self._report_waits(what))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _report_waits(self, what: str) -> None:
+        waited = 0.0
+        for pause in itertools.chain(self._how.waits_s, itertools.repeat(self._how.waits_s[-1])):
+            await asyncio.sleep(pause)
+            waited += pause
+            names = ", ".join(map(self._described, self._waited_for()))
+            self._report(f"waiting for {names or 'nobody'} to {what}, {waited:g} s so far")
+
+    def _waited_for(self) -> list[Member]:
+        """Those that hold up a change: who does not answer, else who is being started, else all."""
+        members = self._crew.members.values()
+        changing = [member for member in members if member.changing.locked() and member.standing not in GONE]
+        silent = [member for member in changing if member.name in self._silent]
+        return silent or [member for member in changing if member.standing in COMING] or changing
+
+    def _described(self, member: Member) -> str:
+        if member.name in self._silent:
+            return f"{member.name} (it does not answer)"
+        return f"{member.name} (being started)" if member.standing in COMING else member.name
 
     async def _watch(self, member: Member) -> None:
         while True:

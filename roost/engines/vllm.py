@@ -30,8 +30,8 @@ class VllmEngine(ServerClient):
     _can_receive = False  # the server knows how weights will come
     _is_packed = False
 
-    async def alive(self) -> bool:
-        return await self._calls.status("GET", "/health", limit_s=self._limits.answer) == 200
+    async def alive(self, is_changing: bool = False) -> bool:
+        return await self._calls.status("GET", "/health", limit_s=self._limits.health) == 200
 
     # Generation
 

@@ -94,6 +94,48 @@ def test_tokens_are_put_down_to_the_release_by_every_way(way, routes, tmp_path):
         assert asyncio.run(bounded()) == ({}, (VersionSpan(7, 0, 2),), 7, 7)
 
 
+def test_an_update_that_did_not_take_is_reported_with_what_is_done_instead(tmp_path):
+    found = brought_by_probe(tmp_path, baseline=0.0)
+    assert [text for text in found if "http" not in text] == []
+    off = "the probe (log-probabilities of fixed tokens) is off by 1.5, and 0.1 is allowed"
+    told = [text.replace(text[text.index("http") : text.index(" does not")], "URL") for text in found]
+    assert told == [
+        f"one did not take version 7 by {way}: URL does not answer with the new weights: {off}; {instead}"
+        for way, instead in [
+            ("shared device", "next: reload from disk"),
+            ("reload from disk", "next: restart"),
+            ("restart", "there is no other way"),
+        ]
+    ]
+
+
+def test_an_update_is_judged_relative_to_the_mismatch_with_equal_weights(tmp_path):
+    assert brought_by_probe(tmp_path, baseline=1.4) == []
+
+
+def brought_by_probe(tmp_path, baseline):
+    """What is reported when an engine's answers are 1.5 from the learner's, whatever it is sent."""
+    said = []
+    with running_standin(NEW, opens_token_route=False) as (url, server):
+        told = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": told}]}
+        server.on_v1_completions = lambda asked: (200, scored)
+
+        async def scenario():
+            member = Member(Owner(url))
+            await member.connect(connect(EngineKind.VLLM, url))
+            member.standing, member.baseline = Standing.UPDATING, baseline
+            member.probe = probe = Probe((5, 6), (-2.0,), tolerance=0.1)  # the learner has hardly moved
+            release = Release(7, probe, SentByAnother(Way.DEVICE), "checkpoint")
+            delivery = Delivery(release, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, said.append)
+            async with asyncio.timeout(HANG_S):
+                await delivery.bring([member])
+            await member.disconnect()
+
+        asyncio.run(scenario())
+    return said
+
+
 ASLEEP = [
     pytest.param(Standing.ASLEEP, 2, "adapter", True, id="dropped"),
     pytest.param(Standing.ASLEEP, 1, "adapter", False, id="kept"),

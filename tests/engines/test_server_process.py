@@ -173,6 +173,19 @@ async def test_a_server_that_is_never_ready_is_waited_for_so_long_and_ended(spec
     assert living(tmp_path) == set()
 
 
+async def test_a_server_that_is_suspended_while_it_starts_is_not_waited_for(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr("roost.engines.readiness.SUSPENDED_LIMIT", 0.2)
+
+    async def suspended(spec, folder):
+        process = await ServerProcess.start(spec, folder)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    with pytest.raises(EngineError, match=r"engine has been suspended by a signal \(SIGSTOP\)"):
+        await start_ready(spec("never-ready"), tmp_path, limit=10 * LIMIT, start=suspended)
+    assert living(tmp_path) == set()
+
+
 async def test_while_a_server_starts_the_end_of_its_log_is_reported(spec, tmp_path):
     process = await ServerProcess.start(spec("never-ready"), tmp_path)
     said = []

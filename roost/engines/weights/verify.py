@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from roost.engines.errors import UpdateFailed
 from roost.engines.protocol import Engine
 from roost.engines.weights.probe import Probe
 
 CLEARLY = 0.02  # a change of a log-probability that no engine rounds away
+MARGIN = 2.0  # times the difference with equal weights: other weights round otherwise
 
 
 class NotTaken(UpdateFailed):
@@ -43,37 +45,65 @@ def compare_fingerprints(sent: Mapping[str, str], held: Mapping[str, str]) -> li
     return [name for name in sent if sent[name] != held[name]]
 
 
-async def verify_by_probe(
-    engine: Engine, probe: Probe, adapter: str | None = None, before: Sequence[float] | None = None
-) -> None:
-    """Ask the engine what the learner was asked; `before` is what it answered with the weights it had."""
-    wrong = judge_answers(probe, await engine.score(probe.token_ids, adapter), before)
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The answers that an engine must give once it has new weights, and what is known to compare them with."""
+
+    probe: Probe
+    baseline: float = 0.0  # how far the engine is off with equal weights
+    before: Sequence[float] | None = None  # its answers with the weights it had
+    probe_before: Probe | None = None  # what the learner said of those weights
+
+    @property
+    def allowed(self) -> float:
+        """How far an answer may be off: as far as rounding allows, or as it was with equal weights, with a margin.
+
+        >>> Expected(Probe((1, 2), (-1.0,), tolerance=0.25), baseline=1.4).allowed
+        2.8
+        """
+        return max(self.probe.tolerance, MARGIN * self.baseline)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the new weights clearly answer otherwise than the old ones; assumed where it is not known."""
+        known = self.probe_before is not None and self.probe_before.token_ids == self.probe.token_ids
+        return not known or self.probe_before is None or self.probe.difference(self.probe_before.logprobs) > CLEARLY
+
+
+async def verify_by_probe(engine: Engine, expected: Expected, adapter: str | None = None) -> None:
+    """Ask the engine what the learner was asked."""
+    wrong = judge_answers(expected, await engine.score(expected.probe.token_ids, adapter))
     if wrong:
         raise NotTaken(f"{engine.url} does not answer with the new weights: {wrong}")
 
 
-def judge_answers(probe: Probe, answers: Sequence[float], before: Sequence[float] | None = None) -> str:
+def judge_answers(expected: Expected, answers: Sequence[float]) -> str:
     """What is wrong with an engine's answers, or nothing.
 
-    They must be as near as rounding allows; or, where the model is so sensitive that rounding alone moves them further,
-    clearly nearer than the answers of the old weights. Answers that did not move at all, though those of the learner
-    are clearly others, are the old weights' even if they are near.
+    They must be as near as rounding allows, or as they were with equal weights; or, where the model is so sensitive
+    that rounding alone moves them further, clearly nearer than the answers of the old weights. Answers that did not
+    move at all, though those of the learner did, are the old weights' even if they are near.
 
     >>> probe = Probe((1, 2, 3), (-1.0, -2.0), tolerance=0.1)
-    >>> judge_answers(probe, (-1.05, -2.0))
+    >>> judge_answers(Expected(probe), (-1.05, -2.0))
     ''
-    >>> judge_answers(probe, (-1.5, -2.0))
-    'a log-probability of the probe is off by 0.5, and 0.1 is allowed'
-    >>> judge_answers(probe, (-1.5, -2.0), before=(-4.0, -2.0))
+    >>> judge_answers(Expected(probe), (-1.5, -2.0))
+    'the probe (log-probabilities of fixed tokens) is off by 0.5, and 0.1 is allowed'
+    >>> judge_answers(Expected(probe, baseline=0.4), (-1.5, -2.0))
     ''
-    >>> judge_answers(probe, (-1.05, -2.0), before=(-1.05, -2.0))
+    >>> judge_answers(Expected(probe, before=(-4.0, -2.0)), (-1.5, -2.0))
+    ''
+    >>> judge_answers(Expected(probe, before=(-1.05, -2.0)), (-1.05, -2.0))
     'its answers to the probe are those it gave before, to the last digit'
     """
+    probe, before = expected.probe, expected.before
     difference = probe.difference(answers)
-    if before is not None and tuple(before) == tuple(answers) and difference > CLEARLY:
+    if before is not None and tuple(before) == tuple(answers) and difference > CLEARLY and expected.has_moved:
         return "its answers to the probe are those it gave before, to the last digit"
-    if difference <= probe.tolerance:  # written so that not-a-number fails
+    if difference <= expected.allowed:  # written so that not-a-number fails
         return ""
     if before is not None and difference < probe.difference(before) / 2:
         return ""
-    return f"a log-probability of the probe is off by {difference:.4g}, and {probe.tolerance:.4g} is allowed"
+    off = f"is off by {difference:.4g}, and {expected.allowed:.4g} is allowed"
+    known = f"; with equal weights it was off by {expected.baseline:.4g}" if expected.baseline else ""
+    return f"the probe (log-probabilities of fixed tokens) {off}{known}"

@@ -14,6 +14,7 @@ from roost.engines.generation import Sampling
 from roost.engines.http_calls import TimeLimits
 from roost.engines.member import Standing
 from roost.engines.owner import LocalOwner
+from roost.engines.protocol import InFlight
 from roost.engines.restarts import RestartLimit
 from roost.engines.spec import EngineKind
 from roost.engines.supervision import Watchfulness
@@ -25,12 +26,12 @@ from tests.limits import HANG_S
 pytestmark = pytest.mark.long
 
 LONG = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
-EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=20))
+EAGER = Watchfulness(every_s=0.2, missed=2, restarts=RestartLimit(most=20), waits_s=(0.5,))
 
 
 def quick_to_doubt(spec, url):
     """A client that waits for short answers only, so that a hung server is noticed soon."""
-    return connect(spec.kind, url, api_key=spec.api_key, limits=TimeLimits(answer=6.0))
+    return connect(spec.kind, url, api_key=spec.api_key, limits=TimeLimits(answer=60.0, health=6.0))
 
 
 class Scenarios:
@@ -93,7 +94,8 @@ def test_requests_move_to_another_engine(scenarios):
 
     for index, completion in enumerate(scenarios.run(run())):
         assert completion.token_ids == scenarios.policy.greedy(0, (*PROMPT, index), LONG.max_tokens)
-    assert scenarios.said == ["two is lost: its process is gone", "two is back, on version 0"]
+    said = [text for text in scenarios.said if not text.startswith("waiting for")]
+    assert said == ["two is lost: its process is gone", "two is back, on version 0"]
 
 
 class KillsOnTheWay(ModuleSource):
@@ -120,6 +122,53 @@ def test_killed_during_an_update(scenarios):
         return await scenarios.answers()
 
     assert scenarios.run(run()) == scenarios.all_on(number)
+
+
+def hung(member):
+    kill(member, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("in_flight", [InFlight.DRAIN, InFlight.HOLD])
+def test_hung_during_an_update(scenarios, in_flight):
+    """It is noticed by its silence and killed, so that the sender and the other engine do not wait for a time limit."""
+    number, before = scenarios.version + 1, scenarios.one.owner.pid
+    scenarios.said.clear()
+
+    async def run():
+        source = KillsOnTheWay(scenarios.policy.version(number), lambda: hung(scenarios.one))
+        await scenarios.fleet.update(scenarios.policy.release(number, source=source), in_flight)
+        await scenarios.until(scenarios.one, Standing.READY)
+        return await scenarios.answers()
+
+    assert scenarios.run(run()) == scenarios.all_on(number)
+    assert scenarios.one.owner.pid != before
+    assert "one is lost: it does not answer; it was being changed, and its server is killed" in scenarios.said
+    waits = [text for text in scenarios.said if text.startswith("waiting for one (it does not answer)")]
+    assert f"to take version {number}, " in waits[0]
+    told = next(text for text in scenarios.said if text.startswith(f"one did not take version {number} by shared mem"))
+    assert told.endswith("next: reload from disk")
+    assert f"one is back, on version {number}" in scenarios.said
+
+
+@pytest.mark.parametrize("moment", ["before it sleeps", "asleep", "while it wakes"])
+def test_hung_around_its_sleep(scenarios, moment):
+    number, before = scenarios.version + 1, scenarios.one.owner.pid
+
+    async def run():
+        if moment == "before it sleeps":
+            hung(scenarios.one)
+        await scenarios.fleet.sleep(2)
+        scenarios.fleet.learning_begins()
+        if moment != "before it sleeps":
+            hung(scenarios.one)
+        if moment == "asleep":
+            await scenarios.until(scenarios.one, Standing.LOST)
+        await scenarios.fleet.wake(scenarios.policy.release(number))
+        await scenarios.until(scenarios.one, Standing.READY)
+        return await scenarios.answers()
+
+    assert scenarios.run(run()) == scenarios.all_on(number)
+    assert scenarios.one.owner.pid != before
 
 
 def test_killed_asleep(scenarios):
@@ -152,7 +201,30 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
         await scenarios.fleet.update(scenarios.policy.release(number + 1))
         return meanwhile.token_ids, await scenarios.answers()
 
+    scenarios.said.clear()
     assert scenarios.run(run()) == (scenarios.policy.greedy(number), scenarios.all_on(number + 1))
+    assert "one is running again, and gets work after the next update" in scenarios.said
+    assert not [text for text in scenarios.said if "on version 0" in text]
+
+
+def test_an_engine_that_somebody_gave_other_weights_is_replaced(scenarios, tmp_path):
+    """A request with the key can still replace weights; whoever asks for the check learns which engine it was."""
+    number, policy = scenarios.version + 1, scenarios.policy
+
+    async def run():
+        await scenarios.fleet.weights.calibrate(policy.probe(number - 1))
+        await scenarios.fleet.update(policy.release(number))
+        before = await scenarios.fleet.weights.wrong()
+        other = policy.written(number + 7, tmp_path).checkpoint
+        await scenarios.two.engine.load_checkpoint(other, number)
+        wrong = await scenarios.fleet.weights.wrong()
+        await scenarios.fleet.replace_wrong(wrong)
+        await scenarios.until(scenarios.two, Standing.READY)
+        return before, wrong, await scenarios.fleet.weights.wrong(), await scenarios.answers()
+
+    before, (wrong,), after, answers = scenarios.run(run())
+    assert (before, after, answers) == ([], [], scenarios.all_on(number))
+    assert wrong.name == "two" and "is off by" in wrong.why and "with equal weights it was off by" in wrong.why
 
 
 def test_a_hung_engine_is_replaced(scenarios, tmp_path):
