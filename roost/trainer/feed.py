@@ -36,6 +36,7 @@ class Tally:
     retried: int = 0
     lost_groups: int = 0  # none of whose episodes finished
     equal_groups: int = 0  # that were replaced because they teach nothing
+    discarded_groups: int = 0  # that were generated again, because an engine had other weights than the learner
 
 
 class NothingFinishes(RuntimeError):
@@ -103,6 +104,17 @@ class Feed:
             if self._on_end is not None:
                 self._on_end(group.number)
         return sorted(groups[:wanted], key=lambda group: group.number)
+
+    async def discard(self, groups: Sequence[Group]) -> None:
+        """Generate these groups again, which were taken at this version, and all that are under way."""
+        plays, self._plays = list(self._plays.values()), {}
+        for group in await asyncio.gather(*(play.result() for play in plays)):
+            if self._on_end is not None:
+                self._on_end(group.number)
+        self._kept.clear()
+        self._taken -= len(groups)
+        self._again = sorted([*self._again, *(play.number for play in plays), *(group.number for group in groups)])
+        self.tally.discarded_groups += len(groups) + len(plays)
 
     async def close(self) -> None:
         """Cancel everything that is under way."""

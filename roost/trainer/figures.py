@@ -43,6 +43,7 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
         "samples/retried": float(tally.retried),
         "groups/lost": float(tally.lost_groups),
         "groups/replaced": float(tally.equal_groups),
+        "groups/discarded": float(tally.discarded_groups),
         "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
         **of_lengths(episodes),
     }

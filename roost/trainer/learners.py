@@ -11,6 +11,7 @@ from typing import Any
 
 from roost.engines.errors import UpdateFailed
 from roost.engines.protocol import Engine
+from roost.engines.weights.probe import Probe
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.send import Sent
 from roost.learner.sample import Floats, Sample
@@ -112,9 +113,14 @@ class Learners:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
+    async def probe(self) -> Probe:
+        """What an engine with the weights as they are now must answer."""
+        found: Probe = (await self.all("probe"))[0]
+        return found
+
     async def release(self, version: int) -> Release:
         """The weights as they are now, as a version of the policy."""
-        probe = (await self.all("probe"))[0]
+        probe = await self.probe()
         check_policy(probe.logprobs, version)
         if self._adapters is not None:
             return Release(version, probe, adapter=await self._write_adapter(self._adapters, version))

@@ -33,8 +33,9 @@ from roost.trainer.batch import (
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.divergence import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.feed import Feed
-from roost.trainer.figures import Learnt, of_all, of_groups, of_parts, of_time
+from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
 from roost.trainer.learners import Learners, totals_of
+from roost.trainer.mismatch_guard import MismatchGuard
 from roost.trainer.turns import Turns
 
 Figures = dict[str, float]
@@ -102,6 +103,7 @@ class Loop:
     is_stopped: Callable[[], bool] = lambda: False
     more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # of a step, by others
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
+    guard: MismatchGuard = field(default_factory=MismatchGuard)
     _seconds: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> TrainerState:
@@ -143,7 +145,9 @@ class Loop:
         ahead: asyncio.Task[Ready] | None = None
         try:
             for part in range(parts):
-                ready = await (self._make_ready(version, parts) if ahead is None else self._await_part(ahead, parts))
+                ready = await (
+                    self._make_ready(version, parts, part) if ahead is None else self._await_part(ahead, parts)
+                )
                 if part + 1 < parts and self._scores_apart:
                     ahead = asyncio.create_task(self._make_ready_beside(version, parts))
                 learnt.append(await self._learn(ready.batch, self.settings.minibatches // parts, part))
@@ -156,14 +160,53 @@ class Loop:
                 await asyncio.gather(ahead, return_exceptions=True)
         return groups, learnt
 
-    async def _make_ready(self, version: int, parts: int) -> Ready:
-        """The next part of a step: its groups, and what models say of them, on devices that are the learner's."""
-        async with self._phase("generate", self._samples(parts)):
-            groups = await self._take(version, parts)
-        async with self._phase("switch"):
-            await self.turns.to_learner(self.models.fleet, self.models.sharing)
-        async with self._phase("score"):
-            return Ready(groups, await self._scored(batch_of(groups)))
+    async def _make_ready(self, version: int, parts: int, part: int) -> Ready:
+        """The next part of a step: its groups, and what models say of them, on devices that are the learner's.
+
+        Groups from engines that turn out to have other weights than the learner gave them are generated again.
+        """
+        is_resynced = False
+        while True:
+            async with self._phase("generate", self._samples(parts)):
+                groups = await self._take(version, parts)
+                wrong = await self.models.fleet.weights.wrong()
+            if wrong:
+                reasons = "; ".join(f"{one.name}: {one.why}" for one in wrong)
+                await self._discard(groups, version, f"{reasons}. The engine is started again with its weights")
+                await self.models.fleet.replace_wrong(wrong)
+                continue
+            async with self._phase("switch"):
+                await self.turns.to_learner(self.models.fleet, self.models.sharing)
+            async with self._phase("score"):
+                ready = Ready(groups, await self._scored(batch_of(groups)))
+            jump = self._jump(ready, version, is_resynced) if part == 0 else ""
+            if not jump:
+                return ready
+            await self._discard(groups, version, f"{jump}. The engines get their weights again")
+            async with self._phase("sync"):
+                release = self.models.fleet.release or await self.models.policy.release(version)
+                await self.turns.to_engines(self.models.fleet, self.models.sharing, release)
+            is_resynced = True
+
+    def _jump(self, ready: Ready, version: int, is_resynced: bool) -> str:
+        """Why a step's groups are not learnt from, if they are not: their mismatch is not the one of this run.
+
+        Of engines that have just got their weights again, verified, it is accepted.
+        """
+        figures = of_mismatch(ready.batch.samples) if max(lags(ready.groups, version), default=0) == 0 else {}
+        jump = self.guard.jump(figures)
+        if jump and is_resynced:
+            self.models.fleet.report(f"{jump}, also after the engines got their weights again: it counts as usual now")
+        if not jump or is_resynced:
+            self.guard.accept(figures, is_new_usual=bool(jump))
+            return ""
+        return jump
+
+    async def _discard(self, groups: Sequence[Group], version: int, why: str) -> None:
+        """Do not learn from groups, nor from others under way; all of them are generated again."""
+        self.models.fleet.report(f"step {self.state.step + 1} is not learnt from and generated again: {why}")
+        await self.feed.discard(groups)
+        self.feed.begin(version)
 
     async def _make_ready_beside(self, version: int, parts: int) -> Ready:
         """The same while the part before is learnt from; the step waits for none of it, so none is a phase of it."""

@@ -14,6 +14,7 @@ import psutil
 
 from roost.engines.fleet import Fleet
 from roost.engines.spec import EngineKind
+from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
 from roost.placement.plan import Plan
 from roost.rollout.scenario import Scenario
@@ -86,6 +87,7 @@ class Running:
         self._is_writing = False  # one, in the background
         self._models: Models | None = None
         self._loop: Loop | None = None
+        self._first_probe: Probe | None = None  # of the weights before the first step
         self._stages: Stages
 
     def launch(self) -> None:
@@ -166,6 +168,8 @@ class Running:
 
     async def _prepare_learner(self, models: Models) -> None:
         """It gets the state that the run goes on from, and leaves devices that it shares before engines start there."""
+        if self.state.step or self._layout.turns.are_taken:  # else it is asked once engines have started beside it
+            self._first_probe = await models.policy.probe()
         if self.state.step:
             checkpoint = self._checkpoints.at(self.state.step)
             await models.policy.all("restore", str(checkpoint.learner))
@@ -176,7 +180,8 @@ class Running:
             await self._layout.turns.offload(models.sharing)
 
     async def _prepare_engines(self, models: Models) -> None:
-        """They were started on the model as it was before the first step."""
+        """They were started on the model as it was before the first step, as the learner was."""
+        await models.fleet.weights.calibrate(self._first_probe or await models.policy.probe())
         if self.state.step:
             turns = self._layout.turns
             await turns.to_learner(models.fleet, models.sharing)

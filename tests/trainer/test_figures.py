@@ -24,7 +24,7 @@ from tests.trainer.made_groups import made_episode, made_group
 
 def test_what_was_collected():
     groups = [made_group(0, [1.0, 0.0], versions=(4, 5)), made_group(1, [0.5, 0.5], versions=(5,))]
-    tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, equal_groups=4)
+    tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, equal_groups=4, discarded_groups=6)
     assert of_groups(groups, version=5, tally=tally) == {
         "reward/mean": 0.5,
         "reward/std": pytest.approx(0.125**0.5),
@@ -41,6 +41,7 @@ def test_what_was_collected():
         "samples/retried": 1.0,
         "groups/lost": 1.0,
         "groups/replaced": 4.0,
+        "groups/discarded": 6.0,
         "episode/seconds": 1.0,
         "length/completion/p50": 1.5,
         "length/completion/p90": 2.0,

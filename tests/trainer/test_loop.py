@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from roost.engines.residency import HandOver
+from roost.engines.weight_check import WrongWeights
 from roost.placement.residency import Decision
 from roost.runtime.trace.spans import SpanRecorder
 from roost.spec.training import (
@@ -37,10 +38,12 @@ class Model:
         self._name = self.name = name
         self._events = events
         self.learnt = []
+        self.mismatches = []
 
     async def score(self, samples, as_reference=False):
         self._events.append(f"{self._name} scores" + (" as reference" if as_reference else ""))
-        return [np.zeros(len(sample), np.float32) for sample in samples]
+        apart = self.mismatches.pop(0) if self.mismatches else 0.0
+        return [sample.logprobs + np.float32(apart) for sample in samples]
 
     async def values(self, samples):
         self._events.append(f"{self._name} values")
@@ -70,8 +73,22 @@ class Model:
 class Engines:
     """A fleet that only has a version, which the scenario's draws are made by."""
 
-    def __init__(self, scenario, events, takes_updates=True):
+    def __init__(self, scenario, events, takes_updates=True, wrong_weights=()):
         self._scenario, self._events, self._takes_updates = scenario, events, takes_updates
+        self.weights = self
+        self.wrong_weights = list(wrong_weights)
+
+    release = None
+
+    async def wrong(self):
+        """Those with other weights than they were given."""
+        return self.wrong_weights.pop(0) if self.wrong_weights else []
+
+    async def replace_wrong(self, wrong):
+        self._events.append(f"replace {[one.name for one in wrong]}")
+
+    def report(self, text):
+        self._events.append(f"report: {text}")
 
     async def update(self, release, in_flight=None):
         self._events.append(f"version {release.version}")
@@ -103,6 +120,8 @@ class Run:
     stops_after: int = 10**6
     plays: object = None
     goes_on: bool = False
+    wrong_weights: list = field(default_factory=list)  # what a check of the engines finds, one time after the other
+    mismatches: list = field(default_factory=list)  # of the log-probabilities that the policy scores with, likewise
     events: list = field(default_factory=list)
     told: list = field(default_factory=list)
     after: list = field(default_factory=list)
@@ -111,8 +130,9 @@ class Run:
         self.scenario = Script(self._play, goes_on=self.goes_on)
         self.scenario.version = self.state.version
         self.policy, self.critic = Model("policy", self.events), Model("critic", self.events)
+        self.policy.mismatches = self.mismatches
         models = Models(
-            Engines(self.scenario, self.events, self.engines_take_updates),
+            Engines(self.scenario, self.events, self.engines_take_updates, self.wrong_weights),
             self.policy,
             self.critic if self.has_critic else None,
             Model("reference", self.events) if self.has_reference else None,
@@ -282,6 +302,53 @@ def test_a_run_that_has_done_all_its_steps_does_nothing():
     state = TrainerState(step=5, version=5)
     run = trained(settings_of(steps=5), state=state)
     assert (run.state, run.events) == (state, [])
+
+
+# Engines with other weights than they were given ---------------------------------------------------------------------
+
+
+def reports(run):
+    return [event.removeprefix("report: ") for event in run.events if event.startswith("report: ")]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
+    wrong = [[], [WrongWeights("rollout-1", "the probe is off by 4")]]
+    run = trained(settings_of(steps=3, max_policy_lag=lag), wrong_weights=wrong)
+    assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3], [4, 5]]
+    learnt = [sample for part in run.policy.learnt for sample in part]
+    assert sorted(learnt) == samples_of(range(6)), "each is learnt from once"
+    assert run.events.count("play 2") == 4, "two episodes, twice"
+    assert "replace ['rollout-1']" in run.events
+    assert reports(run) == [
+        "step 2 is not learnt from and generated again: rollout-1: the probe is off by 4. The engine is started again "
+        "with its weights"
+    ]
+    assert [figures["groups/discarded"] for _, figures, _ in run.told] == [0, 2 + 2 * lag, 0]
+
+
+@pytest.mark.parametrize("decision", [Decision.KEEP, Decision.SLEEP])
+def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
+    run = trained(settings_of(steps=2), decision, mismatches=[0.01, 4.0, 0.01])
+    assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3]]
+    assert sum(map(len, run.policy.learnt)) == 8
+    assert reports(run) == [
+        "step 2 is not learnt from and generated again: the mean mismatch of log-probabilities jumped from 0.01 to 4. "
+        "The engines get their weights again"
+    ]
+    assert run.events.count("version 1") == 2, "the release of version 1 is sent again"
+    assert run.told[1][1]["mismatch/logprob_mean"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_mismatch_that_is_large_from_the_start_is_the_usual_one():
+    run = trained(settings_of(steps=3), mismatches=[1.4, 1.1, 2.0])
+    assert not reports(run) and len(run.told) == 3
+
+
+def test_a_mismatch_that_stays_after_the_weights_were_sent_again_is_accepted():
+    run = trained(settings_of(steps=5), mismatches=[0.01, 0.01, 0.01, 4.0, 4.0, 4.0])
+    assert len(run.told) == 5
+    assert len(reports(run)) == 2 and "it counts as usual now" in reports(run)[1]
 
 
 # Modes --------------------------------------------------------------------------------------------------------------

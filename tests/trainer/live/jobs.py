@@ -44,15 +44,31 @@ def job_of(values):
     return job
 
 
-def trained(values, folder, resumes=False, said=None, from_step=None):
+class NotingView(LiveView):
+    """Keeps what is noted."""
+
+    notes: list
+
+    def note(self, text):
+        self.notes.append(text)
+        super().note(text)
+
+
+def trained(values, folder, resumes=False, said=None, from_step=None, notes=None):
     """Train to the end; the outcome has the run's folder."""
+
+    def view(steps, first):
+        view = NotingView(steps, console, first)
+        view.notes = notes if notes is not None else []
+        return view
+
     console = Console(file=io.StringIO())
     say = said.append if said is not None else (lambda text: None)
     return train(
         job_of(values),
         RunOptions(Path(folder), resumes, from_step=from_step),
         say,
-        lambda steps, first: LiveView(steps, console, first),
+        view,
         lambda plan: None,
     )
 

@@ -1,0 +1,146 @@
+"""Engines, their workers and the learner that fail while a run needs them: it goes on, and every group counts once."""
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from typing import ClassVar
+
+import psutil
+import pytest
+
+from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
+from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
+from roost.trainer.learners import LearnerSender
+from tests.trainer.live.jobs import MARK, config, learnt_groups, trained, weights_of
+
+pytestmark = pytest.mark.long
+
+LEARNER, ENGINE, WORKER = "LearnerWorker", "roost.engines.torch_engine", "ray::EngineWorker"
+GROUPS, STEPS = 4, 3
+
+
+def process_of(name):
+    """A process that this test has started, by what it is called."""
+    for process in psutil.process_iter():
+        try:
+            if name in " ".join(process.cmdline()) and process.environ().get(MARK) == os.environ[MARK]:
+                return process
+        except psutil.Error:
+            continue
+    raise LookupError(f"no process of this run is called {name}")
+
+
+class Disturbed(Arithmetic):
+    """Something is done to the run, once, when so many episodes were played."""
+
+    done: ClassVar = []
+
+    def __init__(self, tokenizer, largest=2, after=0, action="", argument=None):
+        super().__init__(tokenizer, largest)
+        self._after, self._action, self._argument = after, action, argument
+        self._played = 0
+
+    async def play(self, task, transcript):
+        self._played += 1
+        if self._played > self._after and self._action and not Disturbed.done:
+            Disturbed.done.append(self._action)
+            await asyncio.to_thread(ACTIONS[self._action], self._argument)
+        return await super().play(task, transcript)
+
+
+def kill(name):
+    process_of(name).kill()
+
+
+def give_other_weights(folder):
+    """As anybody could before engines required a key; here by one who has it."""
+    server = process_of(ENGINE)
+    port = server.cmdline()[server.cmdline().index("--port") + 1]
+    body = json.dumps({"method": "reload_weights", "kwargs": {"weights_path": folder}}).encode()
+    headers = {"Authorization": f"Bearer {server.environ()[KEY_VARIABLE]}", "Content-Type": "application/json"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/collective_rpc", body, headers)
+    with urllib.request.urlopen(asked, timeout=300) as answer:
+        assert answer.status == 200
+
+
+ACTIONS = {"kill": kill, "other weights": give_other_weights}
+
+
+@pytest.fixture(autouse=True)
+def nothing_done(monkeypatch):
+    monkeypatch.setattr(Disturbed, "done", [])
+
+
+def values_of(model, rollout="1", **task):
+    task = {"_target_": "tests.trainer.live.test_engine_faults.Disturbed", **task}
+    return config(model, {"actor": "0", "rollout": rollout}, task=task, steps=STEPS, groups=GROUPS, checkpoint_every=1)
+
+
+def taken_once(run):
+    taken = sorted(number for groups in learnt_groups(run).values() for number in groups)
+    return [record["step"] for record in run.steps()] == [1, 2, 3] and taken == list(range(GROUPS * STEPS))
+
+
+def test_a_killed_worker_of_an_engine_is_replaced_and_the_run_ends_once(model, tmp_path):
+    said, notes = [], []
+    values = values_of(model, "1-2", after=20, action="kill", argument=WORKER)
+    run = trained(values, tmp_path / "run", said=said, notes=notes).run
+    assert Disturbed.done == ["kill"] and taken_once(run)
+    assert said == [], "nothing is launched anew"
+    assert len(run.evaluations()) == 1
+    assert any(" is lost: its process is gone" in note for note in notes), notes
+
+
+def test_other_weights_in_an_engine_are_noticed_and_not_learnt_from(model, tmp_path):
+    other = write_arithmetic_model(tmp_path / "other", seed=5, hidden_size=64, intermediate_size=128)
+    plain = trained(values_of(model), tmp_path / "plain").run
+    notes = []
+    values = values_of(model, after=20, action="other weights", argument=str(other))
+    run = trained(values, tmp_path / "run", notes=notes).run
+    assert Disturbed.done == ["other weights"] and taken_once(run)
+    told = next(note for note in notes if "is not learnt from" in note)
+    assert told.startswith("step 2 is not learnt from and generated again: rollout-0: the probe ")
+    assert [record["groups/discarded"] for record in run.steps()] == [0, 4, 0]
+    before, after = weights_of(plain), weights_of(run)
+    assert all(before[name].equal(after[name]) for name in before), "the policy is that of an undisturbed run"
+
+
+@pytest.fixture
+def at_second_sending(monkeypatch):
+    """Do something while the learner sends version 2."""
+    done = []
+
+    def install(action):
+        plain = LearnerSender.send
+
+        async def send(self, engines, version):
+            sending = asyncio.ensure_future(plain(self, engines, version))
+            if version == 2 and not done:
+                done.append(version)
+                action()
+            return await sending
+
+        monkeypatch.setattr(LearnerSender, "send", send)
+        return done
+
+    return install
+
+
+def test_a_learner_that_is_killed_while_it_sends_weights(model, tmp_path, at_second_sending):
+    done, said = at_second_sending(lambda: kill(LEARNER)), []
+    run = trained(values_of(model), tmp_path / "run", said=said).run
+    assert done == [2] and taken_once(run)
+    assert [text.splitlines()[-1] for text in said if "going on from step" in text] == ["going on from step 1"]
+
+
+@pytest.mark.parametrize("rollout", ["1", "1-2"], ids=["one-engine", "two-engines"])
+def test_an_engine_that_hangs_while_it_takes_weights(model, tmp_path, rollout, at_second_sending):
+    done, said, notes = at_second_sending(lambda: process_of(ENGINE).send_signal(signal.SIGSTOP)), [], []
+    run = trained(values_of(model, rollout), tmp_path / "run", said=said, notes=notes).run
+    assert done == [2] and taken_once(run)
+    assert said == []
+    assert any(note.startswith("waiting for rollout-") and "to take version 2" in note for note in notes), notes
+    assert any("is lost: it does not answer; it was being changed" in note for note in notes), notes
+    assert any(" did not take version 2 by shared memory: " in note for note in notes), notes
