@@ -21,7 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REQUEST_LIMIT = 10.0
 SUSPENDED_LIMIT = 30.0
 LINES_TOLD, LINES_SEARCHED = 30, 300
-PORTS_TRIED = 3
+STARTS = 3  # in all, where another one may succeed
 # The words of the system, of uvicorn and of SGLang.
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
 
@@ -32,6 +32,10 @@ class PortTaken(EngineError):
     """Another program took the port while the server was starting: another port will do."""
 
 
+class KilledAtStart(EngineError):
+    """A signal from outside ended the server while it was starting: the next start may succeed."""
+
+
 async def start_ready(
     spec: ServerSpec,
     log_folder: Path | str,
@@ -40,11 +44,13 @@ async def start_ready(
     start: Callable[[ServerSpec, Path | str], Awaitable[ServerProcess]] = ServerProcess.start,
 ) -> ServerProcess:
     """Start a server and wait until it is ready; nothing of it is left if it does not get there."""
-    for _ in range(PORTS_TRIED - 1):
+    for _ in range(STARTS - 1):
         try:
             return await _ready_or_gone(await start(spec, log_folder), limit, report)
         except PortTaken as error:
             report(f"{str(error).splitlines()[0]}; trying another one")
+        except KilledAtStart as error:
+            report(f"{str(error).splitlines()[0]}; starting it again")
     return await _ready_or_gone(await start(spec, log_folder), limit, report)
 
 
@@ -106,7 +112,8 @@ def _death(process: ServerProcess, waited: float) -> EngineError:
     name, tail = process.spec.name, process.log_tail(LINES_TOLD)
     if PORT_TAKEN.search(process.log_tail(LINES_SEARCHED)):
         return PortTaken(f"{name}: port {process.port} was taken by another program\n{tail}")
-    return EngineError(
+    is_killed = process.exit_code is not None and process.exit_code < 0
+    return (KilledAtStart if is_killed else EngineError)(
         f"{name} ended with exit code {process.exit_code} after {waited:.0f} s, before it was ready. "
         f"The end of {process.log_path}:\n{tail}"
     )

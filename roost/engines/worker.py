@@ -13,6 +13,7 @@ from roost.engines.errors import EngineError
 from roost.engines.kept_start import left_keepers
 from roost.engines.owner import START_LIMIT_S, LocalOwner, new_key, with_key
 from roost.engines.planned import EnginePlan
+from roost.engines.readiness import STARTS
 from roost.engines.spec import ServerSpec
 from roost.runtime.failure import WorkerFailed
 from roost.runtime.node_address import node_address
@@ -99,6 +100,15 @@ class WorkerOwner:
         self._worker: Any = group.execute_on(rank)
 
     async def start(self, model: str | None = None) -> str:
+        for _ in range(STARTS - 1):
+            try:
+                return await self._start(model)
+            except WorkerLost as error:
+                if not error.returns:
+                    raise
+        return await self._start(model)
+
+    async def _start(self, model: str | None) -> str:
         await self._wait_for_worker()
         answer: Answer = await self._ask(self._worker.start_server(model), START_LIMIT_S + ANSWER_LIMIT_S)
         return _checked(answer).url

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from roost.engines.errors import EngineError
-from roost.engines.readiness import PORTS_TRIED, PortTaken, start_ready, wait_ready
+from roost.engines.readiness import STARTS, PortTaken, start_ready, wait_ready
 from roost.engines.server_keeper import Ending
 from roost.engines.server_process import ServerProcess
 from roost.engines.spec import EngineKind, ServerSpec
@@ -173,6 +173,22 @@ async def test_a_server_that_is_never_ready_is_waited_for_so_long_and_ended(spec
     assert living(tmp_path) == set()
 
 
+async def test_a_server_that_is_killed_while_it_starts_is_started_again(spec, tmp_path):
+    started = []
+
+    async def killed(spec, folder):
+        process = await ServerProcess.start(spec, folder)
+        started.append(process.pid)
+        if len(started) == 1:
+            os.kill(process.pid, signal.SIGKILL)
+        return process
+
+    process = await start_ready(spec(), tmp_path, HANG_S, start=killed)
+    assert process.pid == started[1] and process.alive
+    await process.stop()
+    assert living(tmp_path) == set()
+
+
 async def test_a_server_that_is_suspended_while_it_starts_is_not_waited_for(spec, tmp_path, monkeypatch):
     monkeypatch.setattr("roost.engines.readiness.SUSPENDED_LIMIT", 0.2)
 
@@ -182,7 +198,7 @@ async def test_a_server_that_is_suspended_while_it_starts_is_not_waited_for(spec
         return process
 
     with pytest.raises(EngineError, match=r"engine has been suspended by a signal \(SIGSTOP\)"):
-        await start_ready(spec("never-ready"), tmp_path, limit=10 * LIMIT, start=suspended)
+        await start_ready(spec("never-ready"), tmp_path, limit=HANG_S, start=suspended)
     assert living(tmp_path) == set()
 
 
@@ -237,7 +253,7 @@ async def test_ports_are_not_tried_for_ever(spec, tmp_path, taken_port):
         await start_ready(
             spec(), tmp_path, HANG_S, start=lambda spec, folder: ServerProcess.start(spec, folder, taken_port)
         )
-    assert len(list(tmp_path.glob("*.log"))) == PORTS_TRIED
+    assert len(list(tmp_path.glob("*.log"))) == STARTS
 
 
 async def test_a_port_that_stays_taken_is_told(spec, tmp_path, taken_port):

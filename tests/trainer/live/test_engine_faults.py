@@ -1,6 +1,7 @@
 """Engines, their workers and the learner that fail while a run needs them: it goes on, and every group counts once."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
+from roost.engines.worker import WorkerOwner
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.trainer.learners import LearnerSender
 from tests.trainer.live.jobs import MARK, config, learnt_groups, trained, weights_of
@@ -18,6 +20,7 @@ from tests.trainer.live.jobs import MARK, config, learnt_groups, trained, weight
 pytestmark = pytest.mark.long
 
 LEARNER, ENGINE, WORKER = "LearnerWorker", "roost.engines.torch_engine", "ray::EngineWorker"
+KEEPER = "server_keeper.py"
 GROUPS, STEPS = 4, 3
 
 
@@ -105,6 +108,28 @@ def test_other_weights_in_an_engine_are_noticed_and_not_learnt_from(model, tmp_p
     assert [record["groups/discarded"] for record in run.steps()] == [0, 4, 0]
     before, after = weights_of(plain), weights_of(run)
     assert all(before[name].equal(after[name]) for name in before), "the policy is that of an undisturbed run"
+
+
+@pytest.mark.parametrize("victim", [ENGINE, WORKER], ids=["server", "worker"])
+def test_an_engine_that_is_killed_while_it_starts(model, tmp_path, victim, monkeypatch):
+    """By whoever looks for it from the moment on that it is asked to start."""
+    killed, said = [], []
+    plain = WorkerOwner._start
+
+    async def start(self, folder):
+        starting = asyncio.ensure_future(plain(self, folder))
+        while not killed:
+            with contextlib.suppress(LookupError, psutil.Error):
+                process_of(KEEPER)  # the worker is starting the server
+                kill(victim)
+                killed.append(victim)
+            await asyncio.sleep(0.02)
+        return await starting
+
+    monkeypatch.setattr(WorkerOwner, "_start", start)
+    run = trained(values_of(model), tmp_path / "run", said=said).run
+    assert killed == [victim] and taken_once(run)
+    assert said == []
 
 
 @pytest.fixture
