@@ -21,6 +21,7 @@ from roost.trainer.divergence import Diverged
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
+from roost.trainer.policy_export import described
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.resuming import RunInUse
 from roost.trainer.run import EndedAtStart, EndedEarly, Outcome, RunOptions, train
@@ -98,4 +99,5 @@ def _tell(outcome: Outcome, console: Console) -> None:
         console.print(f"stopped at step {outcome.state.step}; to go on, add --resume to the command")
     console.print(f"report   {report}")
     if run.policy.exists():
-        console.print(f"policy   {run.policy}")
+        about = described(run.policy)
+        console.print(f"policy   {run.policy}{f' ({about})' if about else ''}", soft_wrap=True)

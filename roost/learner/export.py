@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roost.learner.adapter import adapter_weights, merged_weights, write_adapter
+from roost.learner.adapter import ADAPTER_PART, adapter_weights, merged_weights, write_adapter
 from roost.learner.distributed import rank, world_size
 from roost.spec.training import LearnerSettings
 
@@ -21,21 +22,47 @@ BESIDE_WEIGHTS = ("*token*", "vocab*", "merges.txt", "chat_template*", "generati
 
 def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
     """Gather the weights on all ranks, and write them on the first: the whole model, or the adapter alone."""
-    gathered = adapter_weights(model) if settings.adapter is not None else merged_weights(model)
+    if settings.adapter is None:
+        export_whole(model, settings, folder)
+        return
+    weights = _on_first_rank(adapter_weights(model))
+    if rank() == 0:
+        write_adapter(folder, weights, settings.adapter, settings.model)
+        _complete(settings.model, folder)
+    if world_size() > 1:
+        dist.barrier()
+
+
+def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
+    """Write the whole model, with an adapter merged into its weights."""
+    weights = _on_first_rank(merged_weights(model))
+    if rank() == 0:
+        model.save_pretrained(folder, state_dict=weights)
+        _complete(settings.model, folder)
+    if world_size() > 1:
+        dist.barrier()
+
+
+def whole_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the whole model's weights, without an adapter's."""
+    named = model.state_dict(keep_vars=True).items()
+    sizes = {id(weight): weight.numel() * weight.element_size() for name, weight in named if ADAPTER_PART not in name}
+    return sum(sizes.values())
+
+
+def _on_first_rank(gathered: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name, weight in gathered:
         if rank() == 0:
             weights[name] = weight.cpu().contiguous()
-    if rank() == 0:
-        if settings.adapter is not None:
-            write_adapter(folder, weights, settings.adapter, settings.model)
-        else:
-            model.save_pretrained(folder, state_dict=weights)
-        _copy_beside(settings.model, folder)
-        for file in folder.iterdir():
+    return weights
+
+
+def _complete(model: str, folder: Path) -> None:
+    _copy_beside(model, folder)
+    for file in folder.iterdir():
+        if file.is_file():
             file.chmod(READABLE)  # safetensors lets nobody but its writer read a file
-    if world_size() > 1:
-        dist.barrier()
 
 
 def _copy_beside(model: str, folder: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import CheckpointWriter, State, state_bytes
 from roost.learner.distributed import added_up, most, together, world_size
-from roost.learner.export import export
+from roost.learner.export import export, export_whole
 from roost.learner.forward import PolicyOutputs, Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.model import float_type, load_outputs
@@ -177,6 +177,11 @@ class Learner:
         """Write a checkpoint of transformers, or with an adapter one of PEFT, that engines load."""
         self._require_loaded("weight")
         export(self.module, self._settings, Path(folder))
+
+    def export_whole(self, folder: Path | str) -> None:
+        """Write a checkpoint of transformers in any case, an adapter merged into its weights."""
+        self._require_loaded("weight")
+        export_whole(self.module, self._settings, Path(folder))
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         if self._learns:

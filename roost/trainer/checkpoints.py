@@ -142,14 +142,15 @@ class Checkpoints:
                 renamed.append(aside.name)
         return renamed
 
-    def prune(self, confirmed: int | None = None) -> None:
+    def prune(self, confirmed: int | None = None, best: int | None = None) -> None:
         """Remove what is older than those to keep, and what broke off before the newest: one is written at a time.
 
         What is not whole and newer than all others is being written. Weights are confirmed by a later optimizer step
-        whose loss and gradient were finite; the newest checkpoint up to step `confirmed` is kept in any case.
+        whose loss and gradient were finite; the newest checkpoint up to step `confirmed` is kept in any case, and so is
+        that of step `best`.
         """
         whole = self.found()
-        kept = {one.step for one in whole[-self._keep :]}
+        kept = {one.step for one in whole[-self._keep :]} | {best}
         kept |= {one.step for one in [one for one in whole if confirmed is not None and one.step <= confirmed][-1:]}
         for one in self._every():
             if whole and one.step < whole[-1].step and one.step not in kept:

@@ -23,6 +23,7 @@ from roost.engines.weights.release import Way
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.vllm_group import VllmWeightGroup
 from roost.learner.distributed import init_distributed
+from roost.learner.export import whole_bytes
 from roost.learner.heads import Head
 from roost.learner.learner import Learner
 from roost.learner.model import float_type
@@ -105,6 +106,13 @@ class LearnerWorker(Worker):
 
     def export(self, folder: str) -> None:
         self._learner.export(folder)
+
+    def export_whole(self, folder: str) -> None:
+        self._learner.export_whole(folder)
+
+    def whole_bytes(self) -> int:
+        """Bytes of the whole model's weights, as `export_whole` writes them."""
+        return whole_bytes(self._learner.module)
 
     def memory(self) -> dict[str, float]:
         """Bytes that this process has: on its accelerator, with the peak since the last call, or on the host."""

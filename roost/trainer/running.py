@@ -28,6 +28,7 @@ from roost.runtime.loop_watch import LoopWatch
 from roost.runtime.trace.spans import Span
 from roost.spec.model_files import resolve_model
 from roost.spec.training import TrainSettings
+from roost.trainer.best import best_checkpoint
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.components import (
     ACTOR,
@@ -47,6 +48,7 @@ from roost.trainer.figures import of_memory
 from roost.trainer.learners import Learners
 from roost.trainer.loop import Loop, Models
 from roost.trainer.machines import has_gpus
+from roost.trainer.policy_export import export_policy
 from roost.trainer.receivers import plan_sending, receiver_at
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
@@ -284,7 +286,11 @@ class Running:
         learners = [each for each in (models.policy, models.critic) if each is not None]
         if self._is_writing and all([all(await each.all("is_saved")) for each in learners]):
             self._is_writing = False
-            self._checkpoints.prune(self._skipped.confirmed)
+            self._prune(self._skipped.confirmed)
+
+    def _prune(self, confirmed: int | None) -> None:
+        best = best_checkpoint(self._run)
+        self._checkpoints.prune(confirmed, best.step if best is not None else None)
 
     # Ending -------------------------------------------------------------------------------------------------------
 
@@ -301,10 +307,12 @@ class Running:
         for learners in (models.policy, models.critic):
             if learners is not None:
                 await learners.all("wait_saved")
-        self._checkpoints.prune(self._skipped.confirmed if self._skipped.in_row else None)
-        if not self.was_stopped:
+        self._prune(self._skipped.confirmed if self._skipped.in_row else None)
+        if self.state.step:
             check_room(self._run.path, self._checkpoint_bytes // PARTS_OF_CHECKPOINT, "the policy")
-            await models.policy.all("export", str(self._run.policy))
+            has_adapter, steps = self._settings.learner.adapter is not None, self._settings.steps
+            await export_policy(models.policy, self._run.policy, self.state, steps, has_adapter, self._watching.note)
+        if not self.was_stopped:
             self._run.finish(self.state.step)
 
     @property

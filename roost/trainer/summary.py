@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.spec.errors import counted
+from roost.trainer.best import best_checkpoint
+from roost.trainer.checkpoints import Checkpoints
 from roost.trainer.figures import PHASES
 from roost.trainer.live_view import sparkline
 from roost.trainer.metrics.json_lines import Record, number_of
@@ -29,6 +31,12 @@ def print_summary(run: RunFolder, console: Console) -> None:
     if rewards:
         console.print(f"reward   {sparkline(tuple(rewards))}  {rewards[0]:.3f} -> {rewards[-1]:.3f}")
     _print_samples(run, console)
+    best = best_checkpoint(run)
+    if best is not None:
+        folder = Checkpoints(run.checkpoints, 1).at(best.step).folder
+        console.print(
+            Text(f"best     step {best.step}, mean {best.by} reward {best.reward:.3f}: {folder}"), soft_wrap=True
+        )
     if steps:
         _print_failures(run, steps, console)
         _print_skipped(steps, console)

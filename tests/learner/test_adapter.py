@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from roost.learner.export import whole_bytes
 from roost.learner.learner import Learner
 from roost.spec.training import AdapterSettings
 from tests.learner.drawn import CPU, assert_equal, drawn_samples, settings_of, totals_of
@@ -64,6 +66,21 @@ def test_peft_reads_what_is_exported(adapted, models, tmp_path):
     np.testing.assert_allclose(logprobs[made], adapted.score(SAMPLES)[0][1:][made], atol=1e-4)
     assert {"q_proj", "down_proj"} < read.peft_config["default"].target_modules
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
+
+
+def test_transformers_reads_the_merged_model(adapted, tmp_path):
+    adapted.export_whole(tmp_path / "policy")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float32)
+    ids = torch.from_numpy(SAMPLES[0].token_ids)
+    logprobs = read(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach().numpy()
+    made = SAMPLES[0].is_made[1:]
+    np.testing.assert_allclose(logprobs[made], adapted.score(SAMPLES)[0][1:][made], atol=1e-4)
+    assert not any("lora" in name or "base_layer" in name for name in load_file(tmp_path / "policy/model.safetensors"))
+    assert (tmp_path / "policy" / "tokenizer.json").is_file()
+    written = sum(
+        weight.numel() * weight.element_size() for weight in load_file(tmp_path / "policy/model.safetensors").values()
+    )
+    assert whole_bytes(adapted.module) == written
 
 
 def test_the_adapter_keeps_its_precision_where_the_model_has_less(learner):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.placement.plan import Plan
+from roost.trainer.best import best_checkpoint
 from roost.trainer.metrics.json_lines import Record, number_of
 from roost.trainer.report.phase_times import phase_colours, phases_of, times_of
 from roost.trainer.report.rollouts import before_and_after, choose_rollouts
@@ -31,6 +32,7 @@ def page_data(run: RunFolder) -> dict[str, Any]:
         "times": [number_of(record, "time") for record in steps],
         "series": [[key, [number_of(record, key) for record in steps]] for key in _keys(steps)],
         "evaluations": _evaluations(evaluations),
+        "best": _best(run),
         "duration": duration(steps),
         "phases": [
             {"name": name, "colour": phase_colours(steps)[name], "seconds": times_of(steps, name)}
@@ -44,6 +46,11 @@ def page_data(run: RunFolder) -> dict[str, Any]:
         "files": _files(run),
         **_trace_facts(run, steps),
     }
+
+
+def _best(run: RunFolder) -> dict[str, Any] | None:
+    best = best_checkpoint(run)
+    return None if best is None else {"step": best.step, "reward": best.reward, "by": best.by}
 
 
 def duration(steps: Sequence[Record]) -> float | None:

@@ -6,8 +6,10 @@ import time
 
 import psutil
 import pytest
+from safetensors.torch import load_file
 
 from roost.rollout.app_world.tiny_model import write_app_world_model
+from roost.trainer.policy_export import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
 
@@ -35,7 +37,11 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     assert len(spans_of(run, "score", "inference")) == 6, "two minibatches of each step"
     assert not spans_of(run, "score", "actor")[3:], "the learner scores no more than the probe of each version"
     assert [found["version"] for found in run.evaluations()] == [0, 2, 3]
-    assert json.loads((run.policy / "adapter_config.json").read_text())["r"] == 4
+    assert json.loads((run.policy / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    assert not (run.policy / "adapter_config.json").exists(), "it would be taken for an adapter alone"
+    assert "the LoRA adapter merged in" in described(run.policy)
+    before, after = load_file(model / "model.safetensors"), weights_of(run)
+    assert before.keys() == after.keys() and not all(before[name].equal(after[name]) for name in before)
 
 
 @pytest.mark.long

@@ -36,6 +36,7 @@ function tiles(run) {
     const since = last ? `from ${spell(tried[0])} at step ${steps[0]}` : "";
     made.push(tile("evaluation", spell(tried[last]), since || `step ${steps[last]}`, last ? trend(tried[last] - tried[0]) : null));
   }
+  if (run.best) made.push(tile("best checkpoint", `step ${run.best.step}`, `mean ${run.best.by} reward ${spell(run.best.reward)}`));
   for (const [key, name, format] of [
     ["time/step", "a step took", spellSeconds],
     ["tokens/per_second", "tokens a second", spell],

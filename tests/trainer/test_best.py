@@ -1,0 +1,51 @@
+"""The best checkpoint is known, shown and not pruned."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from roost.trainer.best import Best, best_checkpoint, best_of
+from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.report.page_data import page_data
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.summary import print_summary
+
+
+def rewards(*pairs):
+    return [{"step": step, "reward/mean": reward} for step, reward in pairs]
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluations", "among", "best"),
+    [
+        pytest.param([(1, 0.1), (2, 0.9)], [], {1, 2}, Best(2, 0.9, "training"), id="no evaluations"),
+        pytest.param(
+            [(1, 0.1), (2, 0.9)], [(1, 0.2)], {1, 2}, Best(1, 0.2, "evaluation"), id="evaluations count first"
+        ),
+        pytest.param([(1, 0.1), (2, 0.9)], [(0, 1.0)], {1, 2}, Best(2, 0.9, "training"), id="of a step without one"),
+        pytest.param([(1, 0.5), (2, 0.5)], [], {1, 2}, Best(2, 0.5, "training"), id="of equal ones the latest"),
+        pytest.param([(1, None), (2, float("nan"))], [], {1, 2}, None, id="no numbers"),
+        pytest.param([(1, 0.5)], [], {7}, None, id="no checkpoint"),
+    ],
+)
+def test_which_is_best(steps, evaluations, among, best):
+    assert best_of(rewards(*steps), rewards(*evaluations), among) == best
+
+
+def test_the_best_checkpoint_outlives_the_newest_ones_and_is_named(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "steps: 9", "{}")
+    checkpoints = Checkpoints(run.checkpoints, keep=2)
+    for step, reward in enumerate((0.1, 0.8, 0.3, 0.2, 0.4, 0.5), start=1):
+        run.add_step({"step": step, "reward/mean": reward, "time/step": 1.0})
+        checkpoint = checkpoints.at(step)
+        checkpoint.begin()
+        checkpoint.learner.mkdir()
+        checkpoint.write_state(TrainerState(step, step))
+        best = best_checkpoint(run)
+        checkpoints.prune(best=best.step)
+    assert [one.step for one in checkpoints.found()] == [2, 5, 6]
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(run, console)
+    assert f"best     step 2, mean training reward 0.800: {checkpoints.at(2).folder}" in console.file.getvalue()
+    assert page_data(run)["best"] == {"step": 2, "reward": 0.8, "by": "training"}
