@@ -12,7 +12,7 @@ import pytest
 from roost.rollout.sandbox.execution import Fault
 from roost.rollout.sandbox.sandbox import Sandbox
 from tests.limits import HANG_S
-from tests.rollout.sandbox.playground import REACHED, executed, outside, ran
+from tests.rollout.sandbox.playground import PATIENT, REACHED, executed, outside, ran
 
 SECRET = "the key to everything"
 
@@ -204,6 +204,65 @@ def test_one_sandbox_cannot_reach_another():
     errors, after = ran(run())
     assert errors == [Fault.RAISED] * 3
     assert after.output == "alive\n"
+
+
+RACE = """
+import os, signal, socket
+reached = set()
+for turn in range(200):
+    for what, attack in (
+        ("read", lambda: open({folder!r} + "/mine").read()),
+        ("written", lambda: open({folder!r} + "/mine", "a").write("spoilt")),
+        ("renamed", lambda: os.rename({folder!r} + "/mine", "theirs")),
+        ("linked", lambda: open(os.symlink({folder!r} + f"/mine", f"link{{turn}}") or f"link{{turn}}").read()),
+        ("listed", lambda: os.listdir({folder!r})),
+        ("killed", lambda: os.kill({pid}, signal.SIGKILL)),
+        ("memory", lambda: open("/proc/{pid}/mem", "rb").read(1)),
+        ("descriptors", lambda: os.listdir("/proc/{pid}/fd")),
+        ("socket", lambda: socket.socket(socket.AF_UNIX).connect("\\0roost")),
+        ("shared memory", lambda: open("/dev/shm/roost-race", "w").write("x")),
+    ):
+        try:
+            attack()
+        except OSError:
+            continue
+        reached.add(what)
+    open("mine", "w").write(str(turn))
+print(sorted(reached), open("mine").read(), mark)
+"""
+
+
+def test_two_sandboxes_that_race_to_spoil_each_other_do_not():
+    """Both attack at once, again and again, while each goes on with its own files and variables."""
+
+    async def run():
+        one, other = await asyncio.gather(Sandbox.start(PATIENT), Sandbox.start(PATIENT))
+        async with one, other:
+            begin = "import os\nmark = {!r}\nopen('mine', 'w').write(mark)\nprint(os.getcwd(), os.getpid())"
+            told = await asyncio.gather(one.execute(begin.format("one")), other.execute(begin.format("other")))
+            places = [execution.output.split() for execution in told]
+            attacks = [RACE.format(folder=folder, pid=pid) for folder, pid in reversed(places)]
+            return await asyncio.gather(one.execute(attacks[0]), other.execute(attacks[1]))
+
+    assert [execution.output for execution in ran(run())] == ["[] 199 one\n", "[] 199 other\n"]
+
+
+def test_two_sandboxes_that_start_and_end_at_once_keep_apart():
+    """One is closed, and another started, while a third is at work: each has its own folder and process."""
+
+    async def run():
+        async with await Sandbox.start(PATIENT) as steady:
+            await steady.execute("kept = 0")
+            for number in range(5):
+                passing = await Sandbox.start(PATIENT)
+                at_work = asyncio.create_task(steady.execute("kept += 1\nopen('kept', 'w').write(str(kept))"))
+                _, _, following = await asyncio.gather(at_work, passing.close(), Sandbox.start(PATIENT))
+                async with following:
+                    seen = await following.execute("import os; print(os.listdir('.'), 'kept' in globals())")
+                    assert seen.output == "[] False\n", number
+            return (await steady.execute("print(kept, open('kept').read())")).output
+
+    assert ran(run()) == "5 5\n"
 
 
 def test_a_listening_server_hears_nothing():

@@ -1,9 +1,14 @@
 """Scenarios that go wrong, or wait for the learner, on purpose."""
 
 import asyncio
+import os
+import signal
 import sys
+from pathlib import Path
 
 from roost.rollout.arithmetic import Arithmetic
+from roost.rollout.environments.environment import Observation
+from roost.rollout.rewards.exact import ExactAnswer
 from roost.rollout.transcript import Transcript
 from roost.trainer.learners import Learners
 
@@ -84,3 +89,76 @@ class Talking(Arithmetic):
             talk.give(self._ids(task.name))
             await talk.take()
         return score
+
+
+def once(folder, name):
+    """Whether this is the first time that anybody, in any process, asks for this name."""
+    try:
+        (Path(folder) / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def end_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Handled(Arithmetic):
+    """Plays in environments of other processes. One agent's process ends in the middle of an episode."""
+
+    def __init__(self, tokenizer, environment, folder, largest=2):
+        super().__init__(tokenizer, largest)
+        self._folder = folder
+
+    def use_environments(self, environments):
+        self._environments = environments
+
+    async def play(self, task, transcript):
+        environment = await self._environments.open()
+        try:
+            await environment.reset(task)
+            score = await super().play(task, transcript)
+            if once(self._folder, "agent"):
+                end_process()
+            await environment.step(score.shown)
+            return score
+        finally:
+            await environment.close()
+
+
+class Handles:
+    """Environments; the process of one ends in the middle of a step, once the agent's has."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    async def open(self):
+        return self
+
+    async def reset(self, task, seed=None):
+        return Observation(task.name)
+
+    async def step(self, action):
+        if (Path(self._folder) / "agent").exists() and once(self._folder, "env"):
+            end_process()
+        return Observation(action, is_over=True)
+
+    async def score(self):
+        return 0.0
+
+    async def close(self):
+        pass
+
+
+class Fatal(ExactAnswer):
+    """A reward; the process of one ends while it scores, once the environment's has."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+
+    async def score(self, answer):
+        if (Path(self._folder) / "env").exists() and once(self._folder, "reward"):
+            end_process()
+        return await super().score(answer)

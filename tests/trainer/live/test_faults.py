@@ -1,6 +1,7 @@
 """What breaks under a run: it goes on, and every group counts once."""
 
 import os
+from pathlib import Path
 from typing import ClassVar
 
 import psutil
@@ -102,3 +103,25 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
     raised = ("cannot be played (scenarios.py:", "cannot be played just now (scenarios.py:")
     for reason in (*raised, "not over after 5 s", "the code raised SystemExit() (scenarios.py:"):
         assert any(reason in text.splitlines()[0] and "Traceback" in text for text in kept), (reason, kept)
+
+
+@pytest.mark.long
+def test_workers_of_agents_environments_and_rewards_that_are_killed_in_episodes_come_back(model, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))  # workers import the scenario, too
+    here, marks = "tests.trainer.live.scenarios", tmp_path / "marks"
+    marks.mkdir()
+    environment = {"_target_": f"{here}.Handles", "folder": str(marks)}
+    task = {"_target_": f"{here}.Handled", "environment": environment, "folder": str(marks)}
+    of_node = {"node_group": "node", "placement": "0:0-1"}
+    placement = {"actor": "0", "rollout": "1", "agent": of_node, "env": of_node, "reward": of_node}
+    rewards = {"exact": {"_target_": f"{here}.Fatal", "folder": str(marks)}}
+    values = config(model, placement, task=task, steps=2, rewards=rewards, attempts=6, group_size=2)
+    said = []
+    run = trained(values, tmp_path / "run", said=said).run
+    assert sorted(mark.name for mark in marks.iterdir()) == ["agent", "env", "reward"], "each was killed once"
+    assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}
+    assert [record["samples/finished"] for record in run.steps()] == [8.0, 8.0]
+    assert sum(record["samples/retried"] for record in run.steps()) >= 2
+    assert not [text for text in said if "going on from step" in text], "none of them is the end of the run"
+    kept = "".join(file.read_text() for file in run.failures.glob("*.txt"))
+    assert "was lost with it" in kept and "the environment's process is gone" in kept
