@@ -310,7 +310,7 @@ class Running:
         self._prune(self._skipped.confirmed if self._skipped.in_row else None)
         if self.state.step:
             check_room(self._run.path, self._checkpoint_bytes // PARTS_OF_CHECKPOINT, "the policy")
-            has_adapter, steps = self._settings.learner.adapter is not None, self._settings.steps
+            has_adapter, steps = self._settings.learner.adapter is not None, self._settings.step_count
             await export_policy(models.policy, self._run.policy, self.state, steps, has_adapter, self._watching.note)
         if not self.was_stopped:
             self._run.finish(self.state.step)
