@@ -50,7 +50,8 @@ def _types_of_block(block: Section) -> tuple[Any, Any]:
 
 
 def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
-    estimator = NORMALISED.get((mean, std))
+    are_words = all(isinstance(each, str | None) for each in (mean, std))
+    estimator = NORMALISED.get((mean, std)) if are_words else None
     if estimator is None:
         key = "reward_normalization" if "train_env_manager" in root else "norm_mean_type"
         root.error(
