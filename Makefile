@@ -6,7 +6,7 @@ VLLM_VENV ?= .venv-vllm
 TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
-.PHONY: setup test test-long test-vllm lint demo bench clean
+.PHONY: setup test test-long test-vllm chaos lint demo bench clean
 
 setup: $(VENV)/.installed
 
@@ -22,6 +22,10 @@ test: setup lint
 # What takes half a minute or more each: machines that are killed, runs that are resumed, hosts in network namespaces.
 test-long: setup
 	$(PYTEST) -m long
+
+# Ten minutes of random faults; the policy must equal that of an undisturbed run.
+chaos: setup
+	$(BIN)/python scripts/chaos.py
 
 # The same engines' tests with real servers of vLLM, which run on a CPU.
 test-vllm: setup $(VLLM_VENV)/.installed

@@ -1,0 +1,403 @@
+"""Chaos run: inject a random fault every few seconds, then compare the policy with that of an undisturbed run.
+
+python scripts/chaos.py [--seconds 600] [--every 20] [--seed 0] [--faults "kill learner,fill disk"]
+
+Trains examples/arithmetic and restarts it with `--resume` whenever it exits, as a batch system would. Fails unless the
+weights equal the undisturbed run's bit for bit, every step was learned from once, and no process, shared memory or
+temporary file is left behind. Linux only; needs the right to mount (root, or user namespaces) for the disk fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+JOB = ROOT / "examples/arithmetic/rlinf.yaml"
+MARK = "ROOST_CHAOS"
+DISK_MB = 256
+HANG = 25.0  # seconds a process stays stopped, if nobody ends it before
+DISK_FULL = 15.0  # seconds
+START_LIMIT = 900.0  # seconds until a run has to show a sign of life
+END_LIMIT = 600.0  # seconds for a run that was asked to stop
+LEFTOVER_LIMIT = 120.0  # seconds for its processes to be gone after it
+FEWEST_STEPS = 5  # a shorter run proves nothing
+
+# Processes to kill, by a part of their command line. The driver is the process this script started.
+KILLED = {
+    "learner": "ray::LearnerWorker",
+    "engine worker": "ray::EngineWorker",
+    "engine server": "roost.engines.torch_engine",
+    "engine keeper": "server_keeper.py",
+    "raylet": "raylet/raylet",
+    "GCS": "gcs_server",
+    "node daemon": "ray::NodeAgentActor",
+    "reservation keeper": "ray::Keeper",
+    "reaper": "runtime/reaper.py",
+}
+HANGING = {"engine server": "roost.engines.torch_engine"}
+
+
+@dataclass
+class Trial:
+    """The disturbed run: its folder, its process if one is alive, and the log of this script."""
+
+    work: Path
+    steps: int
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[bytes] | None = None
+    exits: Counter[int] = field(default_factory=Counter)
+    drivers: list[int] = field(default_factory=list)
+
+    @property
+    def runs(self) -> Path:
+        return self.work / "runs"
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / "disturbed"
+
+    def start(self) -> None:
+        self.process = start_run(self.work, "disturbed", self.steps, self.mark, is_resumed=self.has_run)
+        self.drivers.append(self.process.pid)
+
+    def reap(self) -> bool:
+        """Return whether the run has ended, and count its exit code."""
+        if self.process is None:
+            return True
+        code = self.process.poll()
+        if code is None:
+            return False
+        self.exits[code] += 1
+        say(f"the run exited with {code} at step {self.done}")
+        self.process = None
+        return True
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a checkpoint to resume from; a run that ended before its first one starts anew."""
+        checkpoints = self.folder / "checkpoints"
+        return checkpoints.is_dir() and any(checkpoints.iterdir())
+
+    @property
+    def done(self) -> int:
+        return len(lines(self.folder / "metrics.jsonl"))
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the live processes of this run: those with its mark in their environment, and their children."""
+        found = {process.pid: process for process in psutil.process_iter() if has_mark(process, self.mark)}
+        for process in list(found.values()):
+            with contextlib.suppress(psutil.Error):
+                found |= {child.pid: child for child in process.children(recursive=True)}
+        return [process for process in found.values() if is_running(process)]
+
+
+def start_run(work: Path, name: str, steps: int, mark: str, is_resumed: bool = False) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "roost", "train", str(JOB), f"actor.model.model_path={work / 'model'}"]
+    command += [f"runner.max_steps={steps}", "+runner.save_interval=1", "--runs", str(work / "runs"), "--name", name]
+    log = (work / f"{name}.log").open("ab")
+    own = {MARK: mark, "TMPDIR": str(work / "tmp"), "PYTHONPATH": str(ROOT)}
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}  # kept between runs on purpose
+    with log:
+        return subprocess.Popen(
+            command + ["--resume"] * is_resumed,
+            cwd=work,
+            env={**os.environ, **own, **caches},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+def kill(trial: Trial, rng: random.Random, part: str) -> bool:
+    """Send SIGKILL to one of the processes whose command line has this part; False where there is none."""
+    victims = named(trial, part)
+    if not victims:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        rng.choice(victims).kill()
+    return True
+
+
+def hang(trial: Trial, rng: random.Random, part: str) -> bool:
+    """Stop a process for a while."""
+    victims = named(trial, part)
+    if not victims:
+        return False
+    victim = rng.choice(victims)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        victim.suspend()
+        wait_until(lambda: not is_running(victim) or trial.process is None, HANG)
+        victim.resume()
+    return True
+
+
+def kill_driver(trial: Trial, rng: random.Random) -> bool:
+    if trial.process is None:
+        return False
+    trial.process.kill()
+    return True
+
+
+def terminate_group(trial: Trial, rng: random.Random) -> bool:
+    """Send SIGTERM to the process group, as `timeout`, Slurm and systemd do."""
+    if trial.process is None:
+        return False
+    os.killpg(trial.process.pid, signal.SIGTERM)
+    return True
+
+
+def fill_disk(trial: Trial, rng: random.Random) -> bool:
+    """Leave no byte free on the file system of the runs folder for a while."""
+    ballast = trial.runs / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(1 << 16))
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"\0")
+        wait_until(lambda: trial.process is None or trial.process.poll() is not None, DISK_FULL)
+    finally:
+        ballast.unlink()
+    return True
+
+
+Fault = Callable[[Trial, random.Random], bool]
+
+
+def faults(can_fill: bool) -> dict[str, Fault]:
+    """Return all faults by name."""
+    found: dict[str, Fault] = {"kill driver": kill_driver, "SIGTERM to the group": terminate_group}
+    for name, part in KILLED.items():
+        found[f"kill {name}"] = lambda trial, rng, part=part: kill(trial, rng, part)
+    for name, part in HANGING.items():
+        found[f"hang {name}"] = lambda trial, rng, part=part: hang(trial, rng, part)
+    if can_fill:
+        found["fill disk"] = fill_disk
+    return found
+
+
+def named(trial: Trial, part: str) -> list[psutil.Process]:
+    found = []
+    for process in trial.processes():
+        with contextlib.suppress(psutil.Error):
+            if part in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+# The trial ------------------------------------------------------------------------------------------------------------
+
+
+def disturb(trial: Trial, chosen: dict[str, Fault], seconds: float, every: float, seed: int) -> Counter[str]:
+    """Run with faults until the time is over; restart the run whenever it exits. Returns how often each fault hit."""
+    rng, counts = random.Random(seed), Counter[str]()
+    end = time.monotonic() + seconds
+    bag: list[str] = []
+    while time.monotonic() < end:
+        if trial.reap():
+            trial.start()
+        pause = time.monotonic() + every * rng.uniform(0.5, 1.5)
+        wait_until(lambda pause=pause: time.monotonic() > pause or trial.process.poll() is not None, 10 * every)
+        if trial.reap():
+            continue
+        bag = bag or rng.sample(sorted(chosen), len(chosen))  # every fault once before any comes again
+        name = bag.pop()
+        if chosen[name](trial, rng):
+            counts[name] += 1
+            say(f"{name} at step {trial.done}")
+    return counts
+
+
+def stop(trial: Trial) -> int:
+    """Let the run reach a few steps at least, stop it at the end of one and return the number of steps done."""
+    while True:
+        if trial.reap():
+            trial.start()
+        wait_until(lambda: trial.done >= FEWEST_STEPS or trial.process.poll() is not None, START_LIMIT)
+        if trial.process.poll() is None:
+            break
+    trial.process.send_signal(signal.SIGTERM)
+    trial.process.wait(END_LIMIT)
+    trial.reap()
+    return trial.done
+
+
+def finish(trial: Trial, last: int) -> None:
+    """Run the steps that are left without faults, so that the run ends by itself."""
+    trial.steps = last
+    trial.start()
+    code = trial.process.wait(START_LIMIT)
+    trial.reap()
+    if code:
+        raise SystemExit(f"the last part, without faults, exited with {code}; see {trial.work}/disturbed.log")
+
+
+def compare(trial: Trial, calm: Path) -> list[str]:
+    """Return the differences between the disturbed and the undisturbed run."""
+    wrong = []
+    for file in sorted((calm / "policy").rglob("*.safetensors")):
+        other = trial.folder / "policy" / file.relative_to(calm / "policy")
+        if not other.exists() or other.read_bytes() != file.read_bytes():
+            wrong.append(f"{other} differs from the undisturbed run's")
+    steps = [record["step"] for record in lines(trial.folder / "metrics.jsonl")]
+    if steps != list(range(1, len(steps) + 1)):
+        wrong.append(f"steps are not 1, 2, 3, ...: {steps}")
+    if lines(trial.folder / "learnt.jsonl") != lines(calm / "learnt.jsonl"):
+        wrong.append("the groups of the steps differ from the undisturbed run's")
+    if not list((calm / "policy").rglob("*.safetensors")):
+        wrong.append("the undisturbed run exported no policy")
+    return wrong
+
+
+def leftovers(trial: Trial, shared_memory: set[str]) -> list[str]:
+    """Return what the run left behind: processes, shared memory, temporary files, sessions of Ray."""
+    wait_until(lambda: not trial.processes(), LEFTOVER_LIMIT)
+    found = [f"process {process.pid}: {' '.join(process.cmdline())[:120]}" for process in trial.processes()]
+    found += sorted(shared_segments() - shared_memory)
+    found += [str(path) for path in (trial.work / "tmp").iterdir()]
+    sessions = Path("/tmp/ray")
+    if sessions.is_dir():
+        ours = {str(pid) for pid in trial.drivers}
+        found += [str(path) for path in sessions.glob("session_2*") if path.name.rpartition("_")[2] in ours]
+    return found
+
+
+def shared_segments() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").iterdir()}
+
+
+# Around it ------------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def lines(file: Path) -> list[dict]:
+    """Return the records of a JSON Lines file; one that is being written is left out."""
+    if not file.exists():
+        return []
+    found = []
+    for line in file.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark
+    except psutil.Error:
+        return False
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], limit: float) -> bool:
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+@contextlib.contextmanager
+def working_folder() -> Iterator[tuple[Path, bool]]:
+    """Yield a folder to work in, and whether its `runs` are a file system of their own."""
+    work = Path(tempfile.mkdtemp(prefix="chaos-"))
+    for name in ("runs", "tmp"):
+        (work / name).mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=700", "roost-chaos", str(work / "runs")]
+    is_mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    if is_mounted:  # only then is this a mount namespace of our own
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "roost-chaos", "/dev/shm"], check=True)
+    try:
+        yield work, is_mounted
+        shutil.rmtree(work, ignore_errors=True)  # kept for a look where something failed
+    finally:
+        if is_mounted:
+            shutil.copytree(work / "runs", work / "kept", dirs_exist_ok=True)
+            subprocess.run(["umount", "--lazy", str(work / "runs")], check=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600, help="how long faults are injected")
+    parser.add_argument("--every", type=float, default=20, help="seconds between faults, on average")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", help="comma-separated names; all by default")
+    arguments = parser.parse_args()
+    with working_folder() as (work, is_mounted):
+        chosen = faults(is_mounted)
+        if not is_mounted:
+            say("cannot mount here: no disk fault, and shared memory of others may be reported")
+        if arguments.faults:
+            wanted = [name.strip() for name in arguments.faults.split(",")]
+            unknown = sorted(set(wanted) - set(chosen))
+            if unknown:
+                parser.error(f"no fault is called {', '.join(unknown)}; there are: {', '.join(sorted(chosen))}")
+            chosen = {name: chosen[name] for name in wanted}
+        return chaos(work, chosen, arguments)
+
+
+def chaos(work: Path, chosen: dict[str, Fault], arguments: argparse.Namespace) -> int:
+    subprocess.run([sys.executable, str(JOB.parent / "make_model.py"), str(work / "model")], check=True, cwd=ROOT)
+    trial, before = Trial(work, steps=1_000_000), shared_segments()
+    say(f"faults for {arguments.seconds:.0f} s in {work}: {', '.join(sorted(chosen))}")
+    counts = disturb(trial, chosen, arguments.seconds, arguments.every, arguments.seed)
+    last = stop(trial) + 2
+    finish(trial, last)
+    wrong = [f"left behind: {what}" for what in leftovers(trial, before)]
+    say(f"undisturbed run of {last} steps")
+    calm = start_run(work, "calm", last, uuid.uuid4().hex)
+    if calm.wait(max(START_LIMIT, 10 * arguments.seconds)):
+        wrong.append(f"the undisturbed run exited with {calm.returncode}; see {work}/calm.log")
+    else:
+        wrong += compare(trial, trial.runs / "calm")
+    say(f"{last} steps, {sum(counts.values())} faults: " + ", ".join(f"{n} x {name}" for name, n in counts.items()))
+    say("exit codes: " + ", ".join(f"{n} x {code}" for code, n in sorted(trial.exits.items())))
+    for text in wrong:
+        say(f"FAILED: {text}")
+    if wrong:
+        raise SystemExit(1)
+    say("passed: the policy equals the undisturbed run's, each step counted once, nothing is left")
+    return 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("ROOST_CHAOS_NAMESPACE") != "1" and shutil.which("unshare"):
+        # A mount namespace of its own, so that the file systems mounted here are gone with it.
+        prefix = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+        if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
+            os.environ["ROOST_CHAOS_NAMESPACE"] = "1"
+            os.execvp(prefix[0], [*prefix, sys.executable, *sys.argv])
+    sys.exit(main())
