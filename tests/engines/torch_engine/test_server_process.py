@@ -109,10 +109,10 @@ def test_a_server_ends_with_the_process_it_was_started_for(folder):
     owner.communicate()
 
 
-def test_a_port_that_is_taken_is_told_before_the_model_is_loaded():
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path):
     with bound_socket("127.0.0.1", 0) as taken:
         taken.listen()
-        process = launch("no/such/model", "--port", str(taken.getsockname()[1]))
+        process = launch(tmp_path, "--port", str(taken.getsockname()[1]))
         _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "Address already in use" in errors
