@@ -83,7 +83,7 @@ def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
         model = kind.from_pretrained(settings.model, config=config, **options)
     else:
         with torch.device("meta"):  # only the layers: the first rank gives the weights to all
-            model = kind.from_config(config, **options)  # type: ignore[no-untyped-call]
+            model = kind.from_config(config, **options)
     if head is Head.POLICY:
         _check_logits(model)
     return model
