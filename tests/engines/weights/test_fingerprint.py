@@ -3,10 +3,17 @@
 import pytest
 import torch
 
-from roost.engines.weights.fingerprint import CHUNK, fingerprint
+import roost.engines.weights.fingerprint as module
+from roost.engines.weights.fingerprint import fingerprint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.int64, torch.bool)
-SIZES = (1, 7, 8, 9, 1000, CHUNK * 2 + 3)
+CHUNK = 64  # words, instead of millions
+SIZES = (1, 7, 8, 9, 1000, CHUNK * 8 * 2 + 3)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", CHUNK)
 
 
 def tensor_of(dtype, size):
