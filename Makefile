@@ -4,6 +4,8 @@ BIN = $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 # Processes that run tests; a file of tests stays in one of them.
 TEST_WORKERS ?= 2
+# Modules are compiled once, not by each of the hundreds of processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
 .PHONY: setup test test-long test-vllm chaos lint demo bench clean
