@@ -278,7 +278,7 @@ def test_the_cache_can_be_emptied_and_fingerprints_stay(running_engine):
 def test_the_plain_openai_client_works(running_engine):
     import openai
 
-    client = openai.OpenAI(base_url=f"{running_engine.url}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"{running_engine.url}/v1", api_key=running_engine.spec.api_key, max_retries=0)
     model = client.models.list().data[0].id
     done = client.completions.create(model=model, prompt="Hello", max_tokens=4, temperature=0.0)
     assert done.usage is not None and done.usage.prompt_tokens == 5

@@ -203,12 +203,13 @@ def test_weights_by_broadcast(loop, fleet, policy, number, built_in):
 
 
 @pytest.mark.parametrize("in_flight", list(InFlight))
-def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight):
+def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight, server_spec):
     release = policy.release(number)  # made before, as requests do not wait for it
 
     async def update_meanwhile():
         requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(4)]
-        async with httpx.AsyncClient(timeout=HANG_S) as http:
+        headers = {"Authorization": f"Bearer {server_spec.api_key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=HANG_S) as http:
 
             async def running():
                 return (await http.get(f"{only(fleet).engine.url}/load")).json()["running"]
