@@ -6,6 +6,7 @@ import numpy as np
 import psutil
 import pytest
 
+from roost.learner.checksums import check_sums
 from roost.learner.distributed import init_distributed, most, together
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
@@ -61,6 +62,7 @@ def test_two_ranks_are_as_one(models, tmp_path, changes):
         assert rank["read"]["step"] == len(SHARES)
 
     of_two = Learner(settings, CPU)
+    assert check_sums(tmp_path / "before last"), "both ranks have summed their files"
     of_two.restore(tmp_path / "before last")
     of_two.learn([*SHARES[-1][0], *SHARES[-1][1]], TOTALS[-1])
     near(weights(of_two), ranks[0]["weights"], 1e-5)
