@@ -38,6 +38,7 @@ START_LIMIT = 900.0  # seconds until a run has to show a sign of life
 END_LIMIT = 600.0  # seconds for a run that was asked to stop
 LEFTOVER_LIMIT = 120.0  # seconds for its processes to be gone after it
 FEWEST_STEPS = 5  # a shorter run proves nothing
+START_SHARE = 0.25  # of the faults may hit a run that has made no step since the last one
 
 # Processes to kill, by a part of their command line. The driver is the process this script started.
 KILLED = {
@@ -88,6 +89,10 @@ class Trial:
         say(f"the run exited with {code} at step {self.done}")
         self.process = None
         return True
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
 
     @property
     def has_run(self) -> bool:
@@ -147,7 +152,7 @@ def hang(trial: Trial, rng: random.Random, part: str) -> bool:
     victim = rng.choice(victims)
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.suspend()
-        wait_until(lambda: not is_running(victim) or trial.process is None, HANG)
+        wait_until(lambda: not is_running(victim) or trial.has_ended, HANG)
         victim.resume()
     return True
 
@@ -178,7 +183,7 @@ def fill_disk(trial: Trial, rng: random.Random) -> bool:
             with contextlib.suppress(OSError):
                 while True:
                     file.write(b"\0")
-        wait_until(lambda: trial.process is None or trial.process.poll() is not None, DISK_FULL)
+        wait_until(lambda: trial.has_ended, DISK_FULL)
     finally:
         ballast.unlink()
     return True
@@ -220,7 +225,10 @@ def disturb(trial: Trial, chosen: dict[str, Fault], seconds: float, every: float
         if trial.reap():
             trial.start()
         pause = time.monotonic() + every * rng.uniform(0.5, 1.5)
-        wait_until(lambda pause=pause: time.monotonic() > pause or trial.process.poll() is not None, 10 * every)
+        wait_until(lambda pause=pause: time.monotonic() > pause or trial.has_ended, 10 * every)
+        if rng.random() > START_SHARE:  # let the run get out of its start, however slow the machine is
+            before = trial.done
+            wait_until(lambda before=before: trial.done != before or trial.has_ended, START_LIMIT)
         if trial.reap():
             continue
         bag = bag or rng.sample(sorted(chosen), len(chosen))  # every fault once before any comes again
@@ -236,8 +244,8 @@ def stop(trial: Trial) -> int:
     while True:
         if trial.reap():
             trial.start()
-        wait_until(lambda: trial.done >= FEWEST_STEPS or trial.process.poll() is not None, START_LIMIT)
-        if trial.process.poll() is None:
+        wait_until(lambda: trial.done >= FEWEST_STEPS or trial.has_ended, START_LIMIT)
+        if not trial.has_ended:
             break
     trial.process.send_signal(signal.SIGTERM)
     trial.process.wait(END_LIMIT)
