@@ -105,7 +105,7 @@ class EnvWorker(Worker):
         """
         environment = self._open.pop(key, None) if method == "close" else self._open.get(key)
         if environment is None:
-            return "the environment is not open here", None
+            return "the environment's process is gone, or it was closed", None
         if method == "close":
             self._used.pop(key, None)
             await self._end_call(key)

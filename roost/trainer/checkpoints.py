@@ -9,7 +9,6 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from roost.learner.checkpoint import check_whole
 from roost.learner.checksums import Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
 from roost.trainer.metrics.json_lines import write_whole
@@ -75,6 +74,8 @@ class Checkpoint:
         for folder in (self.folder, self.learner, *([self.critic] if has_critic else [])):
             try:
                 if not check_sums(folder) and folder != self.folder:
+                    from roost.learner.checkpoint import check_whole  # torch: reports are written without it
+
                     check_whole(folder)
             except Damaged:
                 raise

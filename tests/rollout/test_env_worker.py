@@ -87,7 +87,7 @@ def test_an_environment_is_closed_after_the_step_that_a_cancelled_episode_left()
     notes, stepped, closed, after, used = ran(run())
     assert notes == ["step", "cancelled", "close"]
     assert stepped == ("the episode was cancelled", None) and closed == ("", None)
-    assert after == ("the environment is not open here", None) and used == {}
+    assert after == ("the environment's process is gone, or it was closed", None) and used == {}
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["while it waits", "as it comes"])

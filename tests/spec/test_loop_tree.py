@@ -138,7 +138,7 @@ def read(config, *overrides):
     source = load(config, [*COMMAND, "+train={}", *overrides], findings)
     assert source is not None, findings.found
     job = read_job(source, findings)
-    assert not findings.found
+    assert not findings.errors
     return job
 
 
