@@ -160,12 +160,12 @@ class Supervisor:
             await asyncio.sleep(pause)
             waited += pause
             names = ", ".join(map(self._described, self._waited_for()))
-            self._report(f"waiting for {names or 'nobody'} to {what}, {waited:g} s so far")
+            self._report(f"waiting for {names} to {what}, {waited:g} s so far")
 
     def _waited_for(self) -> list[Member]:
         """Those that hold up a change: who does not answer, else who is being started, else all."""
-        members = self._crew.members.values()
-        changing = [member for member in members if member.changing.locked() and member.standing not in GONE]
+        locked = [member for member in self._crew.members.values() if member.changing.locked()]
+        changing = [member for member in locked if member.standing not in GONE] or locked
         silent = [member for member in changing if member.name in self._silent]
         return silent or [member for member in changing if member.standing in COMING] or changing
 
