@@ -20,7 +20,6 @@ from roost.runtime.logs import last_lines
 
 START_LIMIT = 60.0  # seconds for the process to be there, not for what it serves to be ready
 LINES_TOLD = 15
-JOB_VARIABLE = "RAY_JOB_ID"
 
 
 def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[Link, int]:
@@ -41,23 +40,30 @@ def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: P
     raise OSError(f"{name} could not be started with {command[0]}: {why}")
 
 
-def left_keepers(name: str) -> list[int]:
-    """Keepers of this name that another process of the same Ray job has left; each ends together with its server."""
-    command, job = [sys.executable, "-P", server_keeper.__file__, name], os.environ.get(JOB_VARIABLE)
+def left_keepers(name: str, folder: Path) -> list[int]:
+    """Keepers that another process left, by their name and log folder; each ends together with its server.
+
+    Names repeat: every run has a rollout-0, and several runs may share a machine.
+    """
+    command = _command(name, folder)
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.cmdline() == command and process.environ().get(JOB_VARIABLE) == job:
+            if process.cmdline() == command:
                 found.append(process.pid)
     return found
+
+
+def _command(name: str, folder: Path) -> list[str]:
+    # -P: the folder of the program is no place to import from; name and folder identify it in a list of processes
+    return [sys.executable, "-P", server_keeper.__file__, name, str(folder)]
 
 
 def _keeper(name: str, log: Path) -> Link:
     ours, theirs = socket.socketpair()
     with theirs, log.open("ab") as printed:
         launcher = subprocess.Popen(
-            # -P: the folder of the program is no place to import from; the name is for those who list processes
-            [sys.executable, "-P", server_keeper.__file__, name],
+            _command(name, log.parent),
             stdin=theirs.fileno(),
             stdout=printed,
             stderr=printed,

@@ -49,7 +49,8 @@ class EngineWorker(Worker):
         spec = servers[self._rank]
         if is_reached_from_afar:
             spec = replace(spec, host=node_address())
-        self._owner = LocalOwner(spec, Path(self.worker_info.log_path).parent)
+        self._log_folder = Path(self.worker_info.log_path).parent
+        self._owner = LocalOwner(spec, self._log_folder)
 
     async def start_server(self, model: str | None = None) -> Answer:
         try:
@@ -63,7 +64,7 @@ class EngineWorker(Worker):
         if self._owner.pid is not None:
             return
         deadline = time.monotonic() + PREDECESSOR_LIMIT_S
-        while left := await asyncio.to_thread(left_keepers, self._owner.spec.name):
+        while left := await asyncio.to_thread(left_keepers, self._owner.spec.name, self._log_folder):
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"{self._owner.spec.name}: the server of the worker before has not ended within "

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from roost.engines.errors import EngineError
+from roost.engines.kept_start import left_keepers
 from roost.engines.readiness import STARTS, PortTaken, start_ready, wait_ready
 from roost.engines.server_keeper import Ending
 from roost.engines.server_process import ServerProcess
@@ -136,6 +137,17 @@ def test_a_server_ends_with_an_actor_that_ray_kills(python, tmp_path):
     finally:
         driver.terminate()
         driver.communicate()
+
+
+async def test_servers_of_one_name_are_told_apart_by_their_folders(spec, tmp_path):
+    """Every run has a rollout-0: one must not wait for the server of another run on the same machine."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    process = await start_ready(spec(""), theirs, HANG_S)
+    name = process.spec.name
+    assert left_keepers(name, ours) == []
+    assert len(left_keepers(name, theirs)) == 1
+    await process.stop()
+    assert until(lambda: not left_keepers(name, theirs))
 
 
 async def test_a_server_ends_when_its_process_object_is_let_go(spec, tmp_path):

@@ -24,6 +24,11 @@ KEEPER = "server_keeper.py"
 GROUPS, STEPS = 4, 3
 
 
+def relaunches(said):
+    """The messages of a run that was launched anew."""
+    return [text for text in said if "going on from step" in text]
+
+
 def process_of(name):
     """A process that this test has started, by what it is called."""
     for process in psutil.process_iter():
@@ -91,7 +96,7 @@ def test_a_killed_worker_of_an_engine_is_replaced_and_the_run_ends_once(model, t
     values = values_of(model, "1-2", after=20, action="kill", argument=WORKER)
     run = trained(values, tmp_path / "run", said=said, notes=notes).run
     assert Disturbed.done == ["kill"] and taken_once(run)
-    assert said == [], "nothing is launched anew"
+    assert not relaunches(said)
     assert len(run.evaluations()) == 1
     assert any(" is lost: its process is gone" in note for note in notes), notes
 
@@ -129,7 +134,7 @@ def test_an_engine_that_is_killed_while_it_starts(model, tmp_path, victim, monke
     monkeypatch.setattr(WorkerOwner, "_start", start)
     run = trained(values_of(model), tmp_path / "run", said=said).run
     assert killed == [victim] and taken_once(run)
-    assert said == []
+    assert not relaunches(said)
 
 
 @pytest.fixture
@@ -165,7 +170,7 @@ def test_an_engine_that_hangs_while_it_takes_weights(model, tmp_path, rollout, a
     done, said, notes = at_second_sending(lambda: process_of(ENGINE).send_signal(signal.SIGSTOP)), [], []
     run = trained(values_of(model, rollout), tmp_path / "run", said=said, notes=notes).run
     assert done == [2] and taken_once(run)
-    assert said == []
+    assert not relaunches(said)
     assert any(note.startswith("waiting for rollout-") and "to take version 2" in note for note in notes), notes
     assert any("is lost: it does not answer; it was being changed" in note for note in notes), notes
     assert any(" did not take version 2 by shared memory: " in note for note in notes), notes
