@@ -84,7 +84,7 @@ class Fleet:
 
     @property
     def release(self) -> Release | None:
-        """What the engines have; None: the weights that they were started with."""
+        """Version the engines hold; None: the weights they were started with."""
         return self._current.release
 
     # Starting and stopping ----------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def ask_for_vllm(python: str, env: Mapping[str, str]) -> InstalledVllm:
 
 
 def answer_of(python: str, script: str, env: Mapping[str, str], engine: str) -> tuple[str, str]:
-    """What an interpreter prints when asked for an engine, and the last line of its errors."""
+    """Output of an interpreter asked for an engine, and the last line of its errors."""
     try:
         asked = subprocess.run(
             [python, "-c", script], env=dict(env), capture_output=True, text=True, timeout=ASK_LIMIT, check=False

@@ -189,7 +189,7 @@ class EngineGroup:
 
     @staticmethod
     def options(component: str) -> dict[str, LaunchOptions]:
-        """How the workers are launched: one that dies is started again on its place."""
+        """Launch options of the workers: one that dies is restarted on its place."""
         from roost.runtime.group import LaunchOptions
 
         return {component: LaunchOptions(restarts=WORKER_RESTARTS)}

@@ -88,7 +88,7 @@ class CheckpointWriter:
         self._gathered(lambda: _put_in_place(unfinished, folder, whole) if rank() == 0 else None)
 
     def _gathered(self, act: Callable[[], T]) -> list[T]:
-        """What all ranks' calls give; an OSError of one of them is raised on all."""
+        """Results of all ranks; an OSError of one rank is raised on all."""
         given: T | None = None
         problem: OSError | None = None
         try:
@@ -117,7 +117,7 @@ def _bytes(value: Any) -> int:
 
 
 def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
-    """What went wrong, with a full disk by its name: torch's own error is that of a file's wrong length."""
+    """The error, named DiskFull where the disk is full: torch reports only a wrong file length."""
     reasons = [failure, *(reason for reason, _ in getattr(failure, "failures", {}).values())]
     needed = state_bytes(state)
     # Another rank's reason comes without the error of the system that led to it.

@@ -56,7 +56,7 @@ class Expected:
 
     @property
     def allowed(self) -> float:
-        """How far an answer may be off: as far as rounding allows, or as it was with equal weights, with a margin.
+        """Allowed log-prob error: what rounding allows, or the error with equal weights plus a margin.
 
         >>> Expected(Probe((1, 2), (-1.0,), tolerance=0.25), baseline=1.4).allowed
         2.8
