@@ -74,6 +74,9 @@ def train_command(
         resumes = resume or resume_from is not None
         run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
     except KeyboardInterrupt:
+        # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as unhandled, and
+        # `python -m` then ends by the signal instead of this exit code. The next exec clears the mark.
+        exec("")
         say("interrupted; everything that was started is ended")
         raise typer.Exit(INTERRUPTED) from None
 

@@ -31,10 +31,10 @@ def model(tmp_path_factory):
 class Command:
     """`roost train` in a process group of its own, as a shell starts it."""
 
-    def __init__(self, model, folder):
+    def __init__(self, model, folder, path=ROOT):
         self.mark, self.folder, self.printed = uuid.uuid4().hex, folder, folder / "printed.txt"
         environ = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "ROOST_NODE_RANK")}
-        environ |= {MARK: self.mark, "ROOST_FAKE_ACCELERATORS": "2", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        environ |= {MARK: self.mark, "ROOST_FAKE_ACCELERATORS": "2", "PYTHONPATH": str(path), "COLUMNS": "200"}
         words = ["train", ROOT / "examples/arithmetic/rlinf.yaml", f"actor.model.model_path={model}"]
         words += ["--address", "local", "--runs", folder, "--name", "run"]
         with self.printed.open("w") as printed:
@@ -110,6 +110,16 @@ def check_ended(command, number, point):
 
 def test_while_torch_is_loaded(command):
     check_ended(command, signal.SIGINT, "imports")
+
+
+def test_while_a_module_builds_its_classes(model, tmp_path):
+    """namedtuple and dataclass run source text, where CPython 3.11 treats an interrupt differently."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "torch.py").write_text('exec("raise KeyboardInterrupt")\n')
+    command = Command(model, tmp_path, f"{modules}{os.pathsep}{ROOT}")
+    assert command.process.wait(LIMIT_S) == 130, command.printed.read_text()
+    assert command.has_said("interrupted; everything that was started is ended")
 
 
 @pytest.mark.long
