@@ -6,6 +6,7 @@ A process id does not tell whether a folder is in use: another container that sh
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
@@ -18,6 +19,7 @@ from weakref import WeakSet
 
 LOCK_FILE = ".lock"
 LONGEST_HOLDER = 1 << 12  # bytes
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderHeld(RuntimeError):
@@ -26,6 +28,10 @@ class FolderHeld(RuntimeError):
     def __init__(self, folder: Path, holder: str) -> None:
         super().__init__(f"{folder} is in use by {holder}")
         self.folder, self.holder = folder, holder
+
+
+class NoLocks(OSError):
+    """The file system of the folder has no locks (Lustre mounted without -o flock, some NFS)."""
 
 
 class FolderLock:
@@ -49,7 +55,10 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: str | Path) -> FolderLock:
-        """Lock a folder that exists; raises `FolderHeld` if another process, or this one, holds it already."""
+        """Lock a folder that exists.
+
+        Raises `FolderHeld` if another process, or this one, holds it already, and `NoLocks` if it cannot be locked.
+        """
         place = Path(folder)
         descriptor = os.open(place / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with contextlib.ExitStack() as undo:
@@ -59,6 +68,10 @@ class FolderLock:
             except BlockingIOError:
                 holder = file.read(LONGEST_HOLDER).decode(errors="replace").strip()
                 raise FolderHeld(place, holder or "another process") from None
+            except OSError as error:
+                if error.errno in WITHOUT_LOCKS:
+                    raise NoLocks(error.errno, error.strerror, str(place)) from None
+                raise
             file.truncate(0)
             file.write(f"{_this_process()}\n".encode())
             undo.pop_all()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from roost.runtime.folder_lock import FolderHeld, FolderLock
+from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
 from roost.spec.job import Job
 from roost.spec.training import Estimator, TrainSettings
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.run_folder import RunFolder
 
 Say = Callable[[str], None]
-WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RunInUse(RuntimeError):
@@ -34,9 +32,7 @@ def locked(folder: Path, say: Say) -> Iterator[None]:
             raise RunInUse(
                 f"{folder} is in use by {other.holder}; give this run another name, or wait until that one has ended"
             ) from None
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise
+        except NoLocks as error:
             say(f"{folder} cannot be locked ({error.strerror}): make sure that no other run uses it")
         yield
 

@@ -1,12 +1,16 @@
 """Scratch folders: those of ended processes are removed, those of live ones never, in whatever PID namespace."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from roost.runtime.folder_lock import FolderHeld, FolderLock
-from roost.runtime.scratch import ScratchFolder
+from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
+from roost.runtime.scratch import DRAFT_S, ScratchFolder
 
 HOLDS = """
 import sys
@@ -93,3 +97,47 @@ def test_a_lock_is_not_inherited_by_a_fork(tmp_path):
     FolderLock.take(tmp_path).release()
     process.stdin.close()
     process.stdout.close()
+
+
+def without(monkeypatch, number):
+    """Have the file system answer a request for a lock with this error."""
+
+    def refuse(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_has_scratch_folders_that_nobody_else_removes(tmp_path, monkeypatch, number):
+    process = holder(tmp_path)
+    theirs = process.stdout.readline().strip()
+    kill(process)
+    with monkeypatch.context() as patch:
+        without(patch, number)
+        with pytest.raises(NoLocks):
+            FolderLock.take(theirs)
+        mine = ScratchFolder("weights", tmp_path)
+        again = ScratchFolder("weights", tmp_path)
+        assert sorted(map(str, tmp_path.iterdir())) == sorted([theirs, str(mine.path), str(again.path)])
+        again.remove()
+    ScratchFolder("weights", tmp_path).remove()  # of a machine that mounted the same disk with locks
+    assert list(tmp_path.iterdir()) == [mine.path]
+    mine.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_where_the_lock_cannot_be_had(tmp_path, monkeypatch):
+    without(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        ScratchFolder("weights", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_drafts_of_killed_processes_are_removed_once_they_are_old(tmp_path):
+    old, new = tmp_path / ".roost-weights-old", tmp_path / ".roost-weights-new"
+    for draft in (old, new):
+        draft.mkdir()
+    os.utime(old, (0, time.time() - 2 * DRAFT_S))
+    ScratchFolder("weights", tmp_path).remove()
+    assert list(tmp_path.iterdir()) == [new], "a process may be about to lock it"
