@@ -84,7 +84,7 @@ class Delivery:
             member: list(ways_for(release, member.spec, member.abilities, member.useless_ways)) for member in members
         }
         errors: dict[Member, EngineError] = {
-            member: UpdateFailed(f"{member.name} has no way to take version {release.version}") for member in left
+            member: UpdateFailed(f"{member.name} has no way to load version {release.version}") for member in left
         }
         not_taken: dict[Member, set[Way]] = {member: set() for member in left}
         tried: set[Member] = set()  # by a way that did not work
@@ -96,7 +96,7 @@ class Delivery:
                     del left[member], errors[member]
                     if member in tried:
                         seconds = asyncio.get_running_loop().time() - began
-                        self._report(f"{member.name} took version {release.version} by {way}, after {seconds:.0f} s")
+                        self._report(f"{member.name} loaded version {release.version} by {way}, after {seconds:.0f} s")
                     member.version, member.probe = release.version, release.probe
                     member.useless_ways |= not_taken[member]  # this release took another way, so they were at fault
                     continue
@@ -110,7 +110,7 @@ class Delivery:
                 last = "it is started again" if isinstance(error, EngineLost) else "there is no other way"
                 instead = f"next: {left[member][0]}" if left[member] else last
                 self._report(
-                    f"{member.name} did not take version {release.version} by {way}: {_first_line(error)}; {instead}"
+                    f"{member.name} failed to load version {release.version} by {way}: {_first_line(error)}; {instead}"
                 )
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         return {member.name: error for member, error in errors.items()}

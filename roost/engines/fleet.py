@@ -196,8 +196,8 @@ class Fleet:
         An engine that no way brings there is started again on what it had, if that is still to be had. If none takes
         the release, UpdateFailed says so, and the fleet stays on the version it had.
         """
-        taking = f"take version {release.version}"
-        async with self._changing(taking, *RUNNING, Standing.ASLEEP) as members:
+        loading = f"load version {release.version}"
+        async with self._changing(loading, *RUNNING, Standing.ASLEEP) as members:
             check_version(self.release, release)
             check_hold(members, release, in_flight)
             check_base(members, release, self._sleep_level)
@@ -214,7 +214,7 @@ class Fleet:
                 self._current.hold(release, delivery.folder)
             await self._settle_update(members, errors, delivery.whole)
         if errors and not brought:
-            raise UpdateFailed(self._no_engine_took(release, errors))
+            raise UpdateFailed(self._no_engine_loaded(release, errors))
 
     def learning_begins(self) -> None:
         """From here on, the learner's own weights are no longer those of the release that the engines have."""
@@ -238,10 +238,10 @@ class Fleet:
                 await self.crew.settle([member], Standing.LOST)
                 self._supervisor.start_again_soon(member)
 
-    def _no_engine_took(self, release: Release, errors: dict[str, EngineError]) -> str:
+    def _no_engine_loaded(self, release: Release, errors: dict[str, EngineError]) -> str:
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         stay = f"the engines stay on version {self._current.version}"
-        return f"version {release.version} was not taken, and {stay}: {reasons}"
+        return f"no engine loaded version {release.version}, and {stay}: {reasons}"
 
     # Sleep and wake -----------------------------------------------------------------------------------------------
 

@@ -204,7 +204,7 @@ class Loop:
 
     async def _discard(self, groups: Sequence[Group], version: int, why: str) -> None:
         """Do not learn from groups, nor from others under way; all of them are generated again."""
-        self.models.fleet.report(f"step {self.state.step + 1} is not learnt from and generated again: {why}")
+        self.models.fleet.report(f"step {self.state.step + 1} is discarded and generated again: {why}")
         await self.feed.discard(groups)
         self.feed.begin(version)
 

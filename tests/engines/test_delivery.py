@@ -100,7 +100,7 @@ def test_an_update_that_did_not_take_is_reported_with_what_is_done_instead(tmp_p
     off = "the probe (log-probabilities of fixed tokens) is off by 1.5, and 0.1 is allowed"
     told = [text.replace(text[text.index("http") : text.index(" does not")], "URL") for text in found]
     assert told == [
-        f"one did not take version 7 by {way}: URL does not answer with the new weights: {off}; {instead}"
+        f"one failed to load version 7 by {way}: URL does not answer with the new weights: {off}; {instead}"
         for way, instead in [
             ("shared device", "next: reload from disk"),
             ("reload from disk", "next: restart"),

@@ -321,7 +321,7 @@ def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
     assert run.events.count("play 2") == 4, "two episodes, twice"
     assert "replace ['rollout-1']" in run.events
     assert reports(run) == [
-        "step 2 is not learnt from and generated again: rollout-1: the probe is off by 4. The engine is started again "
+        "step 2 is discarded and generated again: rollout-1: the probe is off by 4. The engine is started again "
         "with its weights"
     ]
     assert [figures["groups/discarded"] for _, figures, _ in run.told] == [0, 2 + 2 * lag, 0]
@@ -333,7 +333,7 @@ def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
     assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3]]
     assert sum(map(len, run.policy.learnt)) == 8
     assert reports(run) == [
-        "step 2 is not learnt from and generated again: the mean mismatch of log-probabilities jumped from 0.01 to 4. "
+        "step 2 is discarded and generated again: the mean mismatch of log-probabilities jumped from 0.01 to 4. "
         "The engines get their weights again"
     ]
     assert run.events.count("version 1") == 2, "the release of version 1 is sent again"

@@ -144,8 +144,9 @@ def test_hung_during_an_update(scenarios, in_flight):
     assert scenarios.one.owner.pid != before
     assert "one is lost: it does not answer; it was being changed, and its server is killed" in scenarios.said
     waits = [text for text in scenarios.said if text.startswith("waiting for one (it does not answer)")]
-    assert f"to take version {number}, " in waits[0]
-    told = next(text for text in scenarios.said if text.startswith(f"one did not take version {number} by shared mem"))
+    assert f"to load version {number}, " in waits[0]
+    failed = f"one failed to load version {number} by shared memory"
+    told = next(text for text in scenarios.said if text.startswith(failed))
     assert told.endswith("next: reload from disk")
     assert f"one is back, on version {number}" in scenarios.said
 

@@ -108,8 +108,8 @@ def test_other_weights_in_an_engine_are_noticed_and_not_learnt_from(model, tmp_p
     values = values_of(model, after=20, action="other weights", argument=str(other))
     run = trained(values, tmp_path / "run", notes=notes).run
     assert Disturbed.done == ["other weights"] and taken_once(run)
-    told = next(note for note in notes if "is not learnt from" in note)
-    assert told.startswith("step 2 is not learnt from and generated again: rollout-0: the probe ")
+    told = next(note for note in notes if "is discarded" in note)
+    assert told.startswith("step 2 is discarded and generated again: rollout-0: the probe ")
     assert [record["groups/discarded"] for record in run.steps()] == [0, 4, 0]
     before, after = weights_of(plain), weights_of(run)
     assert all(before[name].equal(after[name]) for name in before), "the policy is that of an undisturbed run"
@@ -171,6 +171,6 @@ def test_an_engine_that_hangs_while_it_takes_weights(model, tmp_path, rollout, a
     run = trained(values_of(model, rollout), tmp_path / "run", said=said, notes=notes).run
     assert done == [2] and taken_once(run)
     assert not relaunches(said)
-    assert any(note.startswith("waiting for rollout-") and "to take version 2" in note for note in notes), notes
+    assert any(note.startswith("waiting for rollout-") and "to load version 2" in note for note in notes), notes
     assert any("is lost: it does not answer; it was being changed" in note for note in notes), notes
-    assert any(" did not take version 2 by shared memory: " in note for note in notes), notes
+    assert any(" failed to load version 2 by shared memory: " in note for note in notes), notes
