@@ -149,7 +149,7 @@ class Loop:
                     self._make_ready(version, parts, part) if ahead is None else self._await_part(ahead, parts)
                 )
                 if part + 1 < parts and self._scores_apart:
-                    ahead = asyncio.create_task(self._make_ready_beside(version, parts))
+                    ahead = asyncio.create_task(self._make_ready_beside(version, parts, part + 1))
                 learnt.append(await self._learn(ready.batch, self.settings.minibatches // parts, part))
                 groups += ready.groups
                 if self.skipped.exceeds(self.settings):
@@ -161,20 +161,11 @@ class Loop:
         return groups, learnt
 
     async def _make_ready(self, version: int, parts: int, part: int) -> Ready:
-        """The next part of a step: its groups, and what models say of them, on devices that are the learner's.
-
-        Groups from engines that turn out to have other weights than the learner gave them are generated again.
-        """
+        """The next part of a step: its groups, and what models say of them, on devices that are the learner's."""
         is_resynced = False
         while True:
             async with self._phase("generate", self._samples(parts)):
-                groups = await self._take(version, parts)
-                wrong = await self.models.fleet.weights.wrong()
-            if wrong:
-                reasons = "; ".join(f"{one.name}: {one.why}" for one in wrong)
-                await self._discard(groups, version, f"{reasons}. The engine is started again with its weights")
-                await self.models.fleet.replace_wrong(wrong)
-                continue
+                groups = await self._take_checked(version, parts, part)
             async with self._phase("switch"):
                 await self.turns.to_learner(self.models.fleet, self.models.sharing)
             async with self._phase("score"):
@@ -182,7 +173,7 @@ class Loop:
             jump = self._jump(ready, version, is_resynced) if part == 0 else ""
             if not jump:
                 return ready
-            await self._discard(groups, version, f"{jump}. The engines get their weights again")
+            await self._discard(groups, version, part, f"{jump}. The engines get their weights again")
             async with self._phase("sync"):
                 release = self.models.fleet.release or await self.models.policy.release(version)
                 await self.turns.to_engines(self.models.fleet, self.models.sharing, release)
@@ -202,15 +193,19 @@ class Loop:
             return ""
         return jump
 
-    async def _discard(self, groups: Sequence[Group], version: int, why: str) -> None:
-        """Do not learn from groups, nor from others under way; all of them are generated again."""
-        self.models.fleet.report(f"step {self.state.step + 1} is discarded and generated again: {why}")
+    async def _discard(self, groups: Sequence[Group], version: int, part: int, why: str) -> None:
+        """Do not learn from groups, nor from others under way; all of them are generated again.
+
+        Parts of the step that were learnt from before stay: the engines were checked after each of them.
+        """
+        what = f"{'the rest of ' if part else ''}step {self.state.step + 1}"
+        self.models.fleet.report(f"{what} is discarded and generated again: {why}")
         await self.feed.discard(groups)
         self.feed.begin(version)
 
-    async def _make_ready_beside(self, version: int, parts: int) -> Ready:
+    async def _make_ready_beside(self, version: int, parts: int, part: int) -> Ready:
         """The same while the part before is learnt from; the step waits for none of it, so none is a phase of it."""
-        groups = await self._take(version, parts)
+        groups = await self._take_checked(version, parts, part)
         with self.recorder.timer("score ahead", "work", True, step=self.state.step):
             return Ready(groups, await self._scored(batch_of(groups)))
 
@@ -244,6 +239,17 @@ class Loop:
         is_own_scorer = loss.behaviour is not Behaviour.ENGINE and self.models.inference is None
         is_own_reference = loss.kl_coefficient != 0 and self.models.reference is None
         return not is_own_scorer and not is_own_reference
+
+    async def _take_checked(self, version: int, parts: int, part: int) -> list[Group]:
+        """The groups of a part, from engines that have the weights of their version; others are generated again."""
+        while True:
+            groups = await self._take(version, parts)
+            wrong = await self.models.fleet.weights.wrong()
+            if not wrong:
+                return groups
+            reasons = "; ".join(f"{one.name}: {one.why}" for one in wrong)
+            await self._discard(groups, version, part, f"{reasons}. The engine is started again with its weights")
+            await self.models.fleet.replace_wrong(wrong)
 
     async def _take(self, version: int, parts: int) -> list[Group]:
         groups = await self.feed.take(version, self.settings.collect.groups // parts)

@@ -327,6 +327,27 @@ def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
     assert [figures["groups/discarded"] for _, figures, _ in run.told] == [0, 2 + 2 * lag, 0]
 
 
+STREAMED = [
+    pytest.param({"loss": {"behaviour": Behaviour.PROXIMAL}}, {}, id="scored by the learner"),
+    pytest.param({"loss": {"behaviour": Behaviour.ENGINE}}, {}, id="not scored"),
+    pytest.param({}, {"has_inference": True}, id="scored while the learner learns"),
+]
+
+
+@pytest.mark.parametrize(("loss", "models"), STREAMED)
+def test_every_part_of_a_streamed_step_is_checked_before_it_is_learnt_from(loss, models):
+    wrong = [[], [], [WrongWeights("rollout-0", "the probe is off by 4")]]
+    run = trained(settings_of(groups=4, minibatches=4, **loss), wrong_weights=wrong, **models)
+    assert [groups for _, _, groups in run.told] == [[0, 1, 2, 3]]
+    assert run.policy.learnt == [samples_of([number]) for number in range(4)], "each is learnt from once"
+    assert [run.events.count(f"play {number}") for number in range(4)] == [2, 2, 4, 4]
+    assert reports(run) == [
+        "the rest of step 1 is discarded and generated again: rollout-0: the probe is off by 4. The engine is started "
+        "again with its weights"
+    ]
+    assert run.told[0][1]["groups/discarded"] == 2
+
+
 @pytest.mark.parametrize("decision", [Decision.KEEP, Decision.SLEEP])
 def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
     run = trained(settings_of(steps=2), decision, mismatches=[0.01, 4.0, 0.01])
