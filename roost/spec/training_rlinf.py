@@ -53,6 +53,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     epsilon = algorithm.number("ratio_clip_eps")
     low, high = algorithm.number("clip_ratio_low"), algorithm.number("clip_ratio_high")
     count = algorithm.whole_number("n_minibatches", 1)
+    _refuse_evaluation(runner)
     return {
         **_length(runner, root.below("train").values.get("steps") is not None),
         "estimator": named(algorithm, "adv_type", ADV_TYPES),
@@ -81,6 +82,12 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     if is_fsdp and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
         found["dual_clip"] = FSDP_DUAL_CLIP
     return found
+
+
+def _refuse_evaluation(runner: Section) -> None:
+    if runner.get("only_eval"):
+        what, why = "is true, but Roost trains", "RLinf would only evaluate the model"
+        runner.error("only_eval", what, why, "write only_eval: false, or remove it")
 
 
 def _length(runner: Section, is_counted: bool) -> dict[str, int]:

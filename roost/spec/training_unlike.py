@@ -44,6 +44,11 @@ def _with_dynamic_batches(root: Section, values: Values) -> bool:
     return root.below("runner").values.get("enable_dynamic_batch_size") is True
 
 
+def _with_minibatches(root: Section, values: Values) -> bool:
+    """Where all samples of a step make one minibatch, their order does not matter."""
+    return int(values.get("minibatches", 1)) > 1
+
+
 def _over_tokens(root: Section, values: Values) -> bool:
     """RLinf takes the mean over the tokens of a micro batch."""
     return root.below("algorithm").values.get("loss_agg_func") == "token-mean"
@@ -75,6 +80,7 @@ class Unlike:
     read_by_other: Callable[[Section, Values], bool] = _always
 
 
+_STALENESS = "write max_policy_lag in train, or remove it"
 _TASK = "let the scenario of train.task do it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
@@ -85,6 +91,13 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("algorithm.loss_type", (None, "actor"), "write estimator in train"),
         Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
         Unlike("algorithm.training_batch_size_per_gpu", instead="remove it", read_by_other=_over_tokens),
+        Unlike(
+            "algorithm.shuffle_rollout",
+            (None, True),
+            "remove it; Roost shuffles the samples of a step",
+            read_by_other=_with_minibatches,
+        ),
+        Unlike("runner.weight_sync_interval", (None, 1), _STALENESS),
         Unlike("runner.max_tokens_per_mbs", instead="write micro_batch_tokens", read_by_other=_with_dynamic_batches),
         Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
         Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
@@ -114,6 +127,10 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("difficulty_loss_weight"),
         Unlike("length_loss_weight"),
         Unlike("critic_warmup"),
+        Unlike("actor_train.model_update_frequency", (None, 1), _STALENESS),
+        Unlike("actor_train.apply_loss_scale", (None, True)),
+        Unlike("is_use_additional_prompts"),
+        Unlike("force_disable_old_logprobs_recompute", instead="write ratio: none in train"),
         Unlike("importance_sampling", (None, "token"), "write ratio: trajectory in train, or remove it"),
         Unlike("actor_train.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants),
         Unlike("train_infer_correction.is_weight.enabled", instead="write behaviour: proximal in train"),

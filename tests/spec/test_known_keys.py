@@ -110,6 +110,36 @@ def test_keys_with_the_same_reason_share_a_warning():
     assert "num_workers" in findings.notes[0].what
 
 
+@pytest.mark.parametrize(
+    ("notation", "key", "value", "harmless"),
+    [
+        (Notation.RLINF, "runner.early_stop.enabled", True, False),
+        (Notation.RLINF, "runner.weight_sync_interval", 2, 1),
+        (Notation.RLINF, "runner.val_split", 0.2, 0),
+        (Notation.RLINF, "runner.resume_dir", "a/folder", None),
+        (Notation.RLINF, "actor.sync_weight_no_wait", True, False),
+        (Notation.RLINF, "actor.model.moe_aux_loss_coeff", 0.001, 0.0),
+        (Notation.RLINF, "data.shuffle", False, True),
+        (Notation.RLINF, "data.apply_chat_template", False, True),
+        (Notation.ROLL, "resume_from_checkpoint", "a/folder", False),
+        (Notation.ROLL, "actor_train.model_update_frequency", 2, 1),
+        (Notation.ROLL, "actor_train.apply_loss_scale", False, True),
+        (Notation.ROLL, "is_use_additional_prompts", True, False),
+        (Notation.ROLL, "user_defined_rollout_loop_cls", "my.Loop", None),
+        (Notation.ROLL, "force_disable_old_logprobs_recompute", True, False),
+        (Notation.ROLL, "actor_train.model_args.model_config_kwargs", {"attention_dropout": 0.1}, {}),
+        (Notation.ROLL, "actor_train.training_args.optim", "sgd", None),
+        (Notation.LOOP, "llm.chat_template", "a.jinja", None),
+        (Notation.LOOP, "llm.vllm_class.repetition_penalty", 1.2, None),
+    ],
+)
+def test_a_key_that_changes_training_is_warned_about(notation, key, value, harmless):
+    _, findings = job_of(notation, [key], value=value)
+    assert [warning.where.key_path for warning in findings.warnings] == [key]
+    _, findings = job_of(notation, [key], value=harmless)
+    assert not findings.warnings
+
+
 @pytest.mark.parametrize("value", [None, False, 0])
 def test_a_key_that_switches_nothing_on_is_not_reported(value):
     keys = ["add_token_level_kl", "resume_from_checkpoint", "whiten_rewards"]

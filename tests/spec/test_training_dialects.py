@@ -453,6 +453,7 @@ MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
 TOKEN_KL = {"add_token_level_kl": True}
 READ_ONLY_WITH = {
     "algorithm.training_batch_size_per_gpu": {"algorithm.loss_agg_func": "token-mean"},
+    "algorithm.shuffle_rollout": {"algorithm.n_minibatches": 2},
     "runner.max_tokens_per_mbs": {"runner.enable_dynamic_batch_size": True},
     "difficulty_low_threshold": {"difficulty_mask": True},
     "difficulty_high_threshold": {"difficulty_mask": True},
@@ -488,6 +489,9 @@ def test_what_roost_does_not_follow_is_said(notation, unlike):
         pytest.param(RLINF, {"algorithm.sampling_params.min_new_tokens": 5}, id="min-new-tokens"),
         pytest.param(RLINF, {"algorithm.early_stop_imp_ratio": 5, "actor.training_backend": "fsdp"}, id="early-stop"),
         pytest.param(RLINF, {"algorithm.use_valid_token_scale": True}, id="token-scale"),
+        pytest.param(RLINF, {"algorithm.shuffle_rollout": False}, id="order-in-one-minibatch"),
+        pytest.param(RLINF, {"runner.early_stop.enabled": False, "runner.early_stop.patience": 5}, id="no-early-stop"),
+        pytest.param(RLINF, {"runner.only_eval": False}, id="trains"),
         pytest.param(RLINF, {"algorithm.filter_rewards": True, "runner.task_type": "reasoning"}, id="filter-rewards"),
         pytest.param(ROLL, {"add_len_reward": True}, id="length-reward"),
         pytest.param(ROLL, {"pg_variant": "topr"}, id="variant-at-the-top"),
@@ -524,6 +528,9 @@ def test_what_is_done_otherwise_is_said(written, count):
             "runner.max_steps",
             "is -1, which leaves the end to max_epochs, but that is not given",
             id="no-end",
+        ),
+        pytest.param(
+            RLINF, {"runner.only_eval": True}, "runner.only_eval", "is true, but Roost trains", id="evaluation"
         ),
         pytest.param(
             LOOP,

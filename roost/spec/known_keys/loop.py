@@ -8,6 +8,9 @@ TASK = Known(Effect.TRAINING, "train.task runs the episodes and draws the scenar
 LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
 SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
 ADAPTER = Known(Effect.TRAINING, "Roost's adapters are on all linear layers, without dropout", "remove it")
+TOKENIZER = Known(
+    Effect.TRAINING, "the model's own tokenizer and chat template are used", "save them in the model's folder"
+)
 START = Known(Effect.TRAINING, "Roost starts from the base model", "merge the adapter into the model first")
 EVALUATION = Known(
     Effect.TRAINING,
@@ -37,7 +40,8 @@ TABLE = (
         """rl.params.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda} rl.abs_log_prob_diff_threshold
         rl.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda}""",
     ),
-    Entry(SAMPLING, "llm.vllm_class.{frequency_penalty,presence_penalty,stop} llm.frequency_penalty"),
+    Entry(SAMPLING, "llm.vllm_class.{frequency_penalty,presence_penalty,stop,**} llm.frequency_penalty"),
+    Entry(TOKENIZER, "llm.{chat_template,tokenizer_path}"),
     Entry(ADAPTER, "llm.{lora_dropout,lora_target_modules,lora_bias} llm.lora.**"),
     Entry(START, "llm.adapter_path"),
     Entry(EVALUATION, "rl.eval.{enable,script,overrides.**,summaries.**,scenario_sampler.**,n_iterations}"),
@@ -48,7 +52,7 @@ TABLE = (
     Entry(FILES, "rl.cloud_path llm.parameter_count"),
     Entry(SPEED, "rl.{stress_test_iters,fsdp} rl.optimization.optimizer.fused llm.compile_torch_model"),
     Entry(LEARNER, "rl.{dtype,accelerate.**}"),
-    Entry(ENGINE, "llm.{vllm_server,vllm_class}.** llm.{inference_server_class.**,chat_template,tokenizer_path}"),
+    Entry(ENGINE, "llm.vllm_server.** llm.vllm_class._target_ llm.inference_server_class.**"),
     Entry(HYDRA, "hydra.** defaults.**"),
 )
 OWNED = ("rl", "llm")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roost.spec.known_keys.tables import Effect, Entry, Known
 
 DATA = Known(Effect.TRAINING, "train.task gives the prompts and answers", "let the class of train.task read the data")
+SHUFFLE = replace(DATA, reason="Roost shuffles the tasks", instead="remove it", harmless=(None, True))
+TEMPLATE = replace(DATA, harmless=(None, True))
 REWARD = Known(
     Effect.TRAINING, "train.task and train.rewards score the answers", "say it in train.task or train.rewards"
 )
@@ -22,12 +26,23 @@ EMBODIED = Known(
 )
 SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
 LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
-STEPS = Known(Effect.BACKEND, "Roost counts steps, not passes through the data", "write max_steps")
-RESUME = Known(Effect.FILES, "a run goes on with roost train --resume", "remove it")
+STALENESS = Known(
+    Effect.TRAINING, "Roost's engines get the new weights after every step", "write max_policy_lag in train"
+)
+EARLY_STOP = Known(Effect.TRAINING, "a run of Roost ends after its steps or passes", "write steps in train")
+OF_EARLY_STOP = Known(Effect.NOTHING, "RLinf reads it only with runner.early_stop.enabled")
+ONLY_EVAL = Known(Effect.TRAINING, "Roost trains", "remove it")
+MODEL_CHANGE = Known(
+    Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers, with no other loss", "remove it"
+)
+START = Known(
+    Effect.TRAINING, "a run of Roost starts from the model, and goes on with roost train --resume", "remove it"
+)
 LOGGING = Known(Effect.FILES, "logging; roost train --metrics chooses where metrics go")
 FILES = Known(Effect.FILES, "files; roost train --runs chooses where a run is kept")
 SPEED = Known(Effect.SPEED, "speed or memory of RLinf's workers")
 UNREAD = Known(Effect.NOTHING, "RLinf does not read it")
+ORDER = Known(Effect.NOTHING, "RLinf evaluates every task, in whatever order")
 NAMES = Known(Effect.NOTHING, "a name of RLinf's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of RLinf's learner; Roost's has its own")
 MODEL = Known(Effect.BACKEND, "the model's own config.json says it")
@@ -50,14 +65,16 @@ TABLE = (
     Entry(
         DATA,
         """data.{type,train_data_paths,val_data_paths,eval_data_paths,prompt_key,answer_key,choice_key,solution_key,image_keys}
-        data.{apply_chat_template,apply_chat_template_kwargs,use_chat_template,system_prompt,max_prompt_length}
-        data.{filter_prompt_by_length,data_size,shuffle,seed,validation_shuffle,val_rollout_batch_size,dataset_name}
+        data.{apply_chat_template_kwargs,system_prompt,max_prompt_length}
+        data.{filter_prompt_by_length,data_size,seed,val_rollout_batch_size,dataset_name}
         data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column,answer_separator,data_root,data_path,repo_id}
         data.{video_root,video_backend,video_fps,video_nframes,video_max_pixels,video_tolerance_s,video_in_chunk_offsets}
         data.{tasks,task_subtasks.**,modalities,sampling_mode,behavior_dataset_root,fine_grained_level,macro_stride}
         data.{tolerance_s,use_skill,train_data_path,val_data_path,dataset_path,split,max_length,max_seq_length}
-        rollout.custom_chat_template""",
+        runner.val_split rollout.custom_chat_template""",
     ),
+    Entry(SHUFFLE, "data.shuffle"),
+    Entry(TEMPLATE, "data.{apply_chat_template,use_chat_template}"),
     Entry(
         REWARD,
         """reward.{reward_type,reward_scale,reward_min_val,reward_max_val,reward_weights.**,use_prompt,use_reward_model}
@@ -101,19 +118,27 @@ TABLE = (
         algorithm.{importance_sampling_clip,importance_sampling_fix,reinpp_kl_beta,use_reinpp_baseline,calculate_entropy}
         algorithm.{critic_warmup_steps,normalize_advantages,early_stop_imp_ratio,use_valid_token_scale,entropy_bonus_type}""",
     ),
-    Entry(STEPS, "runner.max_epochs"),
-    Entry(RESUME, "runner.{resume_dir,ckpt_path}"),
+    Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
+    Entry(ONLY_EVAL, "runner.only_eval"),
+    Entry(EARLY_STOP, "runner.early_stop.enabled runner.early_stop.**"),
+    Entry(OF_EARLY_STOP, "runner.early_stop.{patience,min_delta,monitor}"),
+    Entry(STALENESS, "actor.sync_weight_no_wait"),
+    Entry(
+        MODEL_CHANGE,
+        """actor.model.{dropout,attention_dropout,hidden_dropout,moe_aux_loss_coeff,moe_router_bias_update_rate}
+        actor.model.{freeze_vit,trainable_modules}""",
+    ),
     Entry(
         LOGGING,
         """runner.logger.{logger_backends,project_name,log_path,wandb_proxy,**} runner.{log_interval,per_worker_log}
         runner.{per_worker_log_path,print_outputs} rollout.{print_outputs,disable_log_stats}""",
     ),
-    Entry(FILES, "runner.{experiment_name,output_dir,only_eval,val_split,early_stop.**} rollout.validate_save_dir"),
+    Entry(FILES, "runner.{experiment_name,output_dir} rollout.validate_save_dir"),
     Entry(
         SPEED,
         """algorithm.logprob_forward_micro_batch_size data.{num_workers,process_workers,process_batch_size,lazy_loading}
-        data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers} runner.weight_sync_interval
-        {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,sync_weight_no_wait,pack_traj}""",
+        data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers}
+        {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,pack_traj}""",
     ),
     Entry(
         UNREAD,
@@ -121,11 +146,12 @@ TABLE = (
         algorithm.sampling_params.{min_new_tokens,stop_token_ids} runner.{random_seed,num_success_frames}
         runner.{num_fail_frames,fail_success_ratio}""",
     ),
+    Entry(ORDER, "data.validation_shuffle"),
     Entry(NAMES, "{actor,rollout,critic,inference,reward,env,reference}.{group_name,channel} actor.spec_name"),
     Entry(
         LEARNER,
         """{actor,critic,inference,reference}.{fsdp_config.**,megatron.**,mcore_gpt,checkpoint_save_path,load_from_actor}
-        {actor,critic,inference,reference}.{model_type,checkpoint_load_path,use_checkpoint} algorithm.shuffle_rollout
+        {actor,critic,inference,reference}.{model_type,checkpoint_load_path,use_checkpoint}
         {actor,critic}.optim.{bf16,fp16,loss_scale,loss_scale_window,initial_loss_scale,min_loss_scale,hysteresis}
         {actor,critic}.optim.{overlap_grad_reduce,overlap_param_gather,overlap_param_gather_with_optimizer_step}
         {actor,critic}.optim.{use_distributed_optimizer,use_precision_aware_optimizer,optimizer_cpu_offload}

@@ -21,7 +21,17 @@ OTHER_TRAINING = Known(
     Effect.TRAINING, "it belongs to ROLL's fine-tuning, DPO or distillation, which Roost does not have", "remove it"
 )
 WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
-RESUME = Known(Effect.FILES, "a run goes on with roost train --resume", "remove it")
+SCHEDULE = Known(
+    Effect.TRAINING,
+    "Roost's optimizer is AdamW, and its schedules run from learning_rate to 0 over all steps",
+    "write schedule and warmup_steps in train",
+)
+MODEL_CONFIG = Known(
+    Effect.TRAINING, "Roost builds the model from its own config.json", "change the config.json of a copy of the model"
+)
+START = Known(
+    Effect.TRAINING, "a run of Roost starts from the model, and goes on with roost train --resume", "remove it"
+)
 LOGGING = Known(Effect.FILES, "logging; roost train --metrics chooses where metrics go")
 FILES = Known(Effect.FILES, "files; roost train --runs chooses where a run is kept")
 SPEED = Known(Effect.SPEED, "speed or memory of ROLL's workers")
@@ -69,7 +79,7 @@ TABLE = (
         """custom_envs.** {train,val}_env_manager.{tags,num_groups_partition,max_traj_per_env,group_filter_cls}
         {train,val}_env_manager.{llm_proxy.**,generating_args.**,worker_cls}
         batch_adjust_mode ratio_type parse_tool_call_parameter_to_dict skip_mock_system_prompt
-        agent_config_common.** rollout_mock.**""",
+        agent_config_common.** rollout_mock.** user_defined_rollout_loop_cls""",
     ),
     Entry(
         SAMPLING,
@@ -107,7 +117,9 @@ TABLE = (
         student_pretrain teacher_pretrain sft_train.** student.** teacher.** dpo.** sft_loss_weight""",
     ),
     Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
-    Entry(RESUME, "resume_from_checkpoint"),
+    Entry(START, "resume_from_checkpoint"),
+    Entry(SCHEDULE, "actor_train.training_args.{optim,lr_scheduler_kwargs.**}"),
+    Entry(MODEL_CONFIG, "actor_train.model_args.model_config_kwargs.**"),
     Entry(LOGGING, "track_with tracker_kwargs.** logging_dir logging_steps report_length_and_rewards"),
     Entry(
         FILES,
@@ -116,8 +128,8 @@ TABLE = (
     ),
     Entry(
         SPEED,
-        """rpc_timeout generate_opt_level is_num_return_sequences_expand max_running_requests is_use_additional_prompts
-        max_additional_running_prompts user_defined_rollout_loop_cls local_rank is_offload_states balance_length
+        """rpc_timeout generate_opt_level is_num_return_sequences_expand max_running_requests
+        max_additional_running_prompts local_rank is_offload_states balance_length
         is_offload_optimizer_states_in_train_step model_update_buffer_size_mb model_download_type router_args.**
         ROLE.{infer_batch_size,model_update_frequency,backend_timeout,max_concurrency,offload_nccl,use_sequence_packing}
         ROLE.{use_dynamic_batching_in_train,max_tokens_per_microbatch_in_train,sequence_length_round_in_train}
@@ -147,7 +159,7 @@ TABLE = (
     ),
     Entry(
         LEARNER,
-        """enable_old_logprobs_recompute force_disable_old_logprobs_recompute ROLE.training_args.**
+        """enable_old_logprobs_recompute ROLE.training_args.**
         ROLE.model_args.{disable_gradient_checkpointing,gradient_checkpointing_use_reentrant}
         ROLE.model_args.{attn_implementation,flash_attn,device_map,ulysses_size,vision_dp,autocast_adapter_dtype}
         ROLE.{model_args.**,generating_args.**}""",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from roost.spec.errors import Where
 
@@ -28,11 +29,19 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Why a key is not followed, and what to write instead."""
+    """Why a key is not followed, and what to write instead.
+
+    `harmless`: the values with which it does not matter; where none are listed, those that switch nothing on.
+    """
 
     effect: Effect
     reason: str
     instead: str = ""
+    harmless: tuple[Any, ...] = field(default=(), compare=False)  # a plan file leaves it out
+
+    def counts(self, value: Any) -> bool:
+        """Whether a key with this value is worth a word."""
+        return value not in self.harmless if self.harmless else bool(value) and value != -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class KeyUse:
     where: Where
     known: Known
     places: bool = False  # whether it counts for placing, whether or not the config trains
-    is_set: bool = True  # null, false, 0 and what is empty switch nothing on
+    is_set: bool = True  # to a value that is not harmless
     hint: str = ""  # for an unknown key: the known key that was probably meant
 
     def is_unused(self, trains: bool) -> bool:

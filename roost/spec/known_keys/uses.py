@@ -46,9 +46,9 @@ class _Walk:
             known = next((child.known for child in found if child.known is not None), None)
             if known is not None:
                 places = any(child.places for child in found)
-                yield KeyUse(self.root.source.where(here), known, places, is_set=bool(value) and value != -1)
+                yield KeyUse(self.root.source.where(here), known, places, known.counts(value))
             elif not found:
-                yield self._unlisted(here, nodes, opened)
+                yield self._unlisted(here, value, nodes, opened)
             elif value is not None:  # a section that holds a single value
                 yield KeyUse(self.root.source.where(here), UNKNOWN)
 
@@ -60,13 +60,13 @@ class _Walk:
             return is_usual or holds_role(value)
         return len(path) == 2 and path[0] in NESTED_ROLES and (path[0] == "rewards" or holds_role(value))
 
-    def _unlisted(self, path: Path, nodes: Nodes, opened: Known | None) -> KeyUse:
+    def _unlisted(self, path: Path, value: Any, nodes: Nodes, opened: Known | None) -> KeyUse:
         """A key that no table has: a slip, part of an open section, unknown in an owned one, or the user's own."""
         is_owned = opened is None and self._is_owned(path)
         hint = self._hint(path[-1], nodes, LIKELY if is_owned and len(path) > 1 else NEAR_MISS)
         where = self.root.source.where(path)
         if opened is not None and not hint:
-            return KeyUse(where, opened)
+            return KeyUse(where, opened, is_set=opened.counts(value))
         return KeyUse(where, UNKNOWN if hint or (is_owned and len(path) > 1) else OWN, hint=hint)
 
     def _is_owned(self, path: Path) -> bool:
