@@ -22,6 +22,11 @@ class Notation(StrEnum):
     ROLL = "roll"
     LOOP = "loop"
 
+    @property
+    def program(self) -> str:
+        """The program whose notation it is."""
+        return {"rlinf": "RLinf", "roll": "ROLL", "loop": "ml-loop"}[self]
+
 
 @dataclass(frozen=True, slots=True)
 class RankMap:

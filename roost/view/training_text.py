@@ -18,8 +18,6 @@ from roost.spec.origins import Origin, ResolvedSetting
 from roost.spec.training_dialects import MADE_OF
 from roost.spec.training_keys import KEYS
 
-PROGRAMS = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
-
 
 def print_settings(
     settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console
@@ -72,7 +70,7 @@ def spell_origin(setting: ResolvedSetting, notation: Notation) -> str:
     "ROLL's default"
     """
     if setting.origin is Origin.NOTATION:
-        return f"{PROGRAMS[notation]}'s default"
+        return f"{notation.program}'s default"
     if setting.origin is Origin.ROOST:
         return "Roost's default"
     return ", ".join(str(key) for key in setting.keys)

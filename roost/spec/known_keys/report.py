@@ -12,7 +12,6 @@ from roost.spec.known_keys.tables import Effect, KeyUse, Known
 from roost.spec.section import Section
 from roost.spec.training_unlike import UNLIKE
 
-PROGRAMS = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
 QUIET = (Effect.BACKEND, Effect.SPEED, Effect.FILES, Effect.NOTHING)
 HARMLESS = Known(Effect.NOTHING, "it has no effect with this value, or with the other settings")
 MAX_NAMES = 12
@@ -65,7 +64,7 @@ def _warn_unknown(uses: Iterable[KeyUse], notation: Notation, findings: Findings
     for use in uses:
         if use.known.effect is Effect.UNKNOWN:
             what = "is not a key Roost knows"
-            why = use.hint or f"{PROGRAMS[notation]} does not know it either"
+            why = use.hint or f"{notation.program} does not know it either"
             findings.warn(use.where, what, why, "correct the key" if use.hint else "remove it")
 
 
