@@ -10,6 +10,7 @@ from pathlib import Path
 
 SUMS = "SHA256SUMS"
 THREADS = 8  # hashing does not hold the interpreter's lock
+OWN = ("*.distcp", ".metadata", "trainer.json")  # files of checkpoints; others may be added by people and file systems
 
 
 class Damaged(ValueError):
@@ -36,28 +37,37 @@ def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def check_sums(folder: Path) -> bool:
-    """Raise `Damaged` unless every file of a folder has its sum; False for a folder without sums."""
+    """Raise `Damaged` unless each file of a checkpoint's folder has its sum; False for a folder without sums.
+
+    Other files may be added. Raises OSError if files cannot be read.
+    """
     try:
         written = (folder / SUMS).read_bytes()
     except FileNotFoundError:
         return False
-    try:
-        found = sums_of(file for file in folder.iterdir() if file.is_file() and file.name != SUMS)
-    except OSError as error:
-        raise Damaged(f"{folder} cannot be read: {error}") from error
+    listed = _listed(written)
+    found = sums_of(file for file in folder.iterdir() if file.is_file() and (file.name in listed or _is_own(file)))
     if sums_text(found) != written:
         raise Damaged(f"{folder} is damaged: {_difference(found, written)}")
     return True
 
 
-def _difference(found: Mapping[str, str], written: bytes) -> str:
+def _listed(written: bytes) -> dict[str, str]:
     lines = [line.partition("  ") for line in written.decode(errors="replace").splitlines()]
-    expected = {name: digest for digest, _, name in lines}
+    return {name: digest for digest, _, name in lines}
+
+
+def _is_own(file: Path) -> bool:
+    return any(file.match(pattern) for pattern in OWN)
+
+
+def _difference(found: Mapping[str, str], written: bytes) -> str:
+    expected = _listed(written)
     changed = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
     missing = sorted(name for name in expected.keys() - found.keys() if name)
     if missing:
         return f"{', '.join(map(repr, missing))} missing"
-    return f"{', '.join(changed)} changed" if changed else f"{SUMS} itself changed, or files were added"
+    return f"{', '.join(changed)} changed" if changed else f"{SUMS} itself changed"
 
 
 def _sum(file: Path) -> str:

@@ -161,9 +161,9 @@ def test_every_flipped_bit_is_found(tmp_path):
     ("damage", "words"),
     [
         pytest.param(lambda one: (one.learner / "__0_0.distcp").unlink(), "'__0_0.distcp' missing", id="missing"),
-        pytest.param(lambda one: (one.learner / "more").touch(), "files were added", id="added"),
         pytest.param(lambda one: os.truncate(one.learner / "__0_0.distcp", 99), "__0_0.distcp changed", id="cut"),
         pytest.param(lambda one: os.truncate(one.learner / "SHA256SUMS", 80), "SHA256SUMS", id="sums"),
+        pytest.param(lambda one: os.truncate(one.learner / "SHA256SUMS", 0), "SHA256SUMS itself changed", id="no sums"),
         pytest.param(lambda one: (one.folder / "trainer.json").write_text("{}"), "trainer.json changed", id="state"),
     ],
 )
@@ -176,6 +176,14 @@ def test_what_was_changed_is_named_and_an_older_one_is_taken(tmp_path, damage, w
     with pytest.raises(Damaged):
         checkpoints.verified_at(4)
     assert checkpoints.verified_at(2) == older
+
+
+def test_files_that_others_add_are_no_damage(tmp_path):
+    checkpoint = learner_folder(Checkpoints(tmp_path, 1).at(3))
+    for folder in (checkpoint.folder, checkpoint.learner):
+        for name in ("NOTES.md", ".nfs0000000012345", "__0_0.distcp.part"):
+            (folder / name).write_text("of somebody else")
+    checkpoint.verify()
 
 
 def test_without_a_whole_one_there_is_none_to_verify(tmp_path):
