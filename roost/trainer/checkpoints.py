@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ from roost.trainer.metrics.json_lines import write_whole
 NAME = re.compile(r"step-(\d+)")
 STATE = "trainer.json"
 LEARNER, CRITIC = "learner", "critic"
-ASIDE = ".aside"  # ends the names of checkpoints that the run does not go on from
+ASIDE = ".aside"  # follows the step in names of checkpoints that the run does not continue from
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,11 @@ class Checkpoints:
         return one
 
     def set_aside(self, after: int) -> list[str]:
-        """Rename the checkpoints of later steps, which the run does again; gives their new names."""
+        """Rename the checkpoints of later steps, which the run does again, and return their new names."""
         renamed = []
         for one in self.found():
             if one.step > after:
-                aside = one.folder.with_name(one.folder.name + ASIDE)
-                shutil.rmtree(aside, ignore_errors=True)
-                one.folder.rename(aside)
-                renamed.append(aside.name)
+                renamed.append(one.folder.rename(_free_name(one.folder)).name)
         return renamed
 
     def prune(self, confirmed: int | None = None, best: int | None = None) -> None:
@@ -162,3 +160,11 @@ class Checkpoints:
             return []
         every = [Checkpoint(path) for path in self._folder.iterdir() if NAME.fullmatch(path.name)]
         return sorted(every, key=lambda one: one.step)
+
+
+def _free_name(folder: Path) -> Path:
+    """`step-000004.aside`, or `.aside-2` and so on: an earlier one may hold the only copy of its weights."""
+    names = (
+        folder.with_name(f"{folder.name}{ASIDE}{f'-{count}' if count > 1 else ''}") for count in itertools.count(1)
+    )
+    return next(name for name in names if not name.exists())

@@ -203,5 +203,7 @@ def test_checkpoints_of_later_steps_are_set_aside(tmp_path):
     assert checkpoints.set_aside(1) == ["step-000002.aside", "step-000003.aside"]
     assert steps(checkpoints.found()) == [1]
     assert checkpoints.set_aside(1) == []
-    learner_folder(checkpoints.at(2))
-    assert checkpoints.set_aside(1) == ["step-000002.aside"], "in place of the earlier one"
+    for again in ("step-000002.aside-2", "step-000002.aside-3"):
+        learner_folder(checkpoints.at(2))
+        assert checkpoints.set_aside(1) == [again], "beside the earlier one"
+    assert (tmp_path / "step-000002.aside" / "learner").is_dir()
