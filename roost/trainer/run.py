@@ -66,6 +66,20 @@ class RunOptions:
     from_step: int | None = None  # of the checkpoint that a resumed run goes on from; None: the newest
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What every attempt at a run is made of."""
+
+    job: Job
+    settings: TrainSettings
+    scenario: Scenario
+    tokenizer: Any
+    options: RunOptions
+    say: Say
+    open_view: OpenView
+    show: Callable[[Plan], None]
+
+
 class Broken(Exception):
     """An attempt that ended before its time; `error` says why, and `steps` how many it had done."""
 
@@ -137,15 +151,15 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 run.check_free()
             check_models(job, settings, say)
             say("loading the tokenizer and the task")
-            made = _scenario(job, settings)
-            settings = _with_steps(settings, made[0], say)
+            scenario, tokenizer = _scenario(job, settings)
+            settings = _with_steps(settings, scenario, say)
             if state is not None and is_finished(run, settings, state):
                 return _finished(run, state, say)
             if not options.resumes:
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
                 run.check_free()  # again, as another run may have ended there just now
-            return _attempts(job, settings, made, options, state, say, open_view, show)
+            return attempts(Launch(job, settings, scenario, tokenizer, options, say, open_view, show), state)
     except Exception as error:
         if is_disk_full(error):
             raise _out_of_room(error, run, settings) from error
@@ -157,22 +171,13 @@ def _finished(run: RunFolder, state: TrainerState, say: Say) -> Outcome:
     return Outcome(run, state, was_stopped=False)
 
 
-def _attempts(
-    job: Job,
-    settings: TrainSettings,
-    made: tuple[Scenario, Any],
-    options: RunOptions,
-    state: TrainerState | None,
-    say: Say,
-    open_view: OpenView,
-    show: Callable[[Plan], None],
-) -> Outcome:
+def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
     """Launch the run, and again from its newest checkpoint where that may help."""
-    run = RunFolder(options.folder)
+    run, settings, say = RunFolder(launch.options.folder), launch.settings, launch.say
     failures, furthest = 0, -1
     while True:
         try:
-            return _attempt(job, settings, made, options, state, say, open_view, show)
+            return _attempt(launch, state)
         except (Broken, ControlLost) as error:
             broken = error if isinstance(error, Broken) else Broken(error, 0, was_stopped=False)
             if is_disk_full(broken.error):
@@ -199,50 +204,50 @@ def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> D
     return DiskFull(f"{named}; {kept}: free some space or lower keep_checkpoints, and go on with --resume")
 
 
-def _attempt(
-    job: Job,
-    settings: TrainSettings,
-    made: tuple[Scenario, Any],
-    options: RunOptions,
-    state: TrainerState | None,
-    say: Say,
-    open_view: OpenView,
-    show: Callable[[Plan], None],
-) -> Outcome:
-    findings = Findings()
-    with open_cluster(job, options.address, str(options.folder / "logs"), say) as cluster:
+def _attempt(launch: Launch, state: TrainerState | None) -> Outcome:
+    settings, options = launch.settings, launch.options
+    with open_cluster(launch.job, options.address, str(options.folder / "logs"), launch.say) as cluster:
         _check_disk(cluster, options.folder)
-        plan = try_plan(job, findings, cluster)
-        findings.raise_errors()
-        if plan is None:
-            raise RuntimeError("a job without findings must have a plan; please report it")
-        show(plan)
-        run = _open_run(job, plan, settings, options.folder, state, say)
+        plan = _planned(launch.job, cluster)
+        launch.show(plan)
+        run = _open_run(launch.job, plan, settings, options.folder, state, launch.say)
         start = state or TrainerState()
         with (
-            open_view(settings.step_count, start.step) as live,
+            launch.open_view(settings.step_count, start.step) as live,
             contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
         ):
-            scenario, tokenizer = made
-            watching = Watching(run, sinks, live, decoder(tokenizer))
-            running = Running(cluster, plan, settings, scenario, class_name_of(tokenizer), run, start, watching)
-            try:
-                running.launch()
-                asyncio.run(_while_ray_lives(running.train(), cluster))
-            except asyncio.CancelledError:
-                if running.ended_start is None:
-                    raise
-                raise EndedAtStart(running.ended_start) from None
-            except (WorkerFailed, EngineError, ControlLost) as error:
-                raise Broken(error, running.state.step - start.step, running.was_stopped) from error
-            except SystemExit as error:
-                if error.code:  # of a signal handler, with the status that the process is to have
-                    raise
-                raise EndedEarly(
-                    running.state.step, settings.step_count, "sys.exit() was called in the driver"
-                ) from error
+            watching = Watching(run, sinks, live, decoder(launch.tokenizer))
+            tokenizer_class = class_name_of(launch.tokenizer)
+            running = Running(cluster, plan, settings, launch.scenario, tokenizer_class, run, start, watching)
+            _run_to_end(running, cluster, start.step, settings.step_count)
     check_ended(running.state.step, settings.step_count, running.was_stopped)
     return Outcome(run, running.state, running.was_stopped)
+
+
+def _planned(job: Job, cluster: Cluster) -> Plan:
+    findings = Findings()
+    plan = try_plan(job, findings, cluster)
+    findings.raise_errors()
+    if plan is None:
+        raise RuntimeError("a job without findings must have a plan; please report it")
+    return plan
+
+
+def _run_to_end(running: Running, cluster: Cluster, first: int, last: int) -> None:
+    """Run the steps after `first`; what ends them early is raised by its name."""
+    try:
+        running.launch()
+        asyncio.run(_while_ray_lives(running.train(), cluster))
+    except asyncio.CancelledError:
+        if running.ended_start is None:
+            raise
+        raise EndedAtStart(running.ended_start) from None
+    except (WorkerFailed, EngineError, ControlLost) as error:
+        raise Broken(error, running.state.step - first, running.was_stopped) from error
+    except SystemExit as error:
+        if error.code:  # of a signal handler, with the status that the process is to have
+            raise
+        raise EndedEarly(running.state.step, last, "sys.exit() was called in the driver") from error
 
 
 def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
