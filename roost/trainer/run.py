@@ -81,11 +81,16 @@ class Launch:
 
 
 class Broken(Exception):
-    """An attempt that ended before its time; `error` says why, and `steps` how many it had done."""
+    """An attempt that ended before its time; `error` says why, and `steps` how many it had done.
 
-    def __init__(self, error: WorkerFailed | EngineError | ControlLost, steps: int, was_stopped: bool) -> None:
+    `had_folder`: the run's folder was created, or cut back to the attempt's first step.
+    """
+
+    def __init__(
+        self, error: WorkerFailed | EngineError | ControlLost, steps: int, was_stopped: bool, had_folder: bool = True
+    ) -> None:
         super().__init__(str(error))
-        self.error, self.steps, self.was_stopped = error, steps, was_stopped
+        self.error, self.steps, self.was_stopped, self.had_folder = error, steps, was_stopped, had_folder
 
     @property
     def may_be_tried_again(self) -> bool:
@@ -178,20 +183,20 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
     while True:
         try:
             return _attempt(launch, state)
-        except (Broken, ControlLost) as error:
-            broken = error if isinstance(error, Broken) else Broken(error, 0, was_stopped=False)
+        except Broken as broken:
             if is_disk_full(broken.error):
                 raise broken.error from None
-            newest = newest_state(run, settings, say)
-            if is_finished(run, settings, newest):
+            if broken.had_folder:  # else the checkpoint to resume from may not be the newest
+                state = newest_state(run, settings, say)
+            start = state or TrainerState()
+            if broken.had_folder and is_finished(run, settings, start):
                 say(f"{broken}\nall steps were done before that")
-                return Outcome(run, newest, was_stopped=False)
-            failures = 1 if newest.step > furthest else failures + 1
-            furthest = max(newest.step, furthest)
+                return Outcome(run, start, was_stopped=False)
+            failures = 1 if start.step > furthest else failures + 1
+            furthest = max(start.step, furthest)
             if failures > RESTARTS or not broken.may_be_tried_again:
                 raise broken.error from None
-            say(f"{broken}\ngoing on from step {newest.step}")
-            state = newest if run.has_run else None  # Ray may be lost before there is a run to go on with
+            say(f"{broken}\ngoing on from step {start.step}")
 
 
 def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> DiskFull:
@@ -206,20 +211,25 @@ def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> D
 
 def _attempt(launch: Launch, state: TrainerState | None) -> Outcome:
     settings, options = launch.settings, launch.options
-    with open_cluster(launch.job, options.address, str(options.folder / "logs"), launch.say) as cluster:
-        _check_disk(cluster, options.folder)
-        plan = _planned(launch.job, cluster)
-        launch.show(plan)
-        run = _open_run(launch.job, plan, settings, options.folder, state, launch.say)
-        start = state or TrainerState()
-        with (
-            launch.open_view(settings.step_count, start.step) as live,
-            contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
-        ):
-            watching = Watching(run, sinks, live, decoder(launch.tokenizer))
-            tokenizer_class = class_name_of(launch.tokenizer)
-            running = Running(cluster, plan, settings, launch.scenario, tokenizer_class, run, start, watching)
-            _run_to_end(running, cluster, start.step, settings.step_count)
+    has_folder = False
+    try:
+        with open_cluster(launch.job, options.address, str(options.folder / "logs"), launch.say) as cluster:
+            _check_disk(cluster, options.folder)
+            plan = _planned(launch.job, cluster)
+            launch.show(plan)
+            run = _open_run(launch.job, plan, settings, options.folder, state, launch.say)
+            has_folder = True
+            start = state or TrainerState()
+            with (
+                launch.open_view(settings.step_count, start.step) as live,
+                contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
+            ):
+                watching = Watching(run, sinks, live, decoder(launch.tokenizer))
+                tokenizer_class = class_name_of(launch.tokenizer)
+                running = Running(cluster, plan, settings, launch.scenario, tokenizer_class, run, start, watching)
+                _run_to_end(running, cluster, start.step, settings.step_count)
+    except ControlLost as error:
+        raise Broken(error, 0, was_stopped=False, had_folder=has_folder) from error
     check_ended(running.state.step, settings.step_count, running.was_stopped)
     return Outcome(run, running.state, running.was_stopped)
 

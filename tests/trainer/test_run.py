@@ -1,5 +1,6 @@
 """Which attempts are followed by another, and what is looked at before a run goes on."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from roost.runtime.address import Address
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.spec.errors import Findings, Where
+from roost.trainer import run as run_module
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.resuming import RunInUse
-from roost.trainer.run import Broken, EndedEarly, RunOptions, check_ended, train
+from roost.trainer.run import RESTARTS, Broken, EndedEarly, Launch, RunOptions, attempts, check_ended, train
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
 from tests.trainer.live.jobs import config, job_of
@@ -105,13 +107,45 @@ def test_a_folder_in_use_is_refused_until_its_holder_ends_however_it_ends(job, t
         resumed(job, tmp_path / "run", [])
 
 
+def run_with(folder, *steps):
+    """A run with checkpoints of these steps."""
+    run = RunFolder.create(folder, "train: {}", "{}")
+    for step in steps:
+        checkpoint = Checkpoints(run.checkpoints, 1).at(step)
+        checkpoint.begin()
+        checkpoint.learner.mkdir()
+        write_sums(checkpoint.learner, {})
+        checkpoint.write_state(TrainerState(step, step))
+    return run
+
+
+def launch_of(job, folder, said, **options):
+    return Launch(job, job.training, None, None, RunOptions(folder, **options), said.append, None, None)
+
+
+def losing_ray(patch, before=lambda address: None):
+    """Have every attempt lose Ray while it connects, after a call with the address."""
+
+    @contextlib.contextmanager
+    def lost(job, address, log_dir, say):
+        before(address)
+        raise ControlLost("GCS died")
+        yield
+
+    patch.setattr(run_module, "open_cluster", lost)
+
+
+def test_the_step_to_resume_from_is_kept_until_the_folder_is_reopened(job, tmp_path, monkeypatch):
+    run, said = run_with(tmp_path / "run", 1, 2), []
+    losing_ray(monkeypatch)
+    with pytest.raises(ControlLost):
+        attempts(launch_of(job, run.path, said), TrainerState(1, 1))
+    assert [line.splitlines()[-1] for line in said] == ["going on from step 1"] * RESTARTS
+    assert [one.step for one in Checkpoints(run.checkpoints, 1).found()] == [1, 2]
+
+
 def test_a_finished_run_is_not_launched_again(job, tmp_path):
-    run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
-    checkpoint = Checkpoints(run.checkpoints, 1).at(3)
-    checkpoint.begin()
-    checkpoint.learner.mkdir()
-    write_sums(checkpoint.learner, {})
-    checkpoint.write_state(TrainerState(3, 3))
+    run = run_with(tmp_path / "run", 3)
     run.finish(3)
     said = []
     assert resumed(job, tmp_path / "run", said).state.step == 3
