@@ -9,8 +9,22 @@ from collections.abc import Callable, Iterator
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.runtime.cluster import Cluster
+from roost.runtime.ray_address import running_here
 from roost.spec.job import Job
-from roost.trainer.this_machine import accelerators_to_simulate
+from roost.trainer.this_machine import RAY_ADDRESS, accelerators_to_simulate
+
+
+def joined_address(job: Job, address: str | None) -> str | None:
+    """The address of the running cluster that a job joins; as given where it names one or starts its own.
+
+    With the address, a run that loses this cluster comes back to it, and never starts a private Ray instead.
+    """
+    import ray
+
+    is_known = address is not None or bool(os.environ.get(RAY_ADDRESS)) or ray.is_initialized()
+    if is_known or accelerators_to_simulate(job, address, os.environ):
+        return address
+    return running_here(lambda _: None)  # what is odd about it is said when Ray is joined
 
 
 @contextlib.contextmanager

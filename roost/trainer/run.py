@@ -27,7 +27,7 @@ from roost.spec.training import TrainSettings
 from roost.spec.training_read import setting_place
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.live_view import LiveView
-from roost.trainer.machines import open_cluster
+from roost.trainer.machines import joined_address, open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
 from roost.trainer.named import check_named
 from roost.trainer.preflight import check_models
@@ -179,10 +179,11 @@ def _finished(run: RunFolder, state: TrainerState, say: Say) -> Outcome:
 def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
     """Launch the run, and again from its newest checkpoint where that may help."""
     run, settings, say = RunFolder(launch.options.folder), launch.settings, launch.say
+    address = joined_address(launch.job, launch.options.address)
     failures, furthest = 0, -1
     while True:
         try:
-            return _attempt(launch, state)
+            return _attempt(launch, address, state)
         except Broken as broken:
             if is_disk_full(broken.error):
                 raise broken.error from None
@@ -209,11 +210,11 @@ def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> D
     return DiskFull(f"{named}; {kept}: free some space or lower keep_checkpoints, and go on with --resume")
 
 
-def _attempt(launch: Launch, state: TrainerState | None) -> Outcome:
+def _attempt(launch: Launch, address: str | None, state: TrainerState | None) -> Outcome:
     settings, options = launch.settings, launch.options
     has_folder = False
     try:
-        with open_cluster(launch.job, options.address, str(options.folder / "logs"), launch.say) as cluster:
+        with open_cluster(launch.job, address, str(options.folder / "logs"), launch.say) as cluster:
             _check_disk(cluster, options.folder)
             plan = _planned(launch.job, cluster)
             launch.show(plan)

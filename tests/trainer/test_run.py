@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 
@@ -142,6 +143,27 @@ def test_the_step_to_resume_from_is_kept_until_the_folder_is_reopened(job, tmp_p
         attempts(launch_of(job, run.path, said), TrainerState(1, 1))
     assert [line.splitlines()[-1] for line in said] == ["going on from step 1"] * RESTARTS
     assert [one.step for one in Checkpoints(run.checkpoints, 1).found()] == [1, 2]
+
+
+def test_a_ray_that_was_joined_and_is_lost_is_joined_again(job, tmp_path, monkeypatch):
+    server = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("ROOST_FAKE_ACCELERATORS", "3")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    (tmp_path / "ray" / "ray_current_cluster").chmod(0o600)
+    addresses = []
+
+    def connect(named):
+        addresses.append(named)
+        server.close()  # without it, no cluster is found on this machine
+
+    losing_ray(monkeypatch, connect)
+    with pytest.raises(ControlLost):
+        attempts(launch_of(job, tmp_path / "run", []), None)
+    assert addresses == [address] * (RESTARTS + 1)
 
 
 def test_a_finished_run_is_not_launched_again(job, tmp_path):
