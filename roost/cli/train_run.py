@@ -16,7 +16,7 @@ from roost.runtime.failure import WorkerFailed
 from roost.runtime.private_files import private_files
 from roost.spec.errors import ConfigError
 from roost.spec.job import Job
-from roost.trainer.checkpoints import Checkpoints
+from roost.trainer.checkpoints import Checkpoints, Unreadable
 from roost.trainer.divergence import Diverged
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.live_view import LiveView
@@ -67,6 +67,7 @@ def run_job(
         EndedEarly,
         RunInUse,
         DiskFull,
+        Unreadable,
     ) as error:
         console.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -68,24 +70,39 @@ class Checkpoint:
         return TrainerState(found["step"], found["version"], Position(position["next"], tuple(position["waiting"])))
 
     def verify(self, has_critic: bool = False) -> None:
-        """Read all of it, and raise `Damaged` unless it is as it was written.
+        """Read all of it, and raise `Damaged` unless it is as it was written; `Unreadable` if that is not known.
 
         Checkpoints of earlier versions have no sums: of those the sizes of files are checked.
         """
         for folder in (self.folder, self.learner, *([self.critic] if has_critic else [])):
-            try:
+            with _reading(folder):
                 if not check_sums(folder) and folder != self.folder:
                     from roost.learner.checkpoint import check_whole  # torch: reports are written without it
 
                     check_whole(folder)
-            except Damaged:
-                raise
-            except Exception as error:  # whatever reading a damaged index raises
-                raise Damaged(f"{folder} cannot be read: {error!r}") from error
-        try:
+        with _reading(self.folder / STATE):
             self.read_state()
-        except (ValueError, KeyError, TypeError) as error:
-            raise Damaged(f"{self.folder / STATE} cannot be read: {error!r}") from error
+
+
+class Unreadable(OSError):
+    """A checkpoint that the file system does not give now: it may be good."""
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn errors of reading a path into `Damaged`, but those of the file system into `Unreadable`."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except FileNotFoundError as error:
+        raise Damaged(f"{path} cannot be read: {error!r}") from error
+    except OSError as error:
+        raise Unreadable(
+            f"{path} cannot be read: {error}; check the file system, or choose another checkpoint: --resume STEP"
+        ) from error
+    except Exception as error:  # whatever reading a damaged index raises
+        raise Damaged(f"{path} cannot be read: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

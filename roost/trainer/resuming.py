@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from roost.learner.checksums import Damaged
 from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
 from roost.spec.job import Job
 from roost.spec.training import Estimator, TrainSettings
@@ -16,6 +17,7 @@ from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.run_folder import RunFolder
 
 Say = Callable[[str], None]
+ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
 
 
 class RunInUse(RuntimeError):
@@ -44,8 +46,13 @@ def checkpoints_of(run: RunFolder, settings: TrainSettings) -> Checkpoints:
 
 
 def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
-    """Where the newest checkpoint is that is as it was written; before the first step if there is none."""
+    """The state of the newest checkpoint that is as it was written; before the first step if there is no checkpoint.
+
+    Raises `Damaged` if there are checkpoints, and all of them are damaged.
+    """
     found = checkpoints_of(run, settings).newest_verified()
+    if found.problems and found.checkpoint is None:
+        raise Damaged(f"{'; '.join(map(str, found.problems))}; no other checkpoint is there: {ANEW}")
     for problem in found.problems:
         say(f"{problem}; taking an earlier checkpoint")
     return found.checkpoint.read_state() if found.checkpoint is not None else TrainerState()
@@ -59,10 +66,7 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
     if step is None:
         state = newest_state(run, settings, say)
         if run.steps() and not state.step:
-            raise FileNotFoundError(
-                f"{run.path} has no whole checkpoint to go on from; start a run of another name, "
-                f"or this one again from its beginning: --resume 0"
-            )
+            raise FileNotFoundError(f"{run.path} has no whole checkpoint to continue from: {ANEW}")
     elif step:
         state = checkpoints_of(run, settings).verified_at(step).read_state()
     else:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from roost.engines.errors import EngineError
+from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.rollout.scenario import Scenario, Split
@@ -188,7 +189,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
             if is_disk_full(broken.error):
                 raise broken.error from None
             if broken.had_folder:  # else the checkpoint to resume from may not be the newest
-                state = newest_state(run, settings, say)
+                state = _newest_after(broken, run, settings, say)
             start = state or TrainerState()
             if broken.had_folder and is_finished(run, settings, start):
                 say(f"{broken}\nall steps were done before that")
@@ -198,6 +199,15 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
             if failures > RESTARTS or not broken.may_be_tried_again:
                 raise broken.error from None
             say(f"{broken}\ngoing on from step {start.step}")
+
+
+def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
+    """The state to continue from; if checkpoints cannot be read it is not known, and the run must not start over."""
+    try:
+        return newest_state(run, settings, say)
+    except (Damaged, OSError):
+        say(str(broken))  # what is raised here does not name it
+        raise
 
 
 def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> DiskFull:

@@ -1,9 +1,11 @@
+import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from roost.learner.checksums import Damaged, sums_of, write_sums
-from roost.trainer.checkpoints import Checkpoint, Checkpoints, TrainerState
+from roost.trainer.checkpoints import Checkpoint, Checkpoints, TrainerState, Unreadable
 from roost.trainer.feed import Position
 
 
@@ -193,6 +195,25 @@ def test_without_a_whole_one_there_is_none_to_verify(tmp_path):
     assert checkpoints.newest_verified().checkpoint is None
     with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 5; there are: 1"):
         checkpoints.verified_at(5)
+
+
+@pytest.mark.parametrize("part", ["", "learner"])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(tmp_path, monkeypatch, part):
+    """On a network disk that has failed for a while, an earlier checkpoint would undo good steps."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (2, 4):
+        learner_folder(checkpoints.at(step))
+    unreadable, really = checkpoints.at(4).folder / part, Path.read_bytes
+
+    def read(path):
+        if path.parent == unreadable:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return really(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(Unreadable, match=r"cannot be read.*Stale file handle.*--resume STEP"):
+        checkpoints.newest_verified()
+    assert checkpoints.verified_at(2).step == 2
 
 
 def test_checkpoints_of_later_steps_are_set_aside(tmp_path):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from roost.engines.errors import UpdateFailed
-from roost.learner.checksums import write_sums
+from roost.learner.checksums import Damaged, write_sums
 from roost.runtime.address import Address
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
@@ -72,7 +72,7 @@ def resumed(job, folder, said):
 def test_a_run_without_a_checkpoint_is_not_erased_by_going_on_with_it(job, tmp_path):
     run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
     run.add_step({"step": 1, "reward/mean": 0.5})
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint to go on from"):
+    with pytest.raises(FileNotFoundError, match="no whole checkpoint to continue from"):
         resumed(job, tmp_path / "run", [])
     assert len(run.steps()) == 1
 
@@ -143,6 +143,21 @@ def test_the_step_to_resume_from_is_kept_until_the_folder_is_reopened(job, tmp_p
         attempts(launch_of(job, run.path, said), TrainerState(1, 1))
     assert [line.splitlines()[-1] for line in said] == ["going on from step 1"] * RESTARTS
     assert [one.step for one in Checkpoints(run.checkpoints, 1).found()] == [1, 2]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(job, tmp_path, monkeypatch):
+    run, said = run_with(tmp_path / "run", 1, 2), []
+    for step in (1, 2):
+        (Checkpoints(run.checkpoints, 1).at(step).folder / "trainer.json").write_text("{}")
+
+    def breaks(launch, address, state):
+        raise Broken(failed(DIED), 1, was_stopped=False)
+
+    monkeypatch.setattr(run_module, "_attempt", breaks)
+    with pytest.raises(Damaged, match=r"step-000002.*step-000001.*no other checkpoint is there: .*--resume 0"):
+        attempts(launch_of(job, run.path, said), TrainerState(2, 2))
+    assert said == [str(failed(DIED))]
+    assert len(list(run.checkpoints.iterdir())) == 2
 
 
 def test_a_ray_that_was_joined_and_is_lost_is_joined_again(job, tmp_path, monkeypatch):
