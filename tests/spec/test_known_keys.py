@@ -1,5 +1,6 @@
 """No key is ignored in silence: real keys are followed or listed with a reason, slips get a hint."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ from roost.spec.compose import load
 from roost.spec.errors import Findings, Severity
 from roost.spec.job import Notation
 from roost.spec.known_keys.tables import Effect
+from roost.spec.known_keys.tree import TABLES
+from roost.spec.loop import read_loop
 from roost.spec.notation import read_job
+from roost.spec.rlinf import read_rlinf
+from roost.spec.roll import read_roll
+from roost.spec.section import Section
+from roost.spec.training_dialects import MADE_OF, defaults, derived
+from roost.spec.training_keys import KEYS
 from tests.cli.terminal import run, write
 from tests.spec.test_training_read import CONFIGS, TRAIN, merged
 
@@ -44,6 +52,101 @@ def test_every_real_key_is_followed_or_has_a_reason(notation):
         elif use.known.effect not in (Effect.FOLLOWED, Effect.PLACING) and not use.known.reason:
             unexplained.append(f"{key} without a reason")
     assert not unexplained
+
+
+READERS = {Notation.RLINF: read_rlinf, Notation.ROLL: read_roll, Notation.LOOP: read_loop}
+LEARNERS = ("actor", "critic", "inference", "reference", "actor_inference", "critic_inference")
+PLACED = (*LEARNERS, "rollout", "reward", "env")
+# Configs that together have every key read: some are read only beside others, or where a section (None) is absent.
+READ_WITH = {
+    Notation.RLINF: [
+        {
+            "cluster.component_placement": dict.fromkeys(PLACED, 0),
+            **{f"{name}.model.is_lora": True for name in PLACED},
+            "algorithm.entropy_bonus": 0.1,
+            "algorithm.kl_beta": 0.1,
+        }
+    ],
+    Notation.ROLL: [
+        {
+            **{f"{role}.device_mapping": [0] for role in ("reference", "reward", "critic")},
+            "actor_train.worker_cls": "actor_pg_worker.ActorPGWorker",
+            "adv_estimator": "reinforce",
+            "use_kl_loss": True,
+            "use_pg_clip_range": True,
+            "actor_infer.strategy_args.strategy_name": "vllm",
+            "train_env_manager": None,
+        },
+        {"adv_estimator": "reinforce", "reward_normalization": None, "actor_infer.generating_args": None},
+    ],
+    Notation.LOOP: [{"rl.eval.enable": True}],
+}
+
+
+class Recorded(dict):
+    """A mapping that notes which of its keys are looked for."""
+
+    def __init__(self, values, looked_for, path=()):
+        below = {key: (*path, key) for key in values}
+        super().__init__(
+            {
+                key: Recorded(value, looked_for, below[key]) if isinstance(value, dict) else value
+                for key, value in values.items()
+            }
+        )
+        self.path, self.looked_for = path, looked_for
+
+    def get(self, key, default=None):
+        self.looked_for.add(".".join((*self.path, str(key))))
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.looked_for.add(".".join((*self.path, str(key))))
+        return super().__getitem__(key)
+
+    def __contains__(self, key):
+        self.looked_for.add(".".join((*self.path, str(key))))
+        return super().__contains__(key)
+
+
+def keys_read(notation, paths, written):
+    """The keys that reading the job looks for in a config that has the sections of all these paths."""
+    config, looked_for, findings = CONFIGS[notation], set(), Findings()
+    for path, value in written.items():
+        config = config if value is None else merged(config, path.split("."), value)
+    absent = tuple(path for path, value in written.items() if value is None)
+    for path in paths:
+        if "." in path and not path.startswith(absent):
+            config = merged(config, [*path.split(".")[:-1], "_"], None)
+    source = load(config, (), findings)
+    root = Section.root(replace(source, values=Recorded(source.values, looked_for)), findings)
+    job = READERS[notation](root)
+    derived(root, job)
+    defaults(root, notation, {})
+    return looked_for
+
+
+@pytest.mark.parametrize("notation", list(Notation))
+def test_every_key_said_to_be_read_is_read(notation):
+    entries = [entry for entry in TABLES[notation] if entry.known.effect in (Effect.FOLLOWED, Effect.PLACING)]
+    patterns = {path for entry in entries for path in entry.patterns() if not path.endswith(".**")}
+    patterns |= {path for paths in MADE_OF[notation].values() for path in paths}
+    roles = ("actor_train", "actor_infer") if notation is Notation.ROLL else ("",)
+    written = {pattern: [pattern.replace("ROLE", role) for role in roles] for pattern in patterns}
+    paths = [path for each in written.values() for path in each]
+    read = set().union(*(keys_read(notation, paths, config) for config in READ_WITH[notation]))
+    assert not sorted(pattern for pattern, each in written.items() if not read.intersection(each))
+
+
+@pytest.mark.parametrize("notation", list(Notation))
+def test_a_key_stands_once_in_a_table(notation):
+    """And nowhere in it if a reader's own table has it, but for keys that count for placing as well."""
+    followed = {".".join(path) for key in KEYS for path in key.native(notation)}
+    followed |= {path for paths in MADE_OF[notation].values() for path in paths}
+    listed = [(path, entry.known) for entry in TABLES[notation] for path in entry.patterns()]
+    paths = [path for path, _ in listed]
+    assert not sorted({path for path in paths if paths.count(path) > 1})
+    assert not [path for path, known in listed if path in followed and known.effect is not Effect.PLACING]
 
 
 @pytest.mark.parametrize("notation", list(Notation))

@@ -31,8 +31,8 @@ TABLE = (
     Entry(
         PLACING,
         """rl.gpu_allocation.** rl.{async_rollouts,inference_requires_memory_gb,learning_requires_memory_gb}
-        rl.recompute_rollout_probs llm.vllm_server.{gpus_per_vllm_server,enable_sleep_mode,max_lora_rank}
-        llm.{max_gpu_mem_utilization,model_path,base_model,base_model_path,lora_rank,max_lora_rank} train.**""",
+        rl.recompute_rollout_probs llm.vllm_server.{gpus_per_vllm_server,enable_sleep_mode}
+        llm.{max_gpu_mem_utilization,base_model_path,lora_rank} train.**""",
     ),
     Entry(TASK, "rl.{scenario_runner,scenario_sampler}.** rl.extra_appworld_datasets.** appworld.**"),
     Entry(
@@ -42,16 +42,16 @@ TABLE = (
     ),
     Entry(SAMPLING, "llm.vllm_class.{frequency_penalty,presence_penalty,stop,**} llm.frequency_penalty"),
     Entry(TOKENIZER, "llm.{chat_template,tokenizer_path}"),
-    Entry(ADAPTER, "llm.{lora_dropout,lora_target_modules,lora_bias} llm.lora.**"),
+    Entry(ADAPTER, "llm.{lora_dropout,lora_bias} llm.lora.**"),
     Entry(START, "llm.adapter_path"),
-    Entry(EVALUATION, "rl.eval.{enable,script,overrides.**,summaries.**,scenario_sampler.**,n_iterations}"),
+    Entry(EVALUATION, "rl.eval.{script,overrides.**,summaries.**,scenario_sampler.**,n_iterations}"),
     Entry(Known(Effect.FOLLOWED, "Roost's optimizer is AdamW"), "rl.optimization.optimizer._target_"),
     Entry(OPTIMIZER, "rl.optimization.optimizer.{amsgrad,maximize} rl.optimization.lr_scheduler.**"),
     Entry(LENGTH, "rl.learning_max_seq_len"),
     Entry(LOGGING, "wandb.** dry_run wandb_project log_dir"),
     Entry(FILES, "rl.cloud_path llm.parameter_count"),
     Entry(SPEED, "rl.{stress_test_iters,fsdp} rl.optimization.optimizer.fused llm.compile_torch_model"),
-    Entry(LEARNER, "rl.{dtype,accelerate.**}"),
+    Entry(LEARNER, "rl.accelerate.**"),
     Entry(ENGINE, "llm.vllm_server.** llm.vllm_class._target_ llm.inference_server_class.**"),
     Entry(HYDRA, "hydra.** defaults.**"),
 )

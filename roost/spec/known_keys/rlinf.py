@@ -55,7 +55,11 @@ TABLE = (
     Entry(
         PLACING,
         """cluster.** runner.{task_type,seq_length}
-        {actor,critic,inference,reference,actor_inference,critic_inference}.model.{tensor_model_parallel_size,pipeline_model_parallel_size,context_parallel_size,expert_model_parallel_size,model_path,precision,seq_length,is_lora,lora_rank}
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.tensor_model_parallel_size
+        {actor,critic,inference,actor_inference,critic_inference}.model.{pipeline_model_parallel_size,context_parallel_size}
+        {actor,critic,inference,actor_inference,critic_inference}.model.expert_model_parallel_size
+        actor.model.seq_length
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.{model_path,precision,is_lora,lora_rank}
         {actor,critic,inference,reference}.{micro_batch_size,training_backend,enable_offload,offload_weight,offload_grad,offload_optimizer}
         {actor,critic,inference,reference}.fsdp_config.sharding_strategy
         {rollout,reward,env}.model.{model_path,precision,is_lora,lora_rank}
@@ -115,8 +119,8 @@ TABLE = (
     Entry(
         LOSS,
         """algorithm.{loss_type,loss_scales,advantage_mode,clip_log_ratio_max,clip_log_ratio_min,down_sampling.**}
-        algorithm.{importance_sampling_clip,importance_sampling_fix,reinpp_kl_beta,use_reinpp_baseline,calculate_entropy}
-        algorithm.{critic_warmup_steps,normalize_advantages,early_stop_imp_ratio,use_valid_token_scale,entropy_bonus_type}""",
+        algorithm.{importance_sampling_clip,importance_sampling_fix,reinpp_kl_beta,use_reinpp_baseline}
+        algorithm.{critic_warmup_steps,early_stop_imp_ratio,use_valid_token_scale,entropy_bonus_type}""",
     ),
     Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
     Entry(ONLY_EVAL, "runner.only_eval"),
@@ -151,7 +155,7 @@ TABLE = (
     Entry(
         LEARNER,
         """{actor,critic,inference,reference}.{fsdp_config.**,megatron.**,mcore_gpt,checkpoint_save_path,load_from_actor}
-        {actor,critic,inference,reference}.{model_type,checkpoint_load_path,use_checkpoint}
+        {actor,critic,inference,reference}.{model_type,use_checkpoint} {critic,inference,reference}.checkpoint_load_path
         {actor,critic}.optim.{bf16,fp16,loss_scale,loss_scale_window,initial_loss_scale,min_loss_scale,hysteresis}
         {actor,critic}.optim.{overlap_grad_reduce,overlap_param_gather,overlap_param_gather_with_optimizer_step}
         {actor,critic}.optim.{use_distributed_optimizer,use_precision_aware_optimizer,optimizer_cpu_offload}
