@@ -139,6 +139,8 @@ def read(config, *overrides):
     assert source is not None, findings.found
     job = read_job(source, findings)
     assert not findings.errors
+    warned = [(warning.where.key_path, warning.what) for warning in findings.warnings]
+    assert warned == [("rl.scenario_sampler", "is not followed")]
     return job
 
 
