@@ -4,7 +4,9 @@ python scripts/chaos.py [--seconds 600] [--every 20] [--seed 0] [--faults "kill 
 
 Trains examples/arithmetic and restarts it with `--resume` whenever it exits, as a batch system would. Fails unless the
 weights equal the undisturbed run's bit for bit, every step was learned from once, and no process, shared memory or
-temporary file is left behind. Linux only; needs the right to mount (root, or user namespaces) for the disk fault.
+temporary file is left behind; fails as well if the run makes no step for START_LIMIT seconds, or if a fault never finds
+its process. After a failure the working folder is kept. Linux only; needs the right to mount (root, or user namespaces)
+for the disk fault.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -32,12 +35,15 @@ ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "examples/arithmetic/rlinf.yaml"
 MARK = "ROOST_CHAOS"
 DISK_MB = 256
-HANG = 25.0  # seconds a process stays stopped, if nobody ends it before
+HANG = 25.0  # seconds a process stays stopped, unless it is ended before
 DISK_FULL = 15.0  # seconds
-START_LIMIT = 900.0  # seconds until a run has to show a sign of life
-END_LIMIT = 600.0  # seconds for a run that was asked to stop
+FIND_LIMIT = 120.0  # seconds for the process of a fault to appear
+START_LIMIT = 900.0  # seconds for a run to make its next step
+END_LIMIT = 600.0  # seconds for a run to stop after SIGTERM
 LEFTOVER_LIMIT = 120.0  # seconds for its processes to be gone after it
+ABORT_LIMIT = 30.0  # seconds for the same if this script is stopped or fails
 FEWEST_STEPS = 5  # a shorter run proves nothing
+RESTARTS = 3  # of a run that no more faults disturb; the last fault may end it
 START_SHARE = 0.25  # of the faults may hit a run that has made no step since the last one
 
 # Processes to kill, by a part of their command line. The driver is the process this script started.
@@ -57,11 +63,11 @@ HANGING = {"engine server": "roost.engines.torch_engine"}
 
 @dataclass
 class Trial:
-    """The disturbed run: its folder, its process if one is alive, and the log of this script."""
+    """The disturbed run: its folder, its process if one is alive, and how its processes ended."""
 
     work: Path
     steps: int
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    mark: str
     process: subprocess.Popen[bytes] | None = None
     exits: Counter[int] = field(default_factory=Counter)
     drivers: list[int] = field(default_factory=list)
@@ -105,12 +111,7 @@ class Trial:
         return len(lines(self.folder / "metrics.jsonl"))
 
     def processes(self) -> list[psutil.Process]:
-        """Return the live processes of this run: those with its mark in their environment, and their children."""
-        found = {process.pid: process for process in psutil.process_iter() if has_mark(process, self.mark)}
-        for process in list(found.values()):
-            with contextlib.suppress(psutil.Error):
-                found |= {child.pid: child for child in process.children(recursive=True)}
-        return [process for process in found.values() if is_running(process)]
+        return marked(self.mark)
 
 
 def start_run(work: Path, name: str, steps: int, mark: str, is_resumed: bool = False) -> subprocess.Popen[bytes]:
@@ -135,8 +136,8 @@ def start_run(work: Path, name: str, steps: int, mark: str, is_resumed: bool = F
 
 
 def kill(trial: Trial, rng: random.Random, part: str) -> bool:
-    """Send SIGKILL to one of the processes whose command line has this part; False where there is none."""
-    victims = named(trial, part)
+    """Send SIGKILL to one of the processes whose command line has this part; False if there is none."""
+    victims = found_in_time(trial, part)
     if not victims:
         return False
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -146,7 +147,7 @@ def kill(trial: Trial, rng: random.Random, part: str) -> bool:
 
 def hang(trial: Trial, rng: random.Random, part: str) -> bool:
     """Stop a process for a while."""
-    victims = named(trial, part)
+    victims = found_in_time(trial, part)
     if not victims:
         return False
     victim = rng.choice(victims)
@@ -204,6 +205,18 @@ def faults(can_fill: bool) -> dict[str, Fault]:
     return found
 
 
+def found_in_time(trial: Trial, part: str) -> list[psutil.Process]:
+    """Return the processes with this part in their command line; wait for the first while the run is alive."""
+    victims: list[psutil.Process] = []
+
+    def are_found() -> bool:
+        victims[:] = named(trial, part)
+        return bool(victims) or trial.has_ended
+
+    wait_until(are_found, FIND_LIMIT)
+    return victims
+
+
 def named(trial: Trial, part: str) -> list[psutil.Process]:
     found = []
     for process in trial.processes():
@@ -216,9 +229,24 @@ def named(trial: Trial, part: str) -> list[psutil.Process]:
 # The trial ------------------------------------------------------------------------------------------------------------
 
 
-def disturb(trial: Trial, chosen: dict[str, Fault], seconds: float, every: float, seed: int) -> Counter[str]:
-    """Run with faults until the time is over; restart the run whenever it exits. Returns how often each fault hit."""
-    rng, counts = random.Random(seed), Counter[str]()
+@dataclass(frozen=True)
+class Tries:
+    """How often each fault was tried, and how often it found its process."""
+
+    tried: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+
+    def never_found(self, chosen: Iterable[str]) -> list[str]:
+        """Return the faults that never found their process, in a run long enough for every fault."""
+        names = sorted(chosen)
+        if self.hits.total() <= len(names):
+            return []
+        return [name for name in names if self.tried[name] and not self.hits[name]]
+
+
+def disturb(trial: Trial, chosen: dict[str, Fault], seconds: float, every: float, seed: int) -> Tries:
+    """Run with faults until the time is over; restart the run whenever it exits."""
+    rng, tries = random.Random(seed), Tries()
     end = time.monotonic() + seconds
     bag: list[str] = []
     while time.monotonic() < end:
@@ -228,27 +256,34 @@ def disturb(trial: Trial, chosen: dict[str, Fault], seconds: float, every: float
         wait_until(lambda pause=pause: time.monotonic() > pause or trial.has_ended, 10 * every)
         if rng.random() > START_SHARE:  # let the run get out of its start, however slow the machine is
             before = trial.done
-            wait_until(lambda before=before: trial.done != before or trial.has_ended, START_LIMIT)
+            if not wait_until(lambda before=before: trial.done != before or trial.has_ended, START_LIMIT):
+                fail(f"no step after step {before} in {START_LIMIT:.0f} s; see {trial.work}/disturbed.log")
         if trial.reap():
             continue
         bag = bag or rng.sample(sorted(chosen), len(chosen))  # every fault once before any comes again
         name = bag.pop()
+        tries.tried[name] += 1
         if chosen[name](trial, rng):
-            counts[name] += 1
+            tries.hits[name] += 1
             say(f"{name} at step {trial.done}")
-    return counts
+        else:
+            say(f"{name}: no such process at step {trial.done}")
+    return tries
 
 
 def stop(trial: Trial) -> int:
     """Let the run reach a few steps at least, stop it at the end of one and return the number of steps done."""
-    while True:
+    for _ in range(1 + RESTARTS):
         if trial.reap():
             trial.start()
-        wait_until(lambda: trial.done >= FEWEST_STEPS or trial.has_ended, START_LIMIT)
+        if not wait_until(lambda: trial.done >= FEWEST_STEPS or trial.has_ended, START_LIMIT):
+            fail(f"fewer than {FEWEST_STEPS} steps in {START_LIMIT:.0f} s; see {trial.work}/disturbed.log")
         if not trial.has_ended:
             break
+    else:
+        fail(f"the run exits again and again without faults; see {trial.work}/disturbed.log")
     trial.process.send_signal(signal.SIGTERM)
-    trial.process.wait(END_LIMIT)
+    exit_code(trial.process, END_LIMIT, "the run after SIGTERM")
     trial.reap()
     return trial.done
 
@@ -257,10 +292,17 @@ def finish(trial: Trial, last: int) -> None:
     """Run the steps that are left without faults, so that the run ends by itself."""
     trial.steps = last
     trial.start()
-    code = trial.process.wait(START_LIMIT)
+    code = exit_code(trial.process, START_LIMIT, "the last part, without faults,")
     trial.reap()
     if code:
-        raise SystemExit(f"the last part, without faults, exited with {code}; see {trial.work}/disturbed.log")
+        fail(f"the last part, without faults, exited with {code}; see {trial.work}/disturbed.log")
+
+
+def exit_code(process: subprocess.Popen[bytes], limit: float, what: str) -> int:
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        fail(f"{what} did not exit in {limit:.0f} s")
 
 
 def compare(trial: Trial, calm: Path) -> list[str]:
@@ -297,11 +339,17 @@ def shared_segments() -> set[str]:
     return {str(path) for path in Path("/dev/shm").iterdir()}
 
 
-# Around it ------------------------------------------------------------------------------------------------------------
+# Helpers --------------------------------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def fail(*texts: str) -> NoReturn:
+    for text in texts:
+        say(f"FAILED: {text}")
+    raise SystemExit(1)
 
 
 def lines(file: Path) -> list[dict]:
@@ -313,6 +361,15 @@ def lines(file: Path) -> list[dict]:
         with contextlib.suppress(json.JSONDecodeError):
             found.append(json.loads(line))
     return found
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the live processes that have the mark in their environment, and their children."""
+    found = {process.pid: process for process in psutil.process_iter() if has_mark(process, mark)}
+    for process in list(found.values()):
+        with contextlib.suppress(psutil.Error):
+            found |= {child.pid: child for child in process.children(recursive=True)}
+    return [process for process in found.values() if is_running(process)]
 
 
 def has_mark(process: psutil.Process, mark: str) -> bool:
@@ -339,8 +396,22 @@ def wait_until(condition: Callable[[], bool], limit: float) -> bool:
 
 
 @contextlib.contextmanager
+def ended_afterwards(mark: str) -> Iterator[None]:
+    """End all processes with the mark on the way out, also after Ctrl-C or an error."""
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in marked(mark):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
+                    process.send_signal(number)
+            wait_until(lambda: not marked(mark), ABORT_LIMIT)
+
+
+@contextlib.contextmanager
 def working_folder() -> Iterator[tuple[Path, bool]]:
-    """Yield a folder to work in, and whether its `runs` are a file system of their own."""
+    """Yield a folder to work in, and whether its `runs` are a file system of their own. It is kept after a failure."""
     work = Path(tempfile.mkdtemp(prefix="chaos-"))
     for name in ("runs", "tmp"):
         (work / name).mkdir()
@@ -350,55 +421,58 @@ def working_folder() -> Iterator[tuple[Path, bool]]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "roost-chaos", "/dev/shm"], check=True)
     try:
         yield work, is_mounted
-        shutil.rmtree(work, ignore_errors=True)  # kept for a look where something failed
-    finally:
-        if is_mounted:
-            shutil.copytree(work / "runs", work / "kept", dirs_exist_ok=True)
-            subprocess.run(["umount", "--lazy", str(work / "runs")], check=False)
+    except BaseException:
+        if is_mounted:  # the mount ends with this script
+            shutil.copytree(work / "runs", work / "kept")
+        say(f"{work} is kept")
+        raise
+    if is_mounted:
+        subprocess.run(["umount", "--lazy", str(work / "runs")], check=True)
+    shutil.rmtree(work)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600, help="how long faults are injected")
     parser.add_argument("--every", type=float, default=20, help="seconds between faults, on average")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", help="comma-separated names; all by default")
     arguments = parser.parse_args()
-    with working_folder() as (work, is_mounted):
-        chosen = faults(is_mounted)
+    names = sorted(faults(can_fill=True))
+    wanted = [name.strip() for name in arguments.faults.split(",")] if arguments.faults else names
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        parser.error(f"no fault is called {', '.join(unknown)}; there are: {', '.join(names)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run is ended as well
+    mark = uuid.uuid4().hex
+    with working_folder() as (work, is_mounted), ended_afterwards(mark):
         if not is_mounted:
             say("cannot mount here: no disk fault, and shared memory of others may be reported")
-        if arguments.faults:
-            wanted = [name.strip() for name in arguments.faults.split(",")]
-            unknown = sorted(set(wanted) - set(chosen))
-            if unknown:
-                parser.error(f"no fault is called {', '.join(unknown)}; there are: {', '.join(sorted(chosen))}")
-            chosen = {name: chosen[name] for name in wanted}
-        return chaos(work, chosen, arguments)
+        chosen = {name: fault for name, fault in faults(is_mounted).items() if name in wanted}
+        chaos(work, mark, chosen, arguments)
 
 
-def chaos(work: Path, chosen: dict[str, Fault], arguments: argparse.Namespace) -> int:
+def chaos(work: Path, mark: str, chosen: dict[str, Fault], arguments: argparse.Namespace) -> None:
     subprocess.run([sys.executable, str(JOB.parent / "make_model.py"), str(work / "model")], check=True, cwd=ROOT)
-    trial, before = Trial(work, steps=1_000_000), shared_segments()
+    trial, before = Trial(work, steps=1_000_000, mark=mark), shared_segments()
     say(f"faults for {arguments.seconds:.0f} s in {work}: {', '.join(sorted(chosen))}")
-    counts = disturb(trial, chosen, arguments.seconds, arguments.every, arguments.seed)
+    tries = disturb(trial, chosen, arguments.seconds, arguments.every, arguments.seed)
     last = stop(trial) + 2
     finish(trial, last)
     wrong = [f"left behind: {what}" for what in leftovers(trial, before)]
     say(f"undisturbed run of {last} steps")
-    calm = start_run(work, "calm", last, uuid.uuid4().hex)
-    if calm.wait(max(START_LIMIT, 10 * arguments.seconds)):
+    calm = start_run(work, "calm", last, mark)
+    if exit_code(calm, max(START_LIMIT, 10 * arguments.seconds), "the undisturbed run"):
         wrong.append(f"the undisturbed run exited with {calm.returncode}; see {work}/calm.log")
     else:
         wrong += compare(trial, trial.runs / "calm")
-    say(f"{last} steps, {sum(counts.values())} faults: " + ", ".join(f"{n} x {name}" for name, n in counts.items()))
+    wrong += [f"{name}: its process was never found" for name in tries.never_found(chosen)]
+    hits = ", ".join(f"{tries.hits[name]} x {name}" for name in sorted(chosen))
+    say(f"{last} steps, {tries.hits.total()} faults: {hits}")
     say("exit codes: " + ", ".join(f"{n} x {code}" for code, n in sorted(trial.exits.items())))
-    for text in wrong:
-        say(f"FAILED: {text}")
     if wrong:
-        raise SystemExit(1)
+        fail(*wrong)
     say("passed: the policy equals the undisturbed run's, each step counted once, nothing is left")
-    return 0
 
 
 if __name__ == "__main__":
@@ -408,4 +482,4 @@ if __name__ == "__main__":
         if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
             os.environ["ROOST_CHAOS_NAMESPACE"] = "1"
             os.execvp(prefix[0], [*prefix, sys.executable, *sys.argv])
-    sys.exit(main())
+    main()
