@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from roost.engines.errors import EngineLost
+from roost.engines.errors import EngineLost, EnginesBehind
 from roost.engines.member import Member, Standing
 from roost.engines.owner import Owner
 from roost.engines.routing import Router
@@ -67,6 +67,19 @@ class Crew:
         finally:
             member.work.end()
 
+    async def until_unserved(self) -> None:
+        """Raise EngineLost once no member will take work before the next update."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._all_stand(Standing.FAILED, Standing.BEHIND))
+            self.raise_unserved()
+
+    def raise_unserved(self, is_over: bool = False) -> None:
+        """Raise where no member is left for work before the next update; work that `is_over` needs one after it."""
+        if self._all_stand(Standing.FAILED):
+            raise EngineLost(f"every engine has failed: {self.describe()}")
+        if not is_over and self._all_stand(Standing.FAILED, Standing.BEHIND):
+            raise EnginesBehind(f"no engine has the current weights, and none can get them: {self.describe()}")
+
     def describe(self) -> str:
         return "; ".join(
             f"{member.name} is {member.standing}{f' ({member.last_error})' if member.last_error else ''}"
@@ -74,5 +87,7 @@ class Crew:
         )
 
     def _can_settle_the_wait(self) -> bool:
-        has_failed = len(self.standing(Standing.FAILED)) == len(self.members)
-        return self._is_closed or has_failed or bool(self.standing(Standing.READY))
+        return self._is_closed or self._all_stand(Standing.FAILED) or bool(self.standing(Standing.READY))
+
+    def _all_stand(self, *standings: Standing) -> bool:
+        return len(self.standing(*standings)) == len(self.members)

@@ -19,6 +19,10 @@ class EngineLost(EngineError):
     """The engine is dead, hung or unreachable: another one, or the same one after a restart, can do it."""
 
 
+class EnginesBehind(EngineLost):
+    """Engines run, but none can get the current weights before the next update: a new launch from a checkpoint can."""
+
+
 class NotOffered(EngineError):
     """This engine has no such ability: the message says which, and what to do instead."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from roost.engines.capabilities import Capabilities
 from roost.engines.connect import connect
@@ -28,6 +29,7 @@ from roost.engines.weights.release import Release
 from roost.runtime.scratch import ScratchFolder
 from roost.runtime.trace.spans import OpenSpan, SpanRecorder
 
+T = TypeVar("T")
 RUNNING = (Standing.READY, Standing.BEHIND)
 Leave = Callable[[], Awaitable[None]]  # called when whoever holds weights on a shared device can move them away
 
@@ -169,6 +171,21 @@ class Fleet:
         except EngineLost as error:
             await self._supervisor.examine(member)
             raise _LostUnderRequest(str(error)) from error
+
+    async def serve(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that needs engines and that no update interrupts; EngineLost once none is left for it."""
+        working = asyncio.ensure_future(work)
+        unserved = asyncio.ensure_future(self.crew.until_unserved())
+        try:
+            await asyncio.wait([working, unserved], return_when=asyncio.FIRST_COMPLETED)
+            self.crew.raise_unserved(is_over=_has_succeeded(working))
+            if not working.done():
+                unserved.result()  # the error
+            return await working
+        finally:
+            working.cancel()
+            unserved.cancel()
+            await asyncio.gather(working, unserved, return_exceptions=True)
 
     @property
     def status(self) -> dict[str, str]:
@@ -373,6 +390,10 @@ class Fleet:
 
 class _LostUnderRequest(EngineLost):
     """The engine that had the request; another one may finish it."""
+
+
+def _has_succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _connect(spec: ServerSpec, url: str) -> Engine:

@@ -252,7 +252,7 @@ class Loop:
             await self.models.fleet.replace_wrong(wrong)
 
     async def _take(self, version: int, parts: int) -> list[Group]:
-        groups = await self.feed.take(version, self.settings.collect.groups // parts)
+        groups = await self.models.fleet.serve(self.feed.take(version, self.settings.collect.groups // parts))
         oldest = max(lags(groups, version), default=0)
         if oldest > self.settings.max_policy_lag:
             raise LagExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_policy_lag}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from roost.engines.errors import EngineError
+from roost.engines.errors import EngineError, EnginesBehind
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
@@ -98,7 +98,7 @@ class Broken(Exception):
         """Whether it would not end in the same way at once: something was lost, or it had worked until then."""
         failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
         was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
-        was_lost = was_lost or isinstance(self.error, ControlLost)
+        was_lost = was_lost or isinstance(self.error, ControlLost | EnginesBehind)
         return (was_lost or self.steps > 0) and not self.was_stopped
 
 

@@ -253,14 +253,15 @@ class Running:
         every, step = self._settings.evaluation.every, self.state.step
         is_due = every and step % every == 0 and step < self._settings.step_count
         if self._models is not None and is_due and not self._run.has_evaluation(step):
-            await self._evaluate()
+            await self._evaluate(self._models)
 
-    async def _evaluate(self) -> None:
+    async def _evaluate(self, models: Models) -> None:
         """Try the policy that the engines have now. With a lag, training goes on beside it, but no update does."""
         self._watching.phase("evaluate")
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
             stage = self._stages.evaluation
-            found = await evaluate(self._scenario, stage.player, self._settings, self.state.version, stage.on_end)
+            trying = evaluate(self._scenario, stage.player, self._settings, self.state.version, stage.on_end)
+            found = await models.fleet.serve(trying)
         self._watching.evaluated(self.state.step, found)
 
     async def _save(self, models: Models, state: TrainerState) -> None:
@@ -296,7 +297,7 @@ class Running:
 
     async def _finish(self, models: Models) -> None:
         if not self.was_stopped and not self._run.has_evaluation(self.state.step):
-            await self._evaluate()
+            await self._evaluate(models)
         self._watching.phase("save")
         if self._layout.turns.are_taken:
             await models.fleet.stop_servers()

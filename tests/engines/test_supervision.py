@@ -6,6 +6,8 @@ import pytest
 
 from roost.engines.connect import connect
 from roost.engines.crew import Crew
+from roost.engines.errors import EngineLost
+from roost.engines.fleet import Fleet
 from roost.engines.member import Standing
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
@@ -16,7 +18,8 @@ from tests.limits import HANG_S
 class OwnerOfWhatRuns:
     """Its process is there all the time."""
 
-    spec = ServerSpec(EngineKind.TORCH, "model", name="one")
+    def __init__(self, name="one"):
+        self.spec = ServerSpec(EngineKind.TORCH, "model", name=name)
 
     async def is_running(self):
         return True
@@ -47,6 +50,55 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
 
     bounded(scenario())
     assert said[:1] == ([] if is_well else ["one is lost: it does not answer"])
+
+
+READY, LOST, BEHIND, FAILED = Standing.READY, Standing.LOST, Standing.BEHIND, Standing.FAILED
+SERVED = [
+    pytest.param([READY, FAILED], None, id="one is ready"),
+    pytest.param([LOST, BEHIND], None, id="one may come back"),
+    pytest.param([BEHIND, FAILED], "no engine has the current weights, .*: one is behind; two is failed", id="behind"),
+    pytest.param([FAILED, FAILED], "every engine has failed: one is failed; two is failed", id="failed"),
+]
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "as it fails", "as it succeeds"])
+@pytest.mark.parametrize(("standings", "message"), SERVED)
+def test_work_ends_when_no_engine_is_left_for_it(standings, message, moment, tmp_path):
+    """Whatever the work makes of requests that fail; groups that are complete wait for the next update."""
+    is_kept = message is None or (moment == "as it succeeds" and BEHIND in standings)
+
+    async def scenario():
+        fleet = Fleet([OwnerOfWhatRuns("one"), OwnerOfWhatRuns("two")], folder=tmp_path)
+        members = list(fleet.crew.members.values())
+        await fleet.crew.settle(members, READY)
+        ended = asyncio.Event()
+
+        async def work():
+            try:
+                await asyncio.sleep(0)
+                for member, standing in zip(members, standings, strict=True):
+                    await fleet.crew.settle([member], standing)
+                if moment == "while it waits":
+                    await (asyncio.Event().wait() if message else asyncio.sleep(0))
+                if moment == "as it fails":
+                    raise ValueError("no episode finished")
+                return "groups"
+            finally:
+                ended.set()
+
+        try:
+            return await fleet.serve(work())
+        finally:
+            assert ended.is_set(), "nothing is left of it"
+
+    if not is_kept:
+        with pytest.raises(EngineLost, match=message):
+            bounded(scenario())
+    elif moment == "as it fails":
+        with pytest.raises(ValueError, match="no episode finished"):
+            bounded(scenario())
+    else:
+        assert bounded(scenario()) == "groups"
 
 
 def test_nobody_is_started_again_once_the_watch_has_ended():

@@ -105,6 +105,9 @@ class Engines:
     def learning_begins(self):
         pass
 
+    async def serve(self, work):
+        return await work
+
 
 @dataclass
 class Run:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from roost.engines.errors import UpdateFailed
+from roost.engines.errors import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
 from roost.runtime.address import Address
 from roost.runtime.control_watch import ControlLost
@@ -39,6 +39,7 @@ RAISED, DIED = FailureKind.RAISED, FailureKind.DIED
         pytest.param(failed(RAISED), 3, False, True, id="it had worked until then"),
         pytest.param(UpdateFailed("no engine"), 3, False, True, id="no engine was left"),
         pytest.param(UpdateFailed("no engine"), 0, False, False, id="no engine ever worked"),
+        pytest.param(EnginesBehind("no weights"), 0, False, True, id="engines lost the weights of a checkpoint"),
         pytest.param(ControlLost("GCS died"), 0, False, True, id="Ray was lost"),
         pytest.param(failed(DIED), 3, True, False, id="somebody had stopped it"),
     ],

@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
+from roost.engines.restarts import RestartLimit
 from roost.engines.worker import WorkerOwner
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.trainer.learners import LearnerSender
+from roost.trainer.loop import Loop
 from tests.trainer.live.jobs import MARK, config, learnt_groups, trained, weights_of
 
 pytestmark = pytest.mark.long
@@ -174,3 +176,34 @@ def test_an_engine_that_hangs_while_it_takes_weights(model, tmp_path, rollout, a
     assert any(note.startswith("waiting for rollout-") and "to load version 2" in note for note in notes), notes
     assert any("is lost: it does not answer; it was being changed" in note for note in notes), notes
     assert any(" failed to load version 2 by shared memory: " in note for note in notes), notes
+
+
+def test_a_run_whose_only_engine_is_given_up_is_launched_anew(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(RestartLimit, "allows", lambda self, earlier, now: False)
+    said = []
+    run = trained(values_of(model, after=20, action="kill", argument=ENGINE), tmp_path / "run", said=said).run
+    assert Disturbed.done == ["kill"] and taken_once(run)
+    (relaunch,) = relaunches(said)
+    assert relaunch.startswith("every engine has failed: rollout-0 is failed (lost 1 time within ")
+    assert relaunch.endswith("going on from step 1")
+
+
+def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model, tmp_path, monkeypatch):
+    """The learner's weights have moved, and nobody else has those of the version: the step cannot be completed."""
+    killed, said, plain = [], [], Loop._learn
+
+    async def learn(self, batch, cut_into, part):
+        if (self.state.step, part) == (1, 0) and not killed:
+            killed.append(part)
+            kill(ENGINE)
+        return await plain(self, batch, cut_into, part)
+
+    monkeypatch.setattr(Loop, "_learn", learn)
+    values = values_of(model)
+    # One group at a time: those of the last minibatches need an engine after the first one was learnt from.
+    values["train"] |= {"minibatch_size": 4, "behaviour": "engine", "concurrency": 4}
+    run = trained(values, tmp_path / "run", said=said).run
+    assert killed == [0] and taken_once(run)
+    (relaunch,) = relaunches(said)
+    assert relaunch.startswith("no engine has the current weights, and none can get them: rollout-0 is behind")
+    assert relaunch.endswith("going on from step 1")
