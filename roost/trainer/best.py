@@ -1,4 +1,4 @@
-"""The best checkpoint of a run: by its evaluations, or by the reward of its training steps where there are none."""
+"""The best checkpoint of a run: by its evaluations, or by the rewards of training where there are none."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ class Best:
 def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Collection[int]) -> Best | None:
     """The best of the steps `among`; of equal ones the latest.
 
-    >>> rewards = [{"step": step, "reward/mean": reward} for step, reward in ((2, 0.5), (4, 0.9), (6, 0.7))]
-    >>> best_of(rewards, [], {2, 4, 6}), best_of(rewards, [{"step": 6, "reward/mean": 0.8}], {2, 4, 6})
-    (Best(step=4, reward=0.9, by='training'), Best(step=6, reward=0.8, by='evaluation'))
+    Samples of a step come from the weights before its update, so training judges a checkpoint by the step after it.
+
+    >>> rewards = [{"step": step, "reward/mean": reward} for step, reward in ((2, 0.5), (3, 0.9), (4, 0.7), (5, 0.8))]
+    >>> best_of(rewards, [], {2, 4}), best_of(rewards, [{"step": 4, "reward/mean": 0.8}], {2, 4})
+    (Best(step=2, reward=0.9, by='training'), Best(step=4, reward=0.8, by='evaluation'))
     """
-    for by, records in ((EVALUATION, evaluations), (TRAINING, steps)):
-        known = [(reward, one["step"]) for one in records if (reward := number_of(one, "reward/mean")) is not None]
+    for by, records, later in ((EVALUATION, evaluations, 0), (TRAINING, steps, 1)):
+        known = [
+            (reward, one["step"] - later) for one in records if (reward := number_of(one, "reward/mean")) is not None
+        ]
         found = max((pair for pair in known if pair[1] in among), default=None)
         if found is not None:
             return Best(found[1], found[0], by)

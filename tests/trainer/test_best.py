@@ -19,12 +19,13 @@ def rewards(*pairs):
 @pytest.mark.parametrize(
     ("steps", "evaluations", "among", "best"),
     [
-        pytest.param([(1, 0.1), (2, 0.9)], [], {1, 2}, Best(2, 0.9, "training"), id="no evaluations"),
+        pytest.param([(1, 0.1), (2, 0.9)], [], {1, 2}, Best(1, 0.9, "training"), id="step 2 sampled from checkpoint 1"),
+        pytest.param([(1, 0.9)], [], {1}, None, id="nothing was sampled from the newest"),
         pytest.param(
-            [(1, 0.1), (2, 0.9)], [(1, 0.2)], {1, 2}, Best(1, 0.2, "evaluation"), id="evaluations count first"
+            [(1, 0.1), (2, 0.9)], [(2, 0.2)], {1, 2}, Best(2, 0.2, "evaluation"), id="evaluations count first"
         ),
-        pytest.param([(1, 0.1), (2, 0.9)], [(0, 1.0)], {1, 2}, Best(2, 0.9, "training"), id="of a step without one"),
-        pytest.param([(1, 0.5), (2, 0.5)], [], {1, 2}, Best(2, 0.5, "training"), id="of equal ones the latest"),
+        pytest.param([(1, 0.1), (2, 0.9)], [(0, 1.0)], {1, 2}, Best(1, 0.9, "training"), id="of a step without one"),
+        pytest.param([(2, 0.5), (3, 0.5)], [], {1, 2}, Best(2, 0.5, "training"), id="of equal ones the latest"),
         pytest.param([(1, None), (2, float("nan"))], [], {1, 2}, None, id="no numbers"),
         pytest.param([(1, 0.5)], [], {7}, None, id="no checkpoint"),
     ],
@@ -43,9 +44,9 @@ def test_the_best_checkpoint_outlives_the_newest_ones_and_is_named(tmp_path):
         checkpoint.learner.mkdir()
         checkpoint.write_state(TrainerState(step, step))
         best = best_checkpoint(run)
-        checkpoints.prune(best=best.step)
-    assert [one.step for one in checkpoints.found()] == [2, 5, 6]
+        checkpoints.prune(best=best.step if best is not None else None)
+    assert [one.step for one in checkpoints.found()] == [1, 5, 6]
     console = Console(file=io.StringIO(), width=200)
     print_summary(run, console)
-    assert f"best     step 2, mean training reward 0.800: {checkpoints.at(2).folder}" in console.file.getvalue()
-    assert page_data(run)["best"] == {"step": 2, "reward": 0.8, "by": "training"}
+    assert f"best     step 1, mean training reward 0.800: {checkpoints.at(1).folder}" in console.file.getvalue()
+    assert page_data(run)["best"] == {"step": 1, "reward": 0.8, "by": "training"}
