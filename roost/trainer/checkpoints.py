@@ -51,16 +51,25 @@ class Checkpoint:
         return int(found[1]) if found else -1
 
     def is_whole(self, has_critic: bool = False) -> bool:
-        return (self.folder / STATE).exists() and self.learner.is_dir() and (self.critic.is_dir() or not has_critic)
+        """Whether all its parts are there: with the critic's if that is wanted, or if it was written with one."""
+        if not ((self.folder / STATE).exists() and self.learner.is_dir()):
+            return False
+        return self.critic.is_dir() or not (has_critic or self._was_written_with_critic())
+
+    def _was_written_with_critic(self) -> bool:
+        try:
+            return json.loads((self.folder / STATE).read_text()).get("has_critic") is True
+        except (ValueError, AttributeError):  # damaged, as `verify` reports
+            return False
 
     def begin(self) -> None:
         """Make its folder. What an attempt that broke off left here goes: it would pass for the new one's."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def write_state(self, state: TrainerState) -> None:
+    def write_state(self, state: TrainerState, has_critic: bool = False) -> None:
         """Say where the run is. Last, when all that is told of the step is written: a run may go on from here."""
-        text = json.dumps(asdict(state)).encode()
+        text = json.dumps({**asdict(state), "has_critic": has_critic}).encode()
         write_sums(self.folder, {STATE: hashlib.sha256(text).hexdigest()})
         write_whole(self.folder / STATE, [text])
 

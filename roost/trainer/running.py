@@ -280,7 +280,7 @@ class Running:
 
     def _end_save(self) -> None:
         """All files tell of the step by now, so that a run may go on from its checkpoint."""
-        self._checkpoints.at(self.state.step).write_state(self.state)
+        self._checkpoints.at(self.state.step).write_state(self.state, CRITIC in self._layout.scorers)
 
     async def _check_saved(self, models: Models) -> None:
         """Raise if the last checkpoint could not be written; once it is, remove those that are too many."""

@@ -48,6 +48,13 @@ def test_a_checkpoint_is_whole_or_it_is_not_taken(tmp_path, parts, has_critic, w
     assert (checkpoints.newest() is not None) == whole
 
 
+def test_a_checkpoint_that_lacks_its_critic_is_not_offered_to_resume_from(tmp_path):
+    """Reports list checkpoints without knowing the settings of the run."""
+    for step in (3, 4):
+        write(tmp_path, step, "learner", *(["critic"] if step == 3 else [])).write_state(TrainerState(step, step), True)
+    assert steps(Checkpoints(tmp_path, keep=1).found()) == [3]
+
+
 def test_where_a_run_was_is_read_as_it_was_written(tmp_path):
     state = TrainerState(step=7, version=9, position=Position(next=40, waiting=(31, 33)))
     write(tmp_path, 7, "state", "learner", state=state)
