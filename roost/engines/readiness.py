@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -22,6 +23,7 @@ REQUEST_LIMIT = 10.0
 SUSPENDED_LIMIT = 30.0
 LINES_TOLD, LINES_SEARCHED = 30, 300
 STARTS = 3  # in all, where another one may succeed
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # no crash
 # The words of the system, of uvicorn and of SGLang.
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
 
@@ -112,7 +114,7 @@ def _death(process: ServerProcess, waited: float) -> EngineError:
     name, tail = process.spec.name, process.log_tail(LINES_TOLD)
     if PORT_TAKEN.search(process.log_tail(LINES_SEARCHED)):
         return PortTaken(f"{name}: port {process.port} was taken by another program\n{tail}")
-    is_killed = process.exit_code is not None and process.exit_code < 0
+    is_killed = process.exit_code is not None and -process.exit_code in FROM_OUTSIDE
     return (KilledAtStart if is_killed else EngineError)(
         f"{name} ended with exit code {process.exit_code} after {waited:.0f} s, before it was ready. "
         f"The end of {process.log_path}:\n{tail}"

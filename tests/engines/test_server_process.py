@@ -201,6 +201,18 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(spec, tm
     assert living(tmp_path) == set()
 
 
+@pytest.mark.parametrize("crash", [signal.SIGABRT, signal.SIGSEGV])
+async def test_a_server_that_crashes_while_it_starts_is_not_started_again(spec, tmp_path, crash):
+    async def crashed(spec, folder):
+        process = await ServerProcess.start(spec, folder)
+        os.kill(process.pid, crash)
+        return process
+
+    with pytest.raises(EngineError, match=f"engine ended with exit code -{crash:d} after"):
+        await start_ready(spec("never-ready"), tmp_path, HANG_S, start=crashed)
+    assert len(list(tmp_path.glob("*.log"))) == 1
+
+
 async def test_a_server_that_is_suspended_while_it_starts_is_not_waited_for(spec, tmp_path, monkeypatch):
     monkeypatch.setattr("roost.engines.readiness.SUSPENDED_LIMIT", 0.2)
 
