@@ -74,7 +74,7 @@ class Supervisor:
             if member.standing not in WATCHED:
                 return False
             wrong = await self._whats_wrong(member, patience)
-            if wrong and member.standing in WATCHED:  # nobody has begun to change it meanwhile
+            if wrong:
                 await self.lose(member, wrong)
             return not wrong
 
@@ -136,7 +136,12 @@ class Supervisor:
             self._report(f"{member.name} is back, on version {member.version}")
 
     async def lose(self, member: Member, why: str) -> None:
-        """Give a member no more work, and start it again unless it was asleep."""
+        """Give a member no more work, and start it again unless it was asleep.
+
+        One that was lost meanwhile, or that somebody has begun to change, is left to who does that.
+        """
+        if member.standing not in WATCHED:
+            return
         was_asleep = member.standing is Standing.ASLEEP
         member.last_error = why
         self._silent.pop(member.name, None)

@@ -59,8 +59,7 @@ class WeightCheck:
         self, probe: Probe, members: Sequence[Member] | None = None
     ) -> list[tuple[Member, tuple[float, ...]]]:
         ready = self._crew.standing(Standing.READY) if members is None else members
-        asked = (member.engine.score(probe.token_ids, member.adapter) for member in ready)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*(_answer(probe, member) for member in ready), return_exceptions=True)
         found = []
         for member, answer in zip(ready, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -69,3 +68,8 @@ class WeightCheck:
                 continue  # whether it is lost is the supervisor's to find out
             found.append((member, answer))
         return found
+
+
+async def _answer(probe: Probe, member: Member) -> tuple[float, ...]:
+    """What a member answers; one that has been disconnected meanwhile raises as one does that is lost under it."""
+    return await member.engine.score(probe.token_ids, member.adapter)

@@ -247,9 +247,9 @@ class Loop:
             wrong = await self.models.fleet.weights.wrong()
             if not wrong:
                 return groups
+            await self.models.fleet.replace_wrong(wrong)
             reasons = "; ".join(f"{one.name}: {one.why}" for one in wrong)
             await self._discard(groups, version, part, f"{reasons}. The engine is started again with its weights")
-            await self.models.fleet.replace_wrong(wrong)
 
     async def _take(self, version: int, parts: int) -> list[Group]:
         groups = await self.models.fleet.serve(self.feed.take(version, self.settings.collect.groups // parts))

@@ -11,6 +11,8 @@ from roost.engines.fleet import Fleet
 from roost.engines.member import Standing
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.engines.supervision import Supervisor, Watchfulness
+from roost.engines.weight_check import WeightCheck
+from roost.engines.weights.probe import Probe
 from tests.engines.scripted_server import DROP, OK, ScriptedServer, bounded
 from tests.limits import HANG_S
 
@@ -50,6 +52,38 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
 
     bounded(scenario())
     assert said[:1] == ([] if is_well else ["one is lost: it does not answer"])
+
+
+def test_a_member_that_is_lost_is_not_lost_again():
+    """A check of its weights and the watch may both find it wrong: it is started once."""
+    recovered, said = [], []
+
+    async def recover(member):
+        recovered.append(member.name)
+
+    async def scenario():
+        crew = Crew([OwnerOfWhatRuns()])
+        (member,) = crew.members.values()
+        member.standing = Standing.READY
+        supervisor = Supervisor(crew, Watchfulness(), recover, said.append)
+        for why in ("its process is gone", "it no longer has its weights"):
+            await supervisor.lose(member, why)
+        await asyncio.sleep(0)
+        await supervisor.stop()
+        return member.last_error, len(member.restarts)
+
+    assert bounded(scenario()) == ("its process is gone", 1)
+    assert (recovered, said[:1]) == (["one"], ["one is lost: its process is gone"])
+
+
+def test_a_check_of_weights_passes_over_a_member_that_was_disconnected():
+    async def scenario():
+        crew = Crew([OwnerOfWhatRuns()])
+        (member,) = crew.members.values()
+        member.standing, member.probe = Standing.READY, Probe((1, 2), (-1.0,), 0.1)
+        return await WeightCheck(crew, print).wrong()
+
+    assert bounded(scenario()) == []
 
 
 READY, LOST, BEHIND, FAILED = Standing.READY, Standing.LOST, Standing.BEHIND, Standing.FAILED
