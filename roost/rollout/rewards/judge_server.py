@@ -108,6 +108,8 @@ class OwnServer:
             await self._calls.close()
         if self._owner is not None:
             await self._owner.stop()
+        if self._scratch is not None:
+            self._scratch.remove()
 
     async def _started(self) -> HttpCalls:
         if self._owner is None:

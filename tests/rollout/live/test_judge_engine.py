@@ -103,7 +103,9 @@ def test_in_the_driver(sevens):
     assert counts == {"malformed": 0, "failed": 1, "restarts": 1}
 
 
-def test_an_engine_that_does_not_start_is_given_up(tmp_path):
+def test_an_engine_that_does_not_start_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
     async def run():
         server = OwnServer({"kind": "torch", "python": str(tmp_path / "python")}, "sevens", RestartLimit(most=1))
         errors = []
@@ -111,10 +113,12 @@ def test_an_engine_that_does_not_start_is_given_up(tmp_path):
             with pytest.raises(RewardFailed) as raised:
                 await server.calls()
             errors.append(str(raised.value))
+        logs = [path.parent for path in tmp_path.glob("roost-judge-*/*.log")]
         await server.close()
-        return errors
+        return errors, logs
 
-    first, second, third = asyncio.run(run())
+    (first, second, third), logs = asyncio.run(run())
+    assert logs and not list(tmp_path.glob("roost-judge-*")), "its logs go with it"
     assert "does not start: judge could not be started with" in first and "does not start" in second
     assert "was started again 1 times in the last 600 s" in third
 
