@@ -33,7 +33,8 @@ class ServerCommand:
 def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm | None = None) -> ServerCommand:
     """How a server is started by an interpreter; for vLLM it must be known which one that has.
 
-    What the user wrote comes last, so it wins. The key is in the environment, never on the command line.
+    What the user wrote comes last, so it wins; only the key, which is in the environment and never on the command line,
+    is that of the job in any case, as its clients use it.
     """
     if spec.kind is EngineKind.VLLM:
         if vllm is None:

@@ -22,6 +22,7 @@ def main() -> None:
     _, module, *options = sys.argv
     if module.startswith("sglang"):
         key = os.environ[KEY_VARIABLE]
+        # After the user's options: with another key the clients of the job would be refused.
         options += ["--api-key", key, "--admin-api-key", key]  # the second one is for routes that control the server
     else:
         options += ["--middleware", "roost_key_guard.KeyGuard"]
