@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import HANG_S
+
 psutil = pytest.importorskip("psutil")
 pytest.importorskip("ray")
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 MARK = "ROOST_TEST_MARK"  # the variable by which processes of a test are known
-LIMIT_S = 600.0  # for anything that is waited for; ends a hang, and measures nothing
 STRAY = ("never awaited", "Traceback", "never retrieved", "Exception ignored", "RuntimeWarning")
 
 
@@ -48,7 +49,7 @@ class Command:
             )
 
     def wait_for(self, condition):
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + HANG_S
         while not condition():
             assert self.process.poll() is None, self.printed.read_text()
             assert time.monotonic() < deadline, self.printed.read_text()
@@ -63,7 +64,7 @@ class Command:
     def signalled(self, number):
         """The exit code and what was printed after a signal to the group, as a terminal sends it."""
         os.killpg(self.process.pid, number)
-        code = self.process.wait(LIMIT_S)
+        code = self.process.wait(HANG_S)
         return code, self.printed.read_text()
 
     def left(self):
@@ -102,7 +103,7 @@ def check_ended(command, number, point):
     last = printed.rstrip().splitlines()[-1]
     assert last.startswith("roost: ") and "ended" in last, printed
     assert not [word for word in STRAY if word in printed], printed
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while command.left():
         assert time.monotonic() < deadline, command.left()
         time.sleep(0.1)
@@ -118,7 +119,7 @@ def test_while_a_module_builds_its_classes(model, tmp_path):
     modules.mkdir()
     (modules / "torch.py").write_text('exec("raise KeyboardInterrupt")\n')
     command = Command(model, tmp_path, f"{modules}{os.pathsep}{ROOT}")
-    assert command.process.wait(LIMIT_S) == 130, command.printed.read_text()
+    assert command.process.wait(HANG_S) == 130, command.printed.read_text()
     assert command.has_said("interrupted; everything that was started is ended")
 
 

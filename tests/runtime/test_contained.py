@@ -10,8 +10,8 @@ import warnings
 import pytest
 
 from roost.runtime.contained import ExitRaised, call, called, contain_tasks
+from tests.limits import HANG_S
 
-LIMIT_S = 60
 EXITS = pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 
 
@@ -28,7 +28,7 @@ def ran(work):
 
     async def main():
         contain_tasks(asyncio.get_running_loop())
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             outcome = await asyncio.gather(asyncio.create_task(work()), return_exceptions=True)
             await asyncio.sleep(0)
             return outcome[0]
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_program_whose_user_code_never_returns():
     try:
         assert process.stdout.readline() == "spinning\n"
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=LIMIT_S)
+        rest, errors = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
         process.wait()

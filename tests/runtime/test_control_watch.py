@@ -6,12 +6,11 @@ import time
 import pytest
 
 from roost.runtime.control_watch import SETTING, ControlLost, ControlWatch
-
-LIMIT_S = 60.0
+from tests.limits import HANG_S
 
 
 def until(condition):
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()

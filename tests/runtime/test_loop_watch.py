@@ -6,8 +6,7 @@ import threading
 from pathlib import Path
 
 from roost.runtime.loop_watch import LoopWatch
-
-LIMIT_S = 60  # for a test that would otherwise wait for ever
+from tests.limits import HANG_S
 
 
 class Reports:
@@ -24,7 +23,7 @@ class Reports:
 
     def wait(self, count):
         with self._came:
-            return self._came.wait_for(lambda: len(self.texts) >= count, LIMIT_S)
+            return self._came.wait_for(lambda: len(self.texts) >= count, HANG_S)
 
 
 class Scenario:
@@ -77,7 +76,7 @@ def test_code_of_roost_and_libraries_is_named_where_there_is_no_other():
 
         watch = LoopWatch(lambda text: (frames.setdefault("text", text), done.put(None)), limit_s=0.1, every_s=0.01)
         watch.start()
-        asyncio.get_running_loop().call_soon(done.get, True, LIMIT_S)  # a library's function, with nobody's frame
+        asyncio.get_running_loop().call_soon(done.get, True, HANG_S)  # a library's function, with nobody's frame
         await asyncio.sleep(0.3)
         watch.stop()
 

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from roost.trainer.run_folder import RunFolder
+from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config
 
 pytestmark = pytest.mark.long
 
-LIMIT_S = 900.0  # for anything that takes seconds on a quiet machine
 CONTROL_SERVICE, RAY_DAEMON, NODE_DAEMON, REAPER = "gcs/gcs_server", "raylet/raylet", "ray::NodeAgent", "reaper.py"
 SERVER_KEEPER = "server_keeper.py"
 
@@ -30,13 +30,13 @@ def machine():
 
 
 def until(condition, what):
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         found = condition()
         if found:
             return found
         time.sleep(0.1)
-    raise TimeoutError(f"{what} within {LIMIT_S:g} s")
+    raise TimeoutError(f"{what} within {HANG_S:g} s")
 
 
 class CommandRun:
@@ -122,7 +122,7 @@ def test_a_run_survives_its_control_service_and_stops_by_a_signal_to_its_group(c
     command_run.wait_for_steps(command_run.steps() + 2)
     command_run.signal_group(signal.SIGTERM)
     command_run.signal_group(signal.SIGTERM)  # as `timeout` does: to the process, then to the group
-    assert command_run.process.wait(LIMIT_S) == 0, command_run.output()
+    assert command_run.process.wait(HANG_S) == 0, command_run.output()
     steps = [record["step"] for record in command_run.run.steps()]
     assert steps == list(range(1, len(steps) + 1))
     learnt = [group for record in command_run.run.learnt_lines for group in record["groups"]]
