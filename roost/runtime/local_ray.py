@@ -20,6 +20,7 @@ BELOW = len("/roost-ray-12345678/s/session_2026-01-01_00-00-00_000000_1234567/so
 SHORT = Path("/tmp")
 # Ray reads this when it is first imported. Off, a node that is alone listens on loopback only.
 CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+MASK = "CUDA_VISIBLE_DEVICES"  # Ray refuses to count more GPUs than it lists
 # Ray ends a driver that cannot reach the control service for this long (60 s by default). Roost watches the service
 # itself, and needs time to end what still runs.
 SYSTEM_CONFIG = {"gcs_rpc_server_reconnect_timeout_s": 300}
@@ -56,6 +57,30 @@ def make_token_private() -> None:
             generate_and_save_token()
     elif path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
         path.chmod(0o600)
+
+
+def mask_for_simulated(mask: str, count: int) -> str:
+    """A value of CUDA_VISIBLE_DEVICES with enough devices for Ray, which counts them; CUDA finds none by the id -1.
+
+    >>> mask_for_simulated("", 2), mask_for_simulated("4", 2), mask_for_simulated("4,5,6", 2)
+    ('-1,-1', '4,-1', '4,5,6')
+    """
+    ids = [name for name in mask.split(",") if name and name != "NoDevFiles"]
+    return ",".join(ids + ["-1"] * (count - len(ids)))
+
+
+@contextlib.contextmanager
+def simulating(count: int) -> Iterator[None]:
+    """While this holds, a Ray that is started with so many simulated devices accepts them whatever mask is set."""
+    before = os.environ.get(MASK)
+    if before is None or not count:
+        yield
+        return
+    os.environ[MASK] = mask_for_simulated(before, count)
+    try:
+        yield
+    finally:
+        os.environ[MASK] = before
 
 
 class OnLoopback:

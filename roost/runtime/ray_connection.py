@@ -13,7 +13,14 @@ from typing import Any
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.registry import installed_registry
 from roost.runtime.control_watch import local_control_service
-from roost.runtime.local_ray import SYSTEM_CONFIG, OnLoopback, in_own_sessions, make_token_private, private_folder
+from roost.runtime.local_ray import (
+    SYSTEM_CONFIG,
+    OnLoopback,
+    in_own_sessions,
+    make_token_private,
+    private_folder,
+    simulating,
+)
 from roost.runtime.patient_start import patient_start
 from roost.runtime.ray_address import running_here
 from roost.runtime.reaper_start import Reaper
@@ -147,10 +154,17 @@ def _start_local() -> Connection:
 
     options: dict[str, Any] = {"include_dashboard": False, "_system_config": dict(SYSTEM_CONFIG)}
     found = installed_registry(os.environ).detect(os.environ)
-    if found is not None and found[0].type == AcceleratorType.SIMULATED:
-        options["num_gpus"] = found[1].count  # Ray cannot find what is not there
+    simulated = found[1].count if found is not None and found[0].type == AcceleratorType.SIMULATED else 0
+    if simulated:
+        options["num_gpus"] = simulated  # Ray cannot find what is not there
     make_token_private()
-    with Reaper.started(private_folder()) as reaper, OnLoopback(), in_own_sessions(), patient_start():
+    with (
+        Reaper.started(private_folder()) as reaper,
+        OnLoopback(),
+        simulating(simulated),
+        in_own_sessions(),
+        patient_start(),
+    ):
         _init(address=LOCAL, _temp_dir=str(reaper.folder.path / "s"), **options)
     return Connection(ray.get_runtime_context().gcs_address, local=reaper)
 
