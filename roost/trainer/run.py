@@ -112,10 +112,12 @@ class EndedEarly(RuntimeError):
 
 
 class EndedAtStart(Exception):
-    """A signal ended the run before its first step."""
+    """A signal ended the run while it was starting, after so many steps that were done before."""
 
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(f"{number.name} ended the run before its first step; everything that it started is ended")
+    def __init__(self, number: signal.Signals, done: int) -> None:
+        how = "while it was starting" if done else "before its first step"
+        back = f"; {done} steps are done: to continue, add --resume to the command" if done else ""
+        super().__init__(f"{number.name} ended the run {how}; everything that it started is ended{back}")
         self.exit_code = 128 + number
 
 
@@ -262,7 +264,7 @@ def _run_to_end(running: Running, cluster: Cluster, first: int, last: int) -> No
     except asyncio.CancelledError:
         if running.ended_start is None:
             raise
-        raise EndedAtStart(running.ended_start) from None
+        raise EndedAtStart(running.ended_start, running.state.step) from None
     except (WorkerFailed, EngineError, ControlLost) as error:
         raise Broken(error, running.state.step - first, running.was_stopped) from error
     except SystemExit as error:

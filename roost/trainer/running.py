@@ -7,8 +7,9 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import psutil
 
@@ -54,7 +55,7 @@ from roost.trainer.run_folder import RunFolder
 from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.watching import Watching
 
-SAME_SIGNAL_S = 2.0
+SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
 PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the weights alone
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
@@ -75,7 +76,7 @@ class Running:
     ) -> None:
         self.state = state
         self.was_stopped = False
-        self.ended_start: signal.Signals | None = None  # the signal that ended the run before its first step
+        self.ended_start: signal.Signals | None = None  # the signal that ended the run while it was starting
         self._is_starting = True
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, scenario
         self._tokenizer_class, self._run, self._watching = tokenizer_class, run, watching
@@ -115,7 +116,7 @@ class Running:
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
         models = self._meet({name: groups[name] for name in self._learner_names}, fleet)
         self._models = models
-        with self._stopping():
+        with first_signal(partial(self._stop, asyncio.current_task())):
             await self._prepare_learner(models)
             async with fleet:
                 # Models are loaded while engines start: where no device is shared, nobody waits for the other.
@@ -326,32 +327,39 @@ class Running:
             spans[Address(ROLLOUT, rank)] = member.work.drain()
         self._cluster.write_trace(self._run.trace_file, spans)
 
-    @contextlib.contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C lets the step end and saves, or ends a run that is starting; the second ends
-        at once.
+    def _stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
+        """Let the step end and save, or end a run that is starting."""
+        self.was_stopped = True
+        if self._is_starting and task is not None:
+            self.ended_start = number
+            self._watching.note("stopping: ending what was started")
+            task.cancel()
+        else:
+            self._watching.note("stopping after this step; once more to end at once")
 
-        `timeout` signals the process and then its group, which makes two at once: these count as one.
-        """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        wanted = (signal.SIGTERM, signal.SIGINT)
 
-        def stop(number: int) -> None:
-            if self.was_stopped:
-                return
-            self.was_stopped = True
-            if self._is_starting and task is not None:
-                self.ended_start = signal.Signals(number)
-                self._watching.note("stopping before the first step: ending what was started")
-                task.cancel()
-            else:
-                self._watching.note("stopping after this step; once more to end at once")
-            loop.call_later(SAME_SIGNAL_S, loop.remove_signal_handler, number)
+@contextlib.contextmanager
+def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `stop` with the first SIGTERM or SIGINT; the next, whichever of the two it is, ends the process at once.
 
+    `timeout` signals the process and then its group, which makes two at once: these count as one.
+    """
+    loop, wanted = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    came: list[signal.Signals] = []
+
+    def release() -> None:
         for number in wanted:
-            loop.add_signal_handler(number, stop, number)
-        try:
-            yield
-        finally:
-            for number in wanted:
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
+
+    def take(number: signal.Signals) -> None:
+        came.append(number)
+        if len(came) == 1:
+            stop(number)
+            loop.call_later(SAME_SIGNAL_S, release)
+
+    for number in wanted:
+        loop.add_signal_handler(number, take, number)
+    try:
+        yield
+    finally:
+        release()

@@ -1,7 +1,10 @@
 """Which attempts are followed by another, and what is looked at before a run goes on."""
 
+import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,11 +18,23 @@ from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.spec.errors import Findings, Where
 from roost.trainer import run as run_module
+from roost.trainer import running
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.resuming import RunInUse
-from roost.trainer.run import RESTARTS, Broken, EndedEarly, Launch, RunOptions, attempts, check_ended, train
+from roost.trainer.run import (
+    RESTARTS,
+    Broken,
+    EndedAtStart,
+    EndedEarly,
+    Launch,
+    RunOptions,
+    attempts,
+    check_ended,
+    train,
+)
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
+from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, job_of
 
 
@@ -57,6 +72,33 @@ def test_a_run_that_ends_early_without_a_signal_is_an_error(done, was_stopped, i
         return
     with pytest.raises(EndedEarly, match="ended after step 1 of 4"):
         check_ended(done, 4, was_stopped)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_after_the_first_signal_either_ends_the_process_at_once(first, monkeypatch):
+    monkeypatch.setattr(running, "SAME_SIGNAL_S", 0.0)
+    came = []
+
+    def handlers():
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    async def signalled():
+        with running.first_signal(came.append):
+            for number in (first, first, signal.SIGTERM, signal.SIGINT):  # at once: these count as one
+                os.kill(os.getpid(), number)
+            while handlers() != [signal.default_int_handler, signal.SIG_DFL]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(signalled(), HANG_S))
+    assert came == [first]
+
+
+def test_a_signal_during_a_relaunch_tells_what_is_done():
+    assert str(EndedAtStart(signal.SIGTERM, 0)).startswith("SIGTERM ended the run before its first step; ")
+    error = EndedAtStart(signal.SIGTERM, 500)
+    assert str(error).startswith("SIGTERM ended the run while it was starting; ")
+    assert str(error).endswith("500 steps are done: to continue, add --resume to the command")
+    assert error.exit_code == 143
 
 
 @pytest.fixture
