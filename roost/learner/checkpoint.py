@@ -123,7 +123,7 @@ def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
     # Another rank's reason comes without the error of the system that led to it.
     has_other_reason = any(isinstance(one, OSError) for reason in reasons for one in chain_of(reason))
     lacks_room = not has_other_reason and FileSystem.of(folder).free < needed
-    if lacks_room or any(is_disk_full(reason) for reason in reasons):
+    if lacks_room or any(is_disk_full(reason, folder) for reason in reasons):
         return disk_full(folder.parent, "a checkpoint", needed)
     return failure
 

@@ -14,8 +14,10 @@ from rich.filesize import decimal
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # As Rust and C++ libraries put it into exceptions that have no errno.
-FULL_TEXTS = tuple(os.strerror(number) for number in FULL)
+NO_SPACE, NO_QUOTA = map(os.strerror, FULL)
 SPARE = 1 << 20  # bytes beyond a file's own: directories, metrics, samples
+LITTLE = 256 << 20  # bytes free on a file system that a large write has filled
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class DiskFull(RuntimeError):
@@ -58,8 +60,10 @@ def disk_full(path: Path, what: str, needed: int | None = None) -> DiskFull:
     return DiskFull(f"disk full: cannot write {what} to {path}: {FileSystem.of(path)}{wants}")
 
 
-def is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException, folder: Path | None = None) -> bool:
     """Whether a full disk is the cause of an error, or of one of those that led to it.
+
+    The words alone count only if the file system of `folder` is nearly full: shared memory and inotify use them too.
 
     >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError(errno.EIO, "I/O error"))
     (True, False)
@@ -67,9 +71,25 @@ def is_disk_full(error: BaseException) -> bool:
     return any(
         isinstance(one, DiskFull)
         or (isinstance(one, OSError) and one.errno in FULL)
-        or any(text in str(one) for text in FULL_TEXTS)
+        or (folder is not None and (NO_QUOTA in str(one) or (NO_SPACE in str(one) and _is_nearly_full(folder))))
         for one in chain_of(error)
     )
+
+
+def full_shared_memory(error: BaseException, folder: Path = SHARED_MEMORY) -> str | None:
+    """What to say about an error that may come from full shared memory; None for others."""
+    if not any(NO_SPACE in str(one) for one in chain_of(error)) or not _is_nearly_full(folder):
+        return None
+    return f"shared memory may be full: {FileSystem.of(folder)}; enlarge it (docker run --shm-size; mount -o remount,size=)"
+        f"shared memory may be full: {FileSystem.of(folder)}; enlarge it (docker run --shm-size, or remount {folder})"
+    )
+
+
+def _is_nearly_full(folder: Path) -> bool:
+    """Whether a file system has little room, or no inodes; one that has no fixed number of them counts none."""
+    there = FileSystem.of(folder)
+    inodes = os.statvfs(there.mount)
+    return there.free < LITTLE or (inodes.f_files > 0 and inodes.f_favail == 0)
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:

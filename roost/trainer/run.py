@@ -19,7 +19,7 @@ from roost.placement.planner import try_plan
 from roost.rollout.scenario import Scenario, Split
 from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
-from roost.runtime.disk import DiskFull, chain_of, disk_full, is_disk_full
+from roost.runtime.disk import DiskFull, chain_of, disk_full, full_shared_memory, is_disk_full
 from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.runtime.private_files import private_files
 from roost.spec.errors import Findings
@@ -169,8 +169,11 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 run.check_free()  # again, as another run may have ended there just now
             return attempts(Launch(job, settings, scenario, tokenizer, options, say, open_view, show), state)
     except Exception as error:
-        if is_disk_full(error):
+        if is_disk_full(error, run.path):
             raise _out_of_room(error, run, settings) from error
+        hint = full_shared_memory(error)
+        if hint is not None:
+            say(hint)
         raise
 
 
@@ -188,7 +191,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
         try:
             return _attempt(launch, address, state)
         except Broken as broken:
-            if is_disk_full(broken.error):
+            if is_disk_full(broken.error, run.path):
                 raise broken.error from None
             if broken.had_folder:  # else the checkpoint to resume from may not be the newest
                 state = _newest_after(broken, run, settings, say)
