@@ -80,7 +80,7 @@ def full_shared_memory(error: BaseException, folder: Path = SHARED_MEMORY) -> st
     """What to say about an error that may come from full shared memory; None for others."""
     if not any(NO_SPACE in str(one) for one in chain_of(error)) or not _is_nearly_full(folder):
         return None
-    return f"shared memory may be full: {FileSystem.of(folder)}; enlarge it (docker run --shm-size; mount -o remount,size=)"
+    return (
         f"shared memory may be full: {FileSystem.of(folder)}; enlarge it (docker run --shm-size, or remount {folder})"
     )
 
