@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections import defaultdict
@@ -22,9 +21,8 @@ from torch.distributed.tensor import DTensor
 from roost.learner.checksums import sums_of, write_sums
 from roost.learner.distributed import rank, world_size
 from roost.runtime.disk import DiskFull, FileSystem, chain_of, disk_full, is_disk_full
+from roost.runtime.whole_folder import put_in_place, unfinished
 
-UNFINISHED = ".unfinished"
-REPLACED = ".replaced"
 INDEX = ".metadata"
 
 T = TypeVar("T")
@@ -67,25 +65,25 @@ class CheckpointWriter:
             raise RuntimeError(f"the last checkpoint was not written: {failure}") from failure
 
     def _write(self, state: State, folder: Path) -> None:
-        unfinished = folder.with_name(folder.name + UNFINISHED)
+        draft = unfinished(folder)
         try:
             if rank() == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
             if self._group is not None:
                 dist.barrier(self._group)
-            writer = FileSystemWriter(unfinished, sync_files=True)
+            writer = FileSystemWriter(draft, sync_files=True)
             save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
-            self._finish(unfinished, folder)
+            self._finish(draft, folder)
         except (Exception, CheckpointException) as failure:  # told by `wait`, as nobody hears a thread
             self._failure = _named(failure, folder, state)
             if rank() == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
 
-    def _finish(self, unfinished: Path, folder: Path) -> None:
+    def _finish(self, draft: Path, folder: Path) -> None:
         """Each rank sums its files, rank 0 gives the folder its name; all ranks return then, or raise together."""
-        sums = self._gathered(lambda: sums_of(unfinished.glob(f"__{rank()}_*")))
+        sums = self._gathered(lambda: sums_of(draft.glob(f"__{rank()}_*")))
         whole = {name: digest for part in sums for name, digest in part.items()}
-        self._gathered(lambda: _put_in_place(unfinished, folder, whole) if rank() == 0 else None)
+        self._gathered(lambda: _name(draft, folder, whole) if rank() == 0 else None)
 
     def _gathered(self, act: Callable[[], T]) -> list[T]:
         """Results of all ranks; an OSError of one rank is raised on all."""
@@ -162,22 +160,7 @@ def _expected_sizes(storage: Mapping[Any, Any]) -> dict[str, int]:
     return sizes
 
 
-def _put_in_place(unfinished: Path, folder: Path, sums: Mapping[str, str]) -> None:
+def _name(draft: Path, folder: Path, sums: Mapping[str, str]) -> None:
     """Give the folder its sums, and its name once all of it is on the disk."""
-    write_sums(unfinished, {**sums, **sums_of([unfinished / INDEX])})
-    _sync(unfinished)
-    replaced = folder.with_name(folder.name + REPLACED)
-    if folder.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        folder.rename(replaced)
-    unfinished.rename(folder)
-    _sync(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_sums(draft, {**sums, **sums_of([draft / INDEX])})
+    put_in_place(folder)

@@ -7,36 +7,46 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from roost.runtime.disk import DiskFull, check_room
+from roost.runtime.whole_folder import put_in_place, unfinished
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.learners import Learners
 from roost.trainer.metrics.json_lines import write_whole
 
 ADAPTER = "adapter"  # the folder in policy/
 ABOUT = "roost.json"
-SPARE_BYTES = 256 * 2**20
+BESIDE_WEIGHTS = 256 * 2**20  # bytes of the tokenizer and the config
 
 
 async def export_policy(
     policy: Learners, folder: Path, state: TrainerState, steps: int, has_adapter: bool, note: Callable[[str], None]
 ) -> None:
-    """Write the policy, and what it is. An adapter is also merged into the model, where the disk has room for that."""
-    if not has_adapter:
-        await policy.all("export", str(folder))
-        form = "model"
+    """Write the policy, and what it is; one that was there is replaced as a whole.
+
+    An adapter is also merged into the model, where the disk has room for that.
+    """
+    draft = unfinished(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    form = "model"
+    if has_adapter:
+        form = await _export_adapter(policy, draft, note)
     else:
-        await policy.all("export", str(folder / ADAPTER))
-        needed = max(await policy.all("whole_bytes"))
-        free = shutil.disk_usage(folder).free
-        form = "merged" if free > needed + SPARE_BYTES else ADAPTER
-        if form == "merged":
-            await policy.all("export_whole", str(folder))
-        else:
-            note(
-                f"the merged model needs {needed / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB free; "
-                f"only the adapter is written, to {folder / ADAPTER}"
-            )
+        await policy.all("export", str(draft))
     about = {"form": form, "step": state.step, "of_steps": steps, "version": state.version}
-    write_whole(folder / ABOUT, [json.dumps(about).encode()])
+    write_whole(draft / ABOUT, [json.dumps(about).encode()])
+    put_in_place(folder)
+
+
+async def _export_adapter(policy: Learners, draft: Path, note: Callable[[str], None]) -> str:
+    """Write an adapter, with the model if there is room; returns the form of the policy."""
+    await policy.all("export", str(draft / ADAPTER))
+    try:
+        check_room(draft, max(await policy.all("whole_bytes")) + BESIDE_WEIGHTS, "the merged model")
+    except DiskFull as full:
+        note(f"{full}; only the adapter is written")
+        return ADAPTER
+    await policy.all("export_whole", str(draft))
+    return "merged"
 
 
 def described(folder: Path) -> str:

@@ -1,12 +1,17 @@
 """The folder of a run: what is written is read back, whatever a crash left behind, and no run is lost to another."""
 
+import asyncio
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from roost.trainer.checkpoints import TrainerState
+from roost.trainer.policy_export import described, export_policy
 from roost.trainer.run_folder import RunFolder
+from tests.small_disk import small_disk
 
 
 @pytest.fixture
@@ -148,3 +153,44 @@ def test_a_run_is_finished_until_it_is_resumed(run):
 def test_an_evaluation_is_known_by_its_step(run):
     run.add_evaluation({"step": 2, "reward/mean": 0.5})
     assert [run.has_evaluation(step) for step in (0, 2, 4)] == [False, True, False]
+
+
+class Exporting:
+    """Learners that export one file whose text is their step; `size` is what the merged model needs."""
+
+    def __init__(self, step, size=0, fails_at=None):
+        self._step, self._size, self._fails_at = step, size, fails_at
+
+    async def all(self, name, folder=None):
+        if name == self._fails_at:
+            raise RuntimeError("killed")
+        if name == "whole_bytes":
+            return [self._size]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / ("adapter.safetensors" if name == "export" else "model.safetensors")).write_text(
+            str(self._step)
+        )
+        return [None]
+
+    def to(self, folder, note=pytest.fail):
+        asyncio.run(export_policy(self, folder, TrainerState(self._step), 30, True, note))
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.safetensors")}
+
+
+def test_a_policy_is_of_one_step_whatever_was_there_before(tmp_path):
+    with small_disk(tmp_path / "disk", 512 << 20) as disk:
+        policy, notes = disk / "policy", []
+        Exporting(10).to(policy)
+        assert files_in(disk) == {"policy/adapter/adapter.safetensors": "10", "policy/model.safetensors": "10"}
+        for part in ("export", "export_whole"):
+            with pytest.raises(RuntimeError):
+                Exporting(15, fails_at=part).to(policy)
+            assert files_in(policy) == {"adapter/adapter.safetensors": "10", "model.safetensors": "10"}
+            assert described(policy).startswith("step 10 of 30; the model")
+        Exporting(20, size=1 << 30).to(policy, notes.append)
+        assert files_in(disk) == {"policy/adapter/adapter.safetensors": "20"}
+        assert described(policy).startswith("step 20 of 30; a LoRA adapter")
+        assert f"{disk} (tmpfs) has" in notes[0] and notes[0].endswith("only the adapter is written")
