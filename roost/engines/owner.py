@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from roost.engines.errors import EngineError
 from roost.engines.readiness import start_ready
 from roost.engines.server_process import ServerProcess
 from roost.engines.spec import ServerSpec
@@ -27,7 +29,7 @@ class Owner(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End the server and everything it started; nothing happens where there is none."""
+        """End the server and everything it started, also one that is being started; nothing happens without one."""
         ...
 
     async def is_running(self) -> bool: ...
@@ -42,25 +44,52 @@ class LocalOwner:
         self._limit_s = start_limit_s
         self._starts = 0
         self._process: ServerProcess | None = None
+        self._starting: asyncio.Future[ServerProcess] | None = None
+        self._changing = asyncio.Lock()  # a server that is being stopped still holds its device memory
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
     async def start(self, model: str | None = None) -> str:
-        await self.stop()
-        self._starts += 1
-        spec = spec_of_start(self.spec, self._starts, model)
-        self._process = await start_ready(spec, self._folder, self._limit_s)
-        return self._process.url
+        self._cancel_start()
+        async with self._changing:
+            await self._end()
+            self._starts += 1
+            spec = spec_of_start(self.spec, self._starts, model)
+            self._starting = asyncio.ensure_future(start_ready(spec, self._folder, self._limit_s))
+            try:
+                self._process = await self._starting
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                raise EngineError(f"{self.spec.name} was stopped while it was starting") from None
+            finally:
+                self._starting = None
+            return self._process.url
 
     async def stop(self) -> None:
+        self._cancel_start()
+        async with self._changing:
+            await self._end()
+
+    def _cancel_start(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
 
     async def is_running(self) -> bool:
         return self._process is not None and self._process.alive
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that runs is itself to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def with_key(spec: ServerSpec, key: str | None = None) -> ServerSpec:

@@ -54,8 +54,17 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, spec: ServerSpec, log_folder: Path | str, port: int | None = None) -> ServerProcess:
-        """Start a server on a free port, or on the given one; it is not ready yet when this returns."""
-        return await asyncio.to_thread(cls._start, spec, log_folder, port)  # it waits for other programs
+        """Start a server on a free port, or on the given one; it is not ready yet when this returns.
+
+        One that comes up after this was cancelled is ended first.
+        """
+        starting = asyncio.ensure_future(asyncio.to_thread(cls._start, spec, log_folder, port))  # waits for programs
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineError):
+                await (await starting).stop(grace=0.0)
+            raise
 
     @classmethod
     def _start(cls, spec: ServerSpec, log_folder: Path | str, port: int | None) -> ServerProcess:

@@ -157,6 +157,16 @@ async def test_a_server_ends_when_its_process_object_is_let_go(spec, tmp_path):
     assert until(lambda: not living(tmp_path))
 
 
+async def test_nothing_is_left_of_a_start_that_was_cancelled(spec, tmp_path):
+    starting = asyncio.create_task(ServerProcess.start(spec(), tmp_path))
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert len(list(tmp_path.glob("*.log"))) == 1, "it was started all the same"
+    assert not left_keepers("engine", tmp_path) and not living(tmp_path)
+
+
 async def test_a_server_ends_with_a_killed_keeper_and_stop_still_finds_its_children(spec, tmp_path):
     process = await start_ready(spec("stubborn-helper"), tmp_path, HANG_S)
     keeper_of(process).kill()
