@@ -142,8 +142,7 @@ class WorkerOwner:
     async def _ask(self, result: GroupResult, limit_s: float) -> Any:
         name = f"its worker {self._group}:{self._rank}"
         try:
-            async with asyncio.timeout(limit_s):
-                return (await result)[0]
+            return (await _within(limit_s, result))[0]
         except WorkerFailed as error:
             if any(failure.address.group != self._group for failure in error.failures):
                 raise
@@ -154,6 +153,16 @@ class WorkerOwner:
 
             ray.kill(self._host, no_restart=False)  # it hangs; Ray starts another in its place
             raise WorkerLost(f"{name} did not answer within {limit_s:g} s and was killed", returns=True) from error
+
+
+async def _within(limit_s: float, result: GroupResult) -> list[Any]:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await result
+    except TimeoutError:
+        if not result.done():
+            raise
+    return await result  # the answer came in time, but this event loop was blocked
 
 
 def _checked(answer: Answer) -> Answer:

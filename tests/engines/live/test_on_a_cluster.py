@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -68,6 +69,22 @@ def worker_pid(owner):
 async def until(member, *standings):
     while member.standing not in standings:
         await asyncio.sleep(0.05)
+
+
+def test_a_worker_is_not_killed_because_the_drivers_event_loop_was_blocked(owners):
+    owner, limit_s = owners[0], 0.05
+
+    async def run():
+        result = owner._worker.server_is_running()
+        asking = asyncio.create_task(owner._ask(result, limit_s))
+        await asyncio.sleep(0)
+        ray.wait(result._refs, timeout=HANG_S)
+        time.sleep(2 * limit_s)
+        return await asking
+
+    before = worker_pid(owner)
+    assert asyncio.run(run()) is False, "its server has not been started"
+    assert worker_pid(owner) == before
 
 
 WAYS_TO_LOSE = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="hung")]
