@@ -65,8 +65,8 @@ def train_command(
 
     import_from_here()
     try:
+        config, resume_from, changes = _step_of_resume(resume, resume_from, config, overrides or [])
         say(f"checking {config}")
-        resume_from, changes = _step_of_resume(resume, resume_from, overrides or [])
         job, settings = _checked(config, changes, notation, address, say)
         say("loading torch and Ray")
         run_job = _loaded_run_job()
@@ -118,13 +118,21 @@ def _not_installed(error: ImportError) -> typer.Exit:
     return typer.Exit(1)
 
 
-def _step_of_resume(resume: bool, step: int | None, overrides: list[str]) -> tuple[int | None, list[str]]:
-    """The step of `--resume STEP`, which a parser takes for an override: no override is a bare number.
+def _step_of_resume(
+    resume: bool, step: int | None, config: Path, overrides: list[str]
+) -> tuple[Path, int | None, list[str]]:
+    """The config, the step of `--resume STEP`, and the overrides: a parser takes the step for one of the others.
 
-    >>> _step_of_resume(True, None, ["4", "train.steps=9"])
-    (4, ['train.steps=9'])
+    No override is a bare number, and neither is a config unless there is a file of that name.
+
+    >>> _step_of_resume(True, None, Path("job.yaml"), ["4", "train.steps=9"])
+    (PosixPath('job.yaml'), 4, ['train.steps=9'])
+    >>> _step_of_resume(True, None, Path("4"), ["job.yaml", "train.steps=9"])
+    (PosixPath('job.yaml'), 4, ['train.steps=9'])
     """
+    if resume and str(config).isdecimal() and not config.is_file() and overrides:
+        config, overrides = Path(overrides[0]), [str(config), *overrides[1:]]
     numbers = [one for one in overrides if one.isdecimal()] if resume else []
     if len(numbers) + (step is not None) > 1:
         raise typer.BadParameter("name one step to resume from", param_hint="--resume")
-    return int(numbers[0]) if numbers else step, [one for one in overrides if one not in numbers]
+    return config, int(numbers[0]) if numbers else step, [one for one in overrides if one not in numbers]

@@ -96,6 +96,14 @@ def test_the_first_command_without_its_model(tmp_path, has_runs):
     assert fix.strip() == f"fix  make it first: python {ARITHMETIC / 'make_model.py'}"
 
 
+def test_the_step_to_resume_from_may_stand_before_the_config(tmp_path, model):
+    wrong = "cluster.component_placement.rollout=7"
+    words = ["--resume", "4", ARITHMETIC / "rlinf.yaml", f"actor.model.model_path={model}", wrong]
+    result = trained(tmp_path, *words)
+    assert result.stdout.startswith(f"roost: checking {ARITHMETIC / 'rlinf.yaml'}"), result.output
+    assert "names rank 7, which is out of range" in result.stderr
+
+
 # The hub ----------------------------------------------------------------------------------------------------------
 
 
