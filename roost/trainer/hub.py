@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import urllib.error
@@ -14,6 +15,7 @@ ENDPOINT = "https://huggingface.co"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 LOOK_LIMIT = 10.0  # seconds for the hub to answer
 ABSENT = (HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND)  # the hub answers 401 for what an anonymous user may not see
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 TRUE = ("1", "ON", "YES", "TRUE")
 
 
@@ -22,6 +24,7 @@ class Answer(StrEnum):
 
     THERE = "there"
     ABSENT = "absent"
+    REFUSED = "refused"  # the token: for any name, also a public one
     UNREACHABLE = "unreachable"
 
 
@@ -34,33 +37,43 @@ def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
     if is_offline(os.environ):
         return None if is_cached else f"is no folder here and not in the hub's cache, and {OFFLINE[0]} is set"
     answer, reason = ask_hub(model, os.environ.get("HF_ENDPOINT") or ENDPOINT)
-    if answer is Answer.UNREACHABLE and is_cached:
-        say(f"the Hugging Face hub cannot be reached ({reason}); using the cached copy of {model}")
+    problem = {Answer.UNREACHABLE: "cannot be reached", Answer.REFUSED: "refuses the token"}.get(answer)
+    if problem is not None and is_cached:
+        say(f"the Hugging Face hub {problem} ({reason}); using the cached copy of {model}")
         _go_offline()
         return None
-    if answer is Answer.UNREACHABLE:
-        return f"is no folder here, and the Hugging Face hub cannot be reached: {reason}"
+    if problem is not None:
+        return f"is no folder here, and the Hugging Face hub {problem}: {reason}"
     if answer is Answer.ABSENT and not is_cached:
         return "is neither a folder here nor a model on the Hugging Face hub"
     return None
 
 
 def ask_hub(model: str, endpoint: str) -> tuple[Answer, str]:
-    """Ask once whether a model is there; where the hub cannot be reached, also why."""
+    """Ask once whether a model is there; where the hub cannot be reached or refuses the token, also why."""
     from huggingface_hub import get_token
 
-    request = urllib.request.Request(f"{endpoint.rstrip('/')}/api/models/{model}", method="HEAD")
     token = get_token()
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        urllib.request.urlopen(request, timeout=LOOK_LIMIT).close()
+        url = f"{endpoint.rstrip('/')}/api/models/{model}"
+        urllib.request.urlopen(urllib.request.Request(url, headers=headers, method="HEAD"), timeout=LOOK_LIMIT).close()
     except urllib.error.HTTPError as error:
         error.close()
+        if error.code == HTTPStatus.UNAUTHORIZED and token:
+            return Answer.REFUSED, f"{_token_place()} is expired or wrong; renew it with `hf auth login`, or remove it"
         return (Answer.ABSENT if error.code in ABSENT else Answer.THERE), ""  # other errors are for the download
-    except OSError as error:
-        return Answer.UNREACHABLE, str(getattr(error, "reason", None) or error)
+    except (OSError, http.client.HTTPException) as error:
+        return Answer.UNREACHABLE, str(getattr(error, "reason", None) or error or type(error).__name__)
+    except ValueError as error:  # HF_ENDPOINT without https://
+        return Answer.UNREACHABLE, str(error)
     return Answer.THERE, ""
+
+
+def _token_place() -> str:
+    from huggingface_hub import constants
+
+    return next((name for name in TOKENS if os.environ.get(name)), f"the token in {constants.HF_TOKEN_PATH}")
 
 
 def is_offline(environ: Mapping[str, str]) -> bool:

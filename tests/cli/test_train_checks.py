@@ -23,13 +23,14 @@ NOBODY = "http://127.0.0.1:9"  # a port at which nothing listens
 @pytest.fixture(autouse=True)
 def laptop(monkeypatch, tmp_path):
     """A machine without accelerators, without Ray and without a network."""
-    for name in ("RAY_ADDRESS", "ROOST_FAKE_ACCELERATORS", "ROOST_HARDWARE", "HF_TOKEN"):
+    for name in ("RAY_ADDRESS", "ROOST_FAKE_ACCELERATORS", "ROOST_HARDWARE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     environ = {"CUDA_VISIBLE_DEVICES": "", "HF_ENDPOINT": NOBODY, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
 
 
 @pytest.fixture
@@ -113,6 +114,8 @@ class Hub(BaseHTTPRequestHandler):
     def do_HEAD(self):
         known = {"/api/models/org/there": HTTPStatus.OK, "/api/models/org/gated": HTTPStatus.FORBIDDEN}
         self.server.asked.append(self.path)
+        if self.headers.get("Authorization") == "Bearer expired":
+            known = {}
         self.send_response(known.get(self.path, HTTPStatus.UNAUTHORIZED))
         self.end_headers()
 
@@ -142,6 +145,34 @@ def test_a_name_that_the_hub_does_not_have(hub, tmp_path, monkeypatch):
     result = trained(tmp_path, ARITHMETIC / "rlinf.yaml", "actor.model.model_path=org/other")
     assert "'org/other' is neither a folder here nor a model on the Hugging Face hub" in result.stderr
     assert check_on_hub("org/there", print) is None
+
+
+def test_a_token_that_the_hub_refuses_is_named(hub, monkeypatch):
+    """The hub then answers 401 for public models too."""
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+    monkeypatch.setenv("HF_TOKEN", "expired")
+    assert "the Hugging Face hub refuses the token: HF_TOKEN is expired or wrong" in check_on_hub("org/there", print)
+
+
+class NoHub(BaseHTTPRequestHandler):
+    """Something at the port that is no web server."""
+
+    def do_HEAD(self):
+        self.wfile.write(b"220 smtp.example.org\r\n")
+
+    def log_message(self, *_): ...
+
+
+def test_an_endpoint_that_is_no_hub_is_one_that_cannot_be_reached():
+    assert ask_hub("org/there", "hub.local") == (
+        Answer.UNREACHABLE,
+        "unknown url type: 'hub.local/api/models/org/there'",
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answer, reason = ask_hub("org/there", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert answer is Answer.UNREACHABLE and "220 smtp" in reason
 
 
 def test_without_a_network_the_cached_copy_is_used(tmp_path):
