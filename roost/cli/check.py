@@ -19,6 +19,7 @@ from roost.cli.options import (
     NotationChoice,
     Strict,
     import_from_here,
+    not_installed,
     planned,
     split_overrides,
 )
@@ -93,5 +94,5 @@ def _check_imports(config: Path, overrides: list[str], notation: Notation | None
     try:
         from roost.trainer.named import check_named
     except ImportError as error:
-        raise typer.BadParameter(f"{error.name} is missing; install it with: {WITH_TRAINING}") from None
+        raise typer.BadParameter(not_installed(error, WITH_TRAINING)) from None
     check_named(job.training, job, findings)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from roost.cli.console import open_console
-from roost.cli.options import WITH_RAY, AsJson
+from roost.cli.options import WITH_RAY, AsJson, not_installed
 from roost.cluster.inventory import Inventory, Node
 from roost.spec.errors import ConfigError
 from roost.view.text import print_findings
@@ -36,7 +36,7 @@ def inventory_command(
     try:
         from roost.runtime.cluster import Cluster
     except ImportError as error:
-        console.print(f"error: {error.name} is missing; install it with: {WITH_RAY}", soft_wrap=True)
+        console.print(f"error: {not_installed(error, WITH_RAY)}", soft_wrap=True)
         raise typer.Exit(1) from None
     try:
         with Cluster(nodes, str(config) if config else None, address, node_timeout=timeout) as cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,25 @@ from roost.spec.job import Layout, Notation
 
 WITH_RAY = "pip install 'roost[ray]'"
 WITH_TRAINING = "pip install 'roost[train]'"
+# Modules that come with these extras; huggingface_hub comes with transformers.
+EXTRAS = frozenset(
+    [
+        "aiohttp",
+        "fastapi",
+        "huggingface_hub",
+        "matplotlib",
+        "openai",
+        "peft",
+        "prometheus_client",
+        "psutil",
+        "ray",
+        "safetensors",
+        "torch",
+        "transformers",
+        "uvicorn",
+        "zmq",
+    ]
+)
 GpusPerNode = Annotated[
     int | None,
     typer.Option(
@@ -94,6 +114,14 @@ def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     is_override = [("=" in word or word.startswith("~")) and not Path(word).is_file() for word in words]
     files = [Path(word) for word, other in zip(words, is_override, strict=True) if not other]
     return files, [word for word, other in zip(words, is_override, strict=True) if other]
+
+
+def not_installed(error: ImportError, install: str) -> str:
+    """What to say where a module of our extras is absent; any other import error is raised again, as it is a bug."""
+    name = (error.name or "").partition(".")[0]
+    if name not in EXTRAS or importlib.util.find_spec(name) is not None:
+        raise error
+    return f"{name} is missing; install it with: {install}"
 
 
 def import_from_here() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from roost.cli.console import open_console
-from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here
+from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings
 from roost.spec.job import Job, Notation
@@ -114,7 +114,7 @@ def _loaded_run_job() -> Callable[..., None]:
 
 
 def _not_installed(error: ImportError) -> typer.Exit:
-    open_console().print(f"error: {error.name} is missing; install it with: {WITH_TRAINING}", soft_wrap=True)
+    open_console().print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
     return typer.Exit(1)
 
 

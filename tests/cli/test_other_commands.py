@@ -1,12 +1,17 @@
 """`roost diff`, `convert`, `explain`, `schema` and the grid as a person meets them."""
 
 import json
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
 
 import roost
+from roost.cli.options import EXTRAS, not_installed
 from tests.cli.terminal import cluster_yaml, run, write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -234,3 +239,33 @@ class TestPictures:
         result = run("plan", EXAMPLES / "placements/rlinf.yaml", "--html", tmp_path / "nowhere/plan.html")
         assert result.exit_code == 1
         assert "cannot be written" in result.stderr
+
+
+def import_error(code):
+    with pytest.raises(ImportError) as raised:
+        exec(code, {})
+    return raised.value
+
+
+def test_a_module_of_an_extra_that_is_absent_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    assert not_installed(import_error("import zmq.asyncio"), "pip install it") == (
+        "zmq is missing; install it with: pip install it"
+    )
+
+
+@pytest.mark.parametrize("code", ["import my_rewards", "from roost.spec import no_such_part", "import numpy.no_such"])
+def test_other_import_errors_are_shown_as_they_are(code):
+    error = import_error(code)
+    with pytest.raises(ImportError) as raised:
+        not_installed(error, "pip install it")
+    assert raised.value is error
+
+
+def test_all_modules_of_the_extras_are_known():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {re.match(r"[\w-]+", line)[0] for line in [*extras["ray"], *extras["train"]]} - {"roost"}
+    modules = {name: {each.replace("_", "-").lower() for each in of} for name, of in packages_distributions().items()}
+    installed, known = set().union(*modules.values()), set().union(*(modules.get(name, ()) for name in EXTRAS))
+    assert wanted & installed <= known
