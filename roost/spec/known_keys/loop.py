@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from roost.spec.known_keys.reasons import FILES, HYDRA, LOGGING, LOSS, PLACING, SAMPLING
 from roost.spec.known_keys.tables import Effect, Entry, Known
 
 TASK = Known(Effect.TRAINING, "train.task runs the episodes and draws the scenarios", "say it in train.task")
-LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
-SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
 ADAPTER = Known(Effect.TRAINING, "Roost's adapters are on all linear layers, without dropout", "remove it")
 TOKENIZER = Known(
     Effect.TRAINING, "the model's own tokenizer and chat template are used", "save them in the model's folder"
@@ -19,13 +18,9 @@ EVALUATION = Known(
 )
 OPTIMIZER = Known(Effect.TRAINING, "Roost's optimizer is AdamW", "write schedule and warmup_steps in train")
 LENGTH = Known(Effect.TRAINING, "Roost learns from whole episodes", "limit the length in train.task")
-LOGGING = Known(Effect.FILES, "logging; roost train --metrics chooses where metrics go")
-FILES = Known(Effect.FILES, "files; roost train --runs chooses where a run is kept")
 SPEED = Known(Effect.SPEED, "speed or memory of ml-loop's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of ml-loop's learner; Roost's has its own")
 ENGINE = Known(Effect.BACKEND, "set-up of ml-loop's servers", "write engine_options in train")
-HYDRA = Known(Effect.NOTHING, "it steers Hydra")
-PLACING = Known(Effect.PLACING, "")
 
 TABLE = (
     Entry(

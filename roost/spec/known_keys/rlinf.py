@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roost.spec.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
 from roost.spec.known_keys.tables import Effect, Entry, Known
 
-DATA = Known(Effect.TRAINING, "train.task gives the prompts and answers", "let the class of train.task read the data")
 SHUFFLE = replace(DATA, reason="Roost shuffles the tasks", instead="remove it", harmless=(None, True))
 TEMPLATE = replace(DATA, harmless=(None, True))
-REWARD = Known(
-    Effect.TRAINING, "train.task and train.rewards score the answers", "say it in train.task or train.rewards"
-)
 AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
 BATCHES = Known(
     Effect.TRAINING, "Roost packs samples by micro_batch_tokens and weighs tokens over the whole minibatch", "remove it"
@@ -24,8 +21,6 @@ SCHEDULE = Known(
 EMBODIED = Known(
     Effect.TRAINING, "it belongs to RLinf's embodied algorithms, which Roost does not have", "write estimator in train"
 )
-SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
-LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
 STALENESS = Known(
     Effect.TRAINING, "Roost's engines get the new weights after every step", "write max_policy_lag in train"
 )
@@ -35,21 +30,13 @@ ONLY_EVAL = Known(Effect.TRAINING, "Roost trains", "remove it")
 MODEL_CHANGE = Known(
     Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers, with no other loss", "remove it"
 )
-START = Known(
-    Effect.TRAINING, "a run of Roost starts from the model, and goes on with roost train --resume", "remove it"
-)
-LOGGING = Known(Effect.FILES, "logging; roost train --metrics chooses where metrics go")
-FILES = Known(Effect.FILES, "files; roost train --runs chooses where a run is kept")
 SPEED = Known(Effect.SPEED, "speed or memory of RLinf's workers")
 UNREAD = Known(Effect.NOTHING, "RLinf does not read it")
 ORDER = Known(Effect.NOTHING, "RLinf evaluates every task, in whatever order")
 NAMES = Known(Effect.NOTHING, "a name of RLinf's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of RLinf's learner; Roost's has its own")
-MODEL = Known(Effect.BACKEND, "the model's own config.json says it")
 TOKENIZER = Known(Effect.BACKEND, "the model's own tokenizer is used")
 ENGINE = Known(Effect.BACKEND, "set-up of RLinf's engine", "write engine_options in train")
-HYDRA = Known(Effect.NOTHING, "it steers Hydra")
-PLACING = Known(Effect.PLACING, "")
 
 TABLE = (
     Entry(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from roost.spec.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
 from roost.spec.known_keys.tables import Effect, Entry, Known
 
-DATA = Known(Effect.TRAINING, "train.task gives the prompts and answers", "let the class of train.task read the data")
-REWARD = Known(
-    Effect.TRAINING, "train.task and train.rewards score the answers", "say it in train.task or train.rewards"
-)
 ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
-SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
 EVALUATION = Known(
     Effect.TRAINING, "the evaluations of Roost have settings of their own", "write evaluation_tasks in train"
 )
-LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
 CORRECTION = Known(Effect.TRAINING, "Roost corrects by one capped weight for each token", "write behaviour: proximal")
 CRITIC = Known(Effect.TRAINING, "the critic has the policy's settings but for its learning rate", "remove it")
 MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers", "remove it")
@@ -29,11 +24,6 @@ SCHEDULE = Known(
 MODEL_CONFIG = Known(
     Effect.TRAINING, "Roost builds the model from its own config.json", "change the config.json of a copy of the model"
 )
-START = Known(
-    Effect.TRAINING, "a run of Roost starts from the model, and goes on with roost train --resume", "remove it"
-)
-LOGGING = Known(Effect.FILES, "logging; roost train --metrics chooses where metrics go")
-FILES = Known(Effect.FILES, "files; roost train --runs chooses where a run is kept")
 SPEED = Known(Effect.SPEED, "speed or memory of ROLL's workers")
 UNREAD = Known(Effect.NOTHING, "ROLL does not read it")
 STEP_RETURNS = Known(Effect.NOTHING, "ROLL reads it only with gigpo and step_reinforce, which Roost does not have")
@@ -41,9 +31,6 @@ OVERWRITTEN = Known(Effect.NOTHING, "ROLL overwrites it")
 SOURCE = Known(Effect.NOTHING, "only other keys refer to it")
 LEARNER = Known(Effect.BACKEND, "set-up of ROLL's learner; Roost's has its own")
 STRATEGY = Known(Effect.BACKEND, "options of a backend that Roost does not use, or sets up by itself")
-MODEL = Known(Effect.BACKEND, "the model's own config.json says it")
-HYDRA = Known(Effect.NOTHING, "it steers Hydra")
-PLACING = Known(Effect.PLACING, "")
 
 TABLE = (
     Entry(Known(Effect.FOLLOWED, "clip_low and clip_high in train"), "use_pg_clip_range"),
