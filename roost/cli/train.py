@@ -32,7 +32,7 @@ def train_command(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Go on with the run of that name, from its newest whole checkpoint, or from STEP."
+            "--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."
         ),
     ] = False,
     resume_from: Annotated[

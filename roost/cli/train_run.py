@@ -86,7 +86,7 @@ def _show(plan: Plan, job: Job, console: Console) -> None:
 
 def _tell_diverged(run: RunFolder, console: Console) -> None:
     kept = ", ".join(str(one.step) for one in Checkpoints(run.checkpoints, 1).found())
-    back = f"go on from the checkpoint of step {kept}: --resume STEP" if kept else "there is no checkpoint yet"
+    back = f"continue from the checkpoint of step {kept}: --resume STEP" if kept else "there is no checkpoint yet"
     console.print(f"no policy was exported; {back}", soft_wrap=True)
     console.print(f"report   {write_report(run)}")
 
@@ -97,7 +97,7 @@ def _tell(outcome: Outcome, console: Console) -> None:
     report = write_report(run)
     print_summary(run, console)
     if outcome.was_stopped:
-        console.print(f"stopped at step {outcome.state.step}; to go on, add --resume to the command")
+        console.print(f"stopped at step {outcome.state.step}; to continue, add --resume to the command")
     console.print(f"report   {report}")
     if run.policy.exists():
         about = described(run.policy)

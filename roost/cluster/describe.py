@@ -29,7 +29,7 @@ def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) ->
     try:
         return registry_for(kinds, types - {NO_ACCELERATOR}, os.environ)
     except ValueError as error:
-        findings.error(Where("hardware registry"), str(error), fix="mend the entry, or take it out")
+        findings.error(Where("hardware registry"), str(error), fix="correct the entry, or remove it")
         return BUILT_IN
 
 

@@ -9,7 +9,7 @@ from roost.placement.memory import RESERVED_FRACTION
 
 
 class MemoryRefused(ValueError):
-    """Figures that contradict each other or the mode, with the numbers and the mend."""
+    """Figures that contradict each other or the mode, with the numbers and the fix."""
 
     def __init__(self, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
         super().__init__(what)

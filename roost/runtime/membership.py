@@ -241,7 +241,7 @@ def check_device_counts(reports: Iterable[NodeReport], findings: Findings) -> No
             findings.error(
                 CLUSTER,
                 f"the accelerators of {report.name} cannot be counted: {' '.join(report.detection_problem.split())}",
-                fix=f"mend this on {report.address}, then start Ray there again",
+                fix=f"fix this on {report.address}, then start Ray there again",
             )
         elif len(report.physical_ids) != report.ray_accelerators:
             found = counted(len(report.physical_ids), "accelerator") if report.physical_ids else "no accelerators"

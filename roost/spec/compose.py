@@ -201,7 +201,7 @@ def _place(source: Source, overrides: Sequence[str]) -> Where:
 
 
 def _in_words(error: Exception, directories: Sequence[Path]) -> tuple[str, str, str]:
-    """What a library's error says, why, and the mend; addresses and pointers into a text are left out."""
+    """What a library's error says, why, and the fix; addresses and pointers into a text are left out."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and "://" not in line and set(line) != {"^"}] or [type(error).__name__]
     near = nearest_choice(lines[0], directories)

@@ -1,4 +1,4 @@
-"""Findings: every mistake in a config, with its place, its numbers and its mend, raised all at once."""
+"""Findings: every mistake in a config, with its place, its numbers and its fix, raised all at once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong or doubtful: where, what, why (the numbers) and how to mend it."""
+    """One thing that is wrong or doubtful: where, what, why (the numbers) and how to fix it."""
 
     where: Where
     what: str
@@ -131,7 +131,7 @@ class Findings:
             self.collected[finding] = None
         elif finding not in self.collected:
             more = f"there are more than {MAX_FINDINGS:,} findings; only the first are shown"
-            self.collected[Finding(Where(finding.where.file), more, fix="mend these first")] = None
+            self.collected[Finding(Where(finding.where.file), more, fix="fix these first")] = None
 
     @property
     def found(self) -> tuple[Finding, ...]:

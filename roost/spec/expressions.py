@@ -19,7 +19,7 @@ _FIX = "write list(range(0,8)), [0, 1, 2], a sum of those, or a rank range such 
 
 
 class ExpressionError(ValueError):
-    """A device expression that cannot be read, with the mend."""
+    """A device expression that cannot be read, with the fix."""
 
     def __init__(self, what: str, fix: str = _FIX) -> None:
         super().__init__(f"{what}; {fix}")

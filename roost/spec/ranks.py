@@ -20,7 +20,7 @@ _RANGE = re.compile(r"\s*(\d+(?:_\d+)*)\s*(?:-\s*(\d+(?:_\d+)*)\s*)?", re.ASCII)
 
 
 class RankSyntaxError(ValueError):
-    """A rank range or placement string that cannot be read, with the mend."""
+    """A rank range or placement string that cannot be read, with the fix."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")

@@ -56,7 +56,8 @@ def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
         key = "reward_normalization" if "train_env_manager" in root else "norm_mean_type"
         root.error(
             key,
-            f"takes the mean over {shown(mean)} and the standard deviation over {shown(std)}, which Roost has not",
+            f"takes the mean over {shown(mean)} and the standard deviation over {shown(std)}, "
+            "which Roost does not support",
             "it has group and group, batch and batch, the group's mean alone, and none",
             "write one of these",
         )

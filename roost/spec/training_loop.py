@@ -140,7 +140,7 @@ def _schedule(scheduler: Section) -> Schedule | None:
     if found is None:
         known = ", ".join(SCHEDULES)
         fix = "write schedule: linear or schedule: cosine in train, and remove it"
-        scheduler.error("_target_", f"{target} is nothing Roost has", f"of these Roost knows {known}", fix)
+        scheduler.error("_target_", f"{target} is not supported", f"of these Roost knows {known}", fix)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from, and whether there is anything left to do."""
+"""The checkpoint that a run continues from, and whether there is anything left to do."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerSt
     if found.problems and found.checkpoint is None:
         raise Damaged(f"{'; '.join(map(str, found.problems))}; no other checkpoint is there: {ANEW}")
     for problem in found.problems:
-        say(f"{problem}; taking an earlier checkpoint")
+        say(f"{problem}; using an earlier checkpoint")
     return found.checkpoint.read_state() if found.checkpoint is not None else TrainerState()
 
 
 def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int | None, say: Say) -> TrainerState:
-    """Where a run goes on that somebody resumes: at the checkpoint of a step, or at the newest.
+    """Where a resumed run continues: at the checkpoint of a step, or at the newest.
 
     Another config than the run began with may be meant, so its changes are only listed.
     """
@@ -71,7 +71,7 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
         state = checkpoints_of(run, settings).verified_at(step).read_state()
     else:
         state = TrainerState()
-    say(f"going on from step {state.step}")
+    say(f"continuing from step {state.step}")
     before = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else {}
     changed = changed_keys(before, plain(job.source.values))
     if changed:
@@ -83,7 +83,7 @@ def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: 
     """The folder as it was after a step: what later steps wrote is cut off, and their checkpoints are set aside."""
     aside = checkpoints_of(run, settings).set_aside(state.step)
     if aside:
-        say(f"{run.checkpoints}: {', '.join(aside)} is of later steps or damaged; delete it if it is not needed")
+        say(f"{run.checkpoints}: some checkpoints belong to later steps or are damaged; renamed to {', '.join(aside)}")
     return RunFolder.resume(run.path, state.step)
 
 

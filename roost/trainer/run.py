@@ -64,7 +64,7 @@ class RunOptions:
     resumes: bool = False
     address: str | None = None
     metrics: MetricSettings = field(default_factory=MetricSettings)
-    from_step: int | None = None  # of the checkpoint that a resumed run goes on from; None: the newest
+    from_step: int | None = None  # of the checkpoint that a resumed run continues from; None: the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Outcome:
 def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
     """Train as the job says; every mistake that can be known before is raised at once as a ConfigError.
 
-    When a worker or Ray dies, or no engine is left, the run goes on from its newest checkpoint, with everything
+    When a worker or Ray dies, or no engine is left, the run continues from its newest checkpoint, with everything
     launched anew. Steps that were done since are undone with it, so that no sample counts twice.
     """
     with private_files():
@@ -203,7 +203,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
             furthest = max(start.step, furthest)
             if failures > RESTARTS or not broken.may_be_tried_again:
                 raise broken.error from None
-            say(f"{broken}\ngoing on from step {start.step}")
+            say(f"{broken}\ncontinuing from step {start.step}")
 
 
 def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
@@ -222,7 +222,7 @@ def _out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> D
         named = disk_full(run.path, "the files of the run")
     newest = checkpoints_of(run, settings).newest()
     kept = f"the newest checkpoint is of step {newest.step}" if newest is not None else "there is no checkpoint yet"
-    return DiskFull(f"{named}; {kept}: free some space or lower keep_checkpoints, and go on with --resume")
+    return DiskFull(f"{named}; {kept}: free some space or lower keep_checkpoints, and continue with --resume")
 
 
 def _attempt(launch: Launch, address: str | None, state: TrainerState | None) -> Outcome:
@@ -283,7 +283,7 @@ def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
 
 
 async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:
-    """Train to the end, or until Ray's control service is lost: episodes would go on without noticing."""
+    """Train to the end, or until Ray's control service is lost: episodes would continue without noticing."""
     task = asyncio.ensure_future(training)
     try:
         while not task.done():
@@ -323,7 +323,7 @@ def _with_steps(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainS
     tasks, groups = scenario.size(Split.TRAIN), settings.collect.groups
     found = settings.for_tasks(tasks)
     if not found.step_count:
-        why = f"the task has {tasks} training tasks, a step takes {groups}, and an incomplete batch is dropped"
+        why = f"the task has {tasks} training tasks, a step uses {groups}, and an incomplete batch is dropped"
         raise ValueError(f"max_epochs {settings.max_epochs} makes no step: {why}; use fewer groups")
     say(f"{found.step_count} steps: max_epochs {settings.max_epochs} over {tasks} tasks, {groups} of them a step")
     return found
@@ -339,7 +339,7 @@ def _check_disk(cluster: Cluster, folder: Path) -> None:
 def _open_run(
     job: Job, plan: Plan, settings: TrainSettings, folder: Path, state: TrainerState | None, say: Say
 ) -> RunFolder:
-    """A new folder, or the one of a run that goes on."""
+    """A new folder, or the one of a run that continues."""
     if state is not None:
         return reopened(RunFolder(folder), settings, state, say)
     config = yaml.safe_dump(plain(job.source.values), sort_keys=False)

@@ -45,7 +45,7 @@ class RunFolder:
         if self.has_run and (self.steps() or self.checkpoints.exists()):
             raise FileExistsError(
                 f"{self.path} holds a run already, with {self._progress()}; give this one another name, "
-                f"or go on with that one: --resume"
+                f"or continue that one: --resume"
             )
 
     @classmethod

@@ -26,7 +26,7 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         made = call(partial(make, tokenizer=tokenizer))
     except Exception as error:  # whatever a user's class raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        fix = "mend the keys that it tells of"
+        fix = "correct the keys that it names"
         findings.error(where, f"{task['_target_']} cannot be made from these keys", why, fix)
         return None
     if not check_target(made, where, SCENARIO, findings):  # a function may give anything

@@ -282,7 +282,7 @@ def devices(found, counted, **fields):
         pytest.param(
             devices(0, 8, detection_problem="ROOST_FAKE_ACCELERATORS is 'x',\nnot a count"),
             "the accelerators of 10.0.0.1 (host1) cannot be counted: ROOST_FAKE_ACCELERATORS is 'x', not a count",
-            "mend this on 10.0.0.1, then start Ray there again",
+            "fix this on 10.0.0.1, then start Ray there again",
             id="detection-failed",
         ),
     ],

@@ -184,7 +184,7 @@ def test_the_step_to_resume_from_is_kept_until_the_folder_is_reopened(job, tmp_p
     losing_ray(monkeypatch)
     with pytest.raises(ControlLost):
         attempts(launch_of(job, run.path, said), TrainerState(1, 1))
-    assert [line.splitlines()[-1] for line in said] == ["going on from step 1"] * RESTARTS
+    assert [line.splitlines()[-1] for line in said] == ["continuing from step 1"] * RESTARTS
     assert [one.step for one in Checkpoints(run.checkpoints, 1).found()] == [1, 2]
 
 

@@ -172,7 +172,7 @@ def _made(written: str, make: Callable[[], Any], where: Where, findings: Finding
     try:
         made = call(make)
     except Exception as error:  # whatever a user's class raises
-        fix = "mend the value that it tells of"
+        fix = "correct the value that it names"
         findings.error(where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix)
         return None
     missing = [name for name in NEEDED if not inspect.iscoroutinefunction(getattr(made, name, None))]

@@ -1,4 +1,4 @@
-// What was doubtful about the plan, with its place in the config and its mend.
+// What was doubtful about the plan, with its place in the config and its fix.
 
 function drawFindings(plan) {
   if (!plan.findings.length) return byId("findings").remove();

@@ -76,8 +76,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_bit_for_bit(model, finished,
     flip(data, data.stat().st_size // 2)
     said = []
     run = trained(values(model), copied.path, resumes=True, said=said).run
-    assert any("step-000003/learner is damaged: __0_0.distcp changed; taking an earlier" in text for text in said), said
-    assert "going on from step 2" in said
+    assert any("step-000003/learner is damaged: __0_0.distcp changed; using an earlier" in text for text in said), said
+    assert "continuing from step 2" in said
     assert (run.checkpoints / "step-000003.aside").is_dir()
     ours, theirs = weights_of(run), weights_of(finished)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -89,7 +89,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_bit_for_bit(model, finished,
 def test_a_run_goes_on_from_the_step_that_is_asked_for(model, copied):
     said = []
     run = trained(values(model, steps=2), copied.path, said=said, resumes=True, from_step=1).run
-    assert "going on from step 1" in said and any("step-000002.aside, step-000003.aside" in text for text in said)
+    assert "continuing from step 1" in said and any("step-000002.aside, step-000003.aside" in text for text in said)
     assert [record["step"] for record in run.steps()] == [1, 2] and evaluated(run) == [0, 2]
     assert saved(run) == [1, 2]
     with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 7; there are: 1, 2"):
@@ -115,7 +115,7 @@ def test_a_learner_that_is_killed_before_the_first_step_comes_back(model, finish
     task = {"_target_": f"{__name__}.KillingAtStart", "mark": str(tmp_path / "killed")}
     said = []
     run = trained(values(model, task=task), tmp_path / "run", said=said).run
-    assert any("going on from step 0" in text for text in said)
+    assert any("continuing from step 0" in text for text in said)
     assert evaluated(run) == [0, 2, 3]
     ours, theirs = weights_of(run), weights_of(finished)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -134,7 +134,7 @@ def test_no_checkpoint_is_begun_without_room_for_it(model, finished, tmp_path):
         where = rf"cannot write the checkpoint of step 3 to \S+: {disk} \(tmpfs\) has .* free of .* needed; "
         with pytest.raises(DiskFull, match=f"{where}the newest checkpoint is of step 2"):
             trained(values(model), disk / "run", said=said)
-        assert not any("going on from" in text for text in said), "it would end in the same way"
+        assert not any("continuing from" in text for text in said), "it would end in the same way"
         run = RunFolder(disk / "run")
         assert saved(run) == [1, 2]
         assert Checkpoints(run.checkpoints, 1).newest_verified().problems == ()
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_ends_the_run_by_its_name(model, finished, tmp_path
         said = []
         with pytest.raises(DiskFull, match=rf"{disk} \(tmpfs\) has .* the newest checkpoint is of step 1"):
             trained(values(model, task=task, evaluate_every=0), disk / "run", said=said)
-        assert not any("going on from" in text for text in said)
+        assert not any("continuing from" in text for text in said)
         (disk / "filler").unlink()
         run = trained(values(model, evaluate_every=0), disk / "run", resumes=True).run
         assert [record["step"] for record in run.steps()] == [1, 2, 3]

@@ -117,7 +117,7 @@ def test_a_run_survives_its_control_service_and_stops_by_a_signal_to_its_group(c
     sessions = [folder for folder in command_run.temporary.iterdir() if folder.name.startswith("roost-ray-")]
     assert [folder.stat().st_mode & 0o777 for folder in sessions] == [0o700]
     command_run.kill(CONTROL_SERVICE)
-    until(lambda: "going on from step" in command_run.output(), "the run goes on")
+    until(lambda: "continuing from step" in command_run.output(), "the run goes on")
     assert "Ray's control service (GCS) on this machine died: process" in command_run.output()
     command_run.wait_for_steps(command_run.steps() + 2)
     command_run.signal_group(signal.SIGTERM)
@@ -143,7 +143,7 @@ def test_a_run_goes_on_without(command_run, victim):
     command_run.kill(SERVER_KEEPER)
     command_run.wait_for_steps(command_run.steps() + 1)
     command_run.kill(victim)
-    until(lambda: "going on from step" in command_run.output(), "the run goes on")
+    until(lambda: "continuing from step" in command_run.output(), "the run goes on")
     command_run.wait_for_steps(command_run.steps() + 1)
     command_run.signal_group(signal.SIGKILL)
     command_run.process.wait()

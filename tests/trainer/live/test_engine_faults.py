@@ -28,7 +28,7 @@ GROUPS, STEPS = 4, 3
 
 def relaunches(said):
     """The messages of a run that was launched anew."""
-    return [text for text in said if "going on from step" in text]
+    return [text for text in said if "continuing from step" in text]
 
 
 def process_of(name):
@@ -164,7 +164,7 @@ def test_a_learner_that_is_killed_while_it_sends_weights(model, tmp_path, at_sec
     done, said = at_second_sending(lambda: kill(LEARNER)), []
     run = trained(values_of(model), tmp_path / "run", said=said).run
     assert done == [2] and taken_once(run)
-    assert [text.splitlines()[-1] for text in said if "going on from step" in text] == ["going on from step 1"]
+    assert [text.splitlines()[-1] for text in said if "continuing from step" in text] == ["continuing from step 1"]
 
 
 @pytest.mark.parametrize("rollout", ["1", "1-2"], ids=["one-engine", "two-engines"])
@@ -185,7 +185,7 @@ def test_a_run_whose_only_engine_is_given_up_is_launched_anew(model, tmp_path, m
     assert Disturbed.done == ["kill"] and taken_once(run)
     (relaunch,) = relaunches(said)
     assert relaunch.startswith("every engine has failed: rollout-0 is failed (lost 1 time within ")
-    assert relaunch.endswith("going on from step 1")
+    assert relaunch.endswith("continuing from step 1")
 
 
 def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model, tmp_path, monkeypatch):
@@ -206,4 +206,4 @@ def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model,
     assert killed == [0] and taken_once(run)
     (relaunch,) = relaunches(said)
     assert relaunch.startswith("no engine has the current weights, and none can get them: rollout-0 is behind")
-    assert relaunch.endswith("going on from step 1")
+    assert relaunch.endswith("continuing from step 1")

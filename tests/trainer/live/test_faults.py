@@ -65,7 +65,7 @@ def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 4 * STEPS, "each group is learnt from once"
     assert all(record["lag/max"] <= 1 for record in run.steps())
-    assert len([text for text in said if "going on from step" in text]) == 1, "an engine's end is no end of the run"
+    assert len([text for text in said if "continuing from step" in text]) == 1, "an engine's end is no end of the run"
 
 
 @pytest.mark.long
@@ -122,6 +122,6 @@ def test_workers_of_agents_environments_and_rewards_that_are_killed_in_episodes_
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}
     assert [record["samples/finished"] for record in run.steps()] == [8.0, 8.0]
     assert sum(record["samples/retried"] for record in run.steps()) >= 2
-    assert not [text for text in said if "going on from step" in text], "none of them is the end of the run"
+    assert not [text for text in said if "continuing from step" in text], "none of them is the end of the run"
     kept = "".join(file.read_text() for file in run.failures.glob("*.txt"))
     assert "was lost with it" in kept and "the environment's process is gone" in kept

@@ -18,7 +18,7 @@ def test_a_run_ends_after_its_passes_over_the_data(model, tmp_path):
 def test_fewer_tasks_than_a_step_takes(model, tmp_path):
     job = config(model, {"actor": 0, "rollout": 1}, groups=10)
     del job["train"]["steps"]
-    with pytest.raises(ValueError, match="max_epochs 2 makes no step: the task has 9 training tasks, a step takes 10"):
+    with pytest.raises(ValueError, match="max_epochs 2 makes no step: the task has 9 training tasks, a step uses 10"):
         trained({**job, "runner": {"max_epochs": 2}}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
