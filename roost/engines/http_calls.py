@@ -30,6 +30,7 @@ class TimeLimits:
 
     answer: float = 30.0  # questions and switches
     health: float = 10.0  # whether a server answers at all; asked again and again before it counts as hung
+    step: float = 900.0  # between two steps a server takes orders; one of a long prompt may take minutes
     generate: float = 3600.0  # with the time that a request is queued or held
     drain: float = 3600.0  # pausing once all requests are finished
     memory: float = 300.0  # sleep and wake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from roost.engines.version_ledger import version_number
 from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
 
 TOKEN_ROUTE = "/inference/v1/generate"
+CORE_ROUTE = "/is_sleeping"  # answered by the process that computes, between two steps
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
 CACHE_WAIT_S = 0.25
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
@@ -29,9 +31,35 @@ class VllmEngine(ServerClient):
 
     _can_receive = False  # the server knows how weights will come
     _is_packed = False
+    _step: asyncio.Task[int | None] | None = None  # a question that is answered when the engine's step has ended
 
     async def alive(self, is_changing: bool = False) -> bool:
-        return await self._calls.status("GET", "/health", limit_s=self._limits.health) == 200
+        is_well = await self._calls.status("GET", "/health", limit_s=self._limits.health) == 200
+        if is_changing:  # loading weights is one long step
+            self._forget_step()
+            return is_well
+        return is_well and self._steps_end()
+
+    def _steps_end(self) -> bool:
+        """Whether the process that computes still takes orders, of which vLLM's /health says nothing.
+
+        A question to it is under way all the time; one that gets no answer within the limit of a step is the last.
+        """
+        known = self._known
+        if known is None or known.takes_manifest or not known.has(CORE_ROUTE):
+            return True  # the built-in engine tells a step that hangs by its /health
+        if self._step is None or (self._step.done() and self._step.result() is not None):
+            self._step = asyncio.create_task(self._calls.status("GET", CORE_ROUTE, limit_s=self._limits.step))
+        return not self._step.done()
+
+    def _forget_step(self) -> None:
+        if self._step is not None:
+            self._step.cancel()
+        self._step = None
+
+    async def close(self) -> None:
+        self._forget_step()
+        await super().close()
 
     # Generation
 

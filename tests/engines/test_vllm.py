@@ -393,3 +393,27 @@ def test_a_server_is_asked_what_it_can_do_once():
         assert len(state.bodies_of("/openapi.json")) == 1
 
     on_standin(scenario)
+
+
+@pytest.mark.parametrize(
+    ("routes", "step_s", "is_noticed"),
+    [
+        pytest.param(OLD, 0.1, True, id="0.22"),
+        pytest.param(NEW, 0.1, True, id="0.32"),
+        pytest.param(NEW, HANG_S, False, id="a step may take that long"),
+        pytest.param(BUILT_IN, 0.1, False, id="the built-in engine tells by its health"),
+        pytest.param(PLAIN, 0.1, False, id="a server without the route"),
+    ],
+)
+def test_a_core_that_hangs_is_noticed_although_the_server_is_healthy(routes, step_s, is_noticed):
+    async def scenario(engine, state):
+        state.hangs.add("/is_sleeping")
+        await engine.capabilities()
+        assert await engine.alive()
+        while is_noticed and await engine.alive():
+            await asyncio.sleep(0.01)
+        assert [await engine.alive() for _ in range(3)] == [not is_noticed] * 3
+        assert await engine.alive(is_changing=True), "weights are loaded in one step"
+        assert await engine.alive()
+
+    on_standin(scenario, routes, limits=TimeLimits(step=step_s))

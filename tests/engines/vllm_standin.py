@@ -5,6 +5,7 @@ What real servers answer is tried in live/; this is for the releases and the dev
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections import deque
@@ -19,7 +20,8 @@ from starlette.routing import Route
 
 from tests.engines.server_thread import serving
 
-CONTROL = {"/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/reset_prefix_cache", "/collective_rpc"}
+SLEEP = {"/sleep", "/wake_up", "/is_sleeping"}
+CONTROL = {"/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/collective_rpc"} | SLEEP
 TRANSFER = {"/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"}
 VERSIONS = {"/weight_info", "/update_weight_version", "/weight_checker", "/abort_requests", "/server_info"}
 PLAIN = {"/health", "/version", "/v1/models", "/v1/completions", "/inference/v1/generate"}
@@ -44,6 +46,7 @@ class VllmStandIn:
         self.opens_token_route = opens_token_route
         self.sleeps = sleeps
         self.asked: list[Asked] = []
+        self.hangs: set[str] = set()  # paths that get no answer
         self.answers: dict[str, deque[Any]] = {}  # in place of its own: a body, or (status, body)
         self.is_updating = False
         self.is_ready_to_receive = False
@@ -147,6 +150,8 @@ def app_of(state: VllmStandIn) -> Starlette:
         raw = await request.body()
         asked = Asked(request.url.path, query, json.loads(raw) if raw else None)
         state.asked.append(asked)
+        while asked.path in state.hangs and not await request.is_disconnected():
+            await asyncio.sleep(0.01)
         status, body = state.answer(asked)
         return Response(status_code=status) if body is None else JSONResponse(body, status)
 
