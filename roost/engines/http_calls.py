@@ -135,8 +135,8 @@ class HttpCalls:
         return None
 
     async def close(self) -> None:
-        await self._kept.close()
-        await self._new.close()
+        """Close all connections, also where whoever closes them is cancelled: nobody else would."""
+        await asyncio.shield(asyncio.gather(self._kept.close(), self._new.close()))
 
     async def _answer(self, call: Call) -> Any:
         asked = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")

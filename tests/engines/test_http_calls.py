@@ -245,6 +245,23 @@ def test_calls_from_several_event_loops_leave_nothing_open(caplog):
     assert not [record.message for record in caplog.records if "Unclosed" in record.message]
 
 
+def test_a_close_that_is_cancelled_leaves_nothing_open(caplog):
+    async def scenario():
+        async with ScriptedServer(OK) as server:
+            calls = HttpCalls(f"http://127.0.0.1:{server.port}")
+            await calls.get("/version", limit_s=HANG_S)
+            assert await calls.status("GET", "/health", limit_s=HANG_S) == 200
+            closing = asyncio.create_task(calls.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert closing.cancelled(), "it was still under way"
+
+    bounded(scenario())
+    gc.collect()
+    assert not [record.message for record in caplog.records if "Unclosed" in record.message]
+
+
 def test_hundreds_of_held_calls_leave_a_connection_for_an_order():
     held = 300
 
