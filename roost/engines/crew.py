@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from roost.engines.errors import EngineLost, EnginesBehind
 from roost.engines.member import Member, Standing
 from roost.engines.owner import Owner
 from roost.engines.routing import Router
+
+T = TypeVar("T")
 
 
 class Crew:
@@ -67,13 +70,28 @@ class Crew:
         finally:
             member.work.end()
 
-    async def until_unserved(self) -> None:
+    async def serve(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that must be done before the next update; EngineLost once no member is left for it."""
+        working = asyncio.ensure_future(work)
+        unserved = asyncio.ensure_future(self._until_unserved())
+        try:
+            await asyncio.wait([working, unserved], return_when=asyncio.FIRST_COMPLETED)
+            self._raise_unserved(is_over=_has_succeeded(working))
+            if not working.done():
+                unserved.result()  # the error
+            return await working
+        finally:
+            working.cancel()
+            unserved.cancel()
+            await asyncio.gather(working, unserved, return_exceptions=True)
+
+    async def _until_unserved(self) -> None:
         """Raise EngineLost once no member will take work before the next update."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._all_stand(Standing.FAILED, Standing.BEHIND))
-            self.raise_unserved()
+            self._raise_unserved()
 
-    def raise_unserved(self, is_over: bool = False) -> None:
+    def _raise_unserved(self, is_over: bool = False) -> None:
         """Raise where no member is left for work before the next update; work that `is_over` needs one after it."""
         if self._all_stand(Standing.FAILED):
             raise EngineLost(f"every engine has failed: {self.describe()}")
@@ -91,3 +109,7 @@ class Crew:
 
     def _all_stand(self, *standings: Standing) -> bool:
         return len(self.standing(*standings)) == len(self.members)
+
+
+def _has_succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -174,18 +174,7 @@ class Fleet:
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that needs engines and that no update interrupts; EngineLost once none is left for it."""
-        working = asyncio.ensure_future(work)
-        unserved = asyncio.ensure_future(self.crew.until_unserved())
-        try:
-            await asyncio.wait([working, unserved], return_when=asyncio.FIRST_COMPLETED)
-            self.crew.raise_unserved(is_over=_has_succeeded(working))
-            if not working.done():
-                unserved.result()  # the error
-            return await working
-        finally:
-            working.cancel()
-            unserved.cancel()
-            await asyncio.gather(working, unserved, return_exceptions=True)
+        return await self.crew.serve(work)
 
     @property
     def status(self) -> dict[str, str]:
@@ -390,10 +379,6 @@ class Fleet:
 
 class _LostUnderRequest(EngineLost):
     """The engine that had the request; another one may finish it."""
-
-
-def _has_succeeded(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _connect(spec: ServerSpec, url: str) -> Engine:
