@@ -114,7 +114,7 @@ def own_processes():
         try:
             words = " ".join(process.cmdline())
             is_own = process.pid != os.getpid() and process.environ().get(MARK) == os.environ[MARK]
-            if is_own and "roost" in words and "reaper.py" not in words:
+            if is_own and "roost" in words and "roost-ray-" not in words:  # the session folder of Ray, and its reaper
                 found.append(words)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             pass
