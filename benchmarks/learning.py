@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples" / "arithmetic"
 # Each mode: an example, and what else it needs.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "collocated": ("collocated.yaml", {}),
-    "disaggregated, asynchronous": ("rlinf.yaml", {"max_policy_lag": 1}),
+    "disaggregated, asynchronous": ("rlinf.yaml", {"max_staleness": 1}),
     "hybrid": ("hybrid.yaml", {}),
 }
 LAST = 3  # steps whose mean is the reward at the end: one step has 400 samples

@@ -39,7 +39,7 @@ def main(
     layers: Annotated[int, typer.Option(min=1, help="The model's layers beside TRL.")] = 4,
     micro_batch: Annotated[int, typer.Option(min=1, help="Samples that TRL takes in one pass.")] = 128,
     generation: Annotated[str, typer.Option(help="Of TRL: dynamic, static or continuous.")] = "static",
-    behaviour: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "engine",
+    old_logprobs: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "rollout",
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run of one side.")] = 600,
     only: Annotated[list[str] | None, typer.Option(help="peer or lag; both if left out.")] = None,
     peer_python: PeerPython = None,
@@ -63,7 +63,7 @@ def main(
             settings = {"micro_batch": micro_batch, "generation": generation, "threads": os.cpu_count() or 1}
             workload = Workload(steps)
             ours, theirs, shares = measure_peer(
-                workload, model, behaviour, settings, peer, rounds, folder, limit, progress
+                workload, model, old_logprobs, settings, peer, rounds, folder, limit, progress
             )
             report_peer(ours, theirs, shares, console)
             results["beside TRL"] = {
@@ -88,7 +88,7 @@ def main(
 def measure_peer(
     workload: Workload,
     model: Path,
-    behaviour: str,
+    old_logprobs: str,
     settings: dict[str, Any],
     peer: Path | None,
     rounds: int,
@@ -100,7 +100,7 @@ def measure_peer(
     ours, theirs, shares = [], [], []
     for turn in range(rounds):
         progress.print(f"round {turn + 1} of {rounds}, Roost")
-        config = train_roost.side_by_side(workload, model, behaviour)
+        config = train_roost.side_by_side(workload, model, old_logprobs)
         metrics = train_roost.run(config, folder / f"roost {turn}", limit)
         ours.append(speed(of_metrics(metrics), workload.samples))
         shares.append(phase_shares(metrics))

@@ -43,18 +43,18 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
     )
 
 
-def side_by_side(workload: Workload, model: Path, behaviour: str) -> dict[str, Any]:
+def side_by_side(workload: Workload, model: Path, old_logprobs: str) -> dict[str, Any]:
     """The workload as a job: the learner and an engine, one after the other on the same cores."""
     train = {
-        "groups": workload.prompts,
-        "group_size": workload.group_size,
-        "max_tokens": workload.max_tokens,
+        "prompts_per_step": workload.prompts,
+        "num_generations": workload.group_size,
+        "max_new_tokens": workload.max_tokens,
         "learning_rate": workload.learning_rate,
-        "estimator": "grpo",
-        "behaviour": behaviour,
-        "steps": workload.steps,
+        "advantage_estimator": "grpo",
+        "old_logprobs": old_logprobs,
+        "max_steps": workload.steps,
         "seed": workload.seed,
-        "evaluation_tasks": 1,
+        "eval_tasks": 1,
         "checkpoint_every": 0,
         "task": {"_target_": "train_scenarios.Liking", **asdict(workload)},
     }
@@ -69,16 +69,16 @@ def waiting(max_lag: int, steps: int, seed: int, model: Path) -> dict[str, Any]:
     """
     task = {"_target_": "train_scenarios.SlowArithmetic", "largest": 4, "seed": seed}
     train = {
-        "groups": 25,
-        "group_size": 16,
-        "max_tokens": 3,
+        "prompts_per_step": 25,
+        "num_generations": 16,
+        "max_new_tokens": 3,
         "learning_rate": 0.001,
-        "entropy_coefficient": 0.02,
-        "epochs": 2,
-        "steps": steps,
+        "entropy_coef": 0.02,
+        "ppo_epochs": 2,
+        "max_steps": steps,
         "seed": seed,
-        "max_policy_lag": max_lag,
-        "concurrency": 1024,
+        "max_staleness": max_lag,
+        "max_concurrent_episodes": 1024,
         "checkpoint_every": 0,
         "engine_options": {"max_context": 64},
         "task": {**task, "wait": 0.15, "spread": 1.0, "longest": 2.0},

@@ -11,13 +11,13 @@ import roost
 TRAIN = {
     "task": {"_target_": "my_tasks.Sums", "largest": {"of": 9}},
     "model": "some/model",
-    "groups": 32,
+    "prompts_per_step": 32,
     "minibatch_size": 64,
     "learning_rate": 1e-6,
-    "behaviour": "proximal",
-    "clip_low": 0.8,
+    "old_logprobs": "decoupled",
+    "clip_range": 0.2,
     "engine": "vllm",
-    "max_policy_lag": 1,
+    "max_staleness": 1,
     "engine_options": {"max_context": 64},
 }
 CONFIGS = {
@@ -63,7 +63,7 @@ CONFIGS = {
     "roll": {
         "num_gpus_per_node": 8,
         "num_nodes": 2,
-        "train": {**TRAIN, "groups": 16, "max_policy_lag": 0, "minibatch_size": None},
+        "train": {**TRAIN, "prompts_per_step": 16, "max_staleness": 0, "minibatch_size": None},
         "async_generation_ratio": 0,
         "rollout_batch_size": 32,
         "dual_clip_loss": True,
@@ -95,7 +95,7 @@ CONFIGS = {
         "train_env_manager": {"num_env_groups": 4, "group_size": 2, "max_env_num_per_worker": 4},
     },
     "loop": {
-        "train": {**TRAIN, "clip_low": None, "max_policy_lag": None},
+        "train": {**TRAIN, "clip_range": None, "max_staleness": None},
         "rl": {
             "params": {
                 "ppo_epsilon": 0.1,

@@ -19,7 +19,7 @@ from roost.cli.train import train_command
 from roost.cluster.inventory_file import inventory_from_file
 
 HERE = Path(__file__).parent
-SMALL = ("runner.max_steps=3", "data.rollout_batch_size=8", "train.evaluation_tasks=2")
+SMALL = ("runner.max_steps=3", "data.rollout_batch_size=8", "train.eval_tasks=2")
 
 
 @contextmanager

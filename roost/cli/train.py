@@ -31,9 +31,7 @@ def train_command(
     runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."
-        ),
+        typer.Option("--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."),
     ] = False,
     resume_from: Annotated[
         int | None,
@@ -125,10 +123,10 @@ def _step_of_resume(
 
     No override is a bare number, and neither is a config unless there is a file of that name.
 
-    >>> _step_of_resume(True, None, Path("job.yaml"), ["4", "train.steps=9"])
-    (PosixPath('job.yaml'), 4, ['train.steps=9'])
-    >>> _step_of_resume(True, None, Path("4"), ["job.yaml", "train.steps=9"])
-    (PosixPath('job.yaml'), 4, ['train.steps=9'])
+    >>> _step_of_resume(True, None, Path("job.yaml"), ["4", "train.max_steps=9"])
+    (PosixPath('job.yaml'), 4, ['train.max_steps=9'])
+    >>> _step_of_resume(True, None, Path("4"), ["job.yaml", "train.max_steps=9"])
+    (PosixPath('job.yaml'), 4, ['train.max_steps=9'])
     """
     if resume and str(config).isdecimal() and not config.is_file() and overrides:
         config, overrides = Path(overrides[0]), [str(config), *overrides[1:]]

@@ -66,8 +66,8 @@ def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--max-model-len": spec.max_context,
         "--gpu-memory-utilization": spec.memory_fraction,
         "--seed": spec.seed,
-        "--enable-lora": spec.adapter_rank is not None,
-        "--max-lora-rank": spec.adapter_rank,
+        "--enable-lora": spec.lora_rank is not None,
+        "--max-lora-rank": spec.lora_rank,
     }
 
 
@@ -91,7 +91,7 @@ def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
         "--disable-uvicorn-access-log": True,
         "--enable-scale-out": vllm.hides_token_routes,
         "--enable-sleep-mode": spec.sleeps and not vllm.is_for_cpu,  # the build for CPUs refuses it
-        "--enable-lora": spec.adapter_rank is not None,
+        "--enable-lora": spec.lora_rank is not None,
         "--max-lora-rank": _rank_of_vllm(spec),
         "--weight-transfer-config": spec.weight_transfer and json.dumps({"backend": spec.weight_transfer}),
     }
@@ -107,11 +107,11 @@ def _check_device(spec: ServerSpec, vllm: InstalledVllm) -> None:
 
 
 def _rank_of_vllm(spec: ServerSpec) -> int | None:
-    if spec.adapter_rank is None:
+    if spec.lora_rank is None:
         return None
-    if spec.adapter_rank > VLLM_RANKS[-1]:
-        raise EngineError(f"{spec.name}: vLLM takes adapters up to rank {VLLM_RANKS[-1]}, not {spec.adapter_rank}")
-    return next(rank for rank in VLLM_RANKS if rank >= spec.adapter_rank)
+    if spec.lora_rank > VLLM_RANKS[-1]:
+        raise EngineError(f"{spec.name}: vLLM takes adapters up to rank {VLLM_RANKS[-1]}, not {spec.lora_rank}")
+    return next(rank for rank in VLLM_RANKS if rank >= spec.lora_rank)
 
 
 def _vllm_env(spec: ServerSpec, vllm: InstalledVllm) -> dict[str, str]:
@@ -120,7 +120,7 @@ def _vllm_env(spec: ServerSpec, vllm: InstalledVllm) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process that has used a device cannot use it
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if spec.adapter_rank is not None:
+    if spec.lora_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.weight_transfer == "ipc":
         env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of device memory come pickled
@@ -148,9 +148,9 @@ def _sglang(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--log-level-http": "warning",
         "--enable-memory-saver": spec.sleeps,
         "--enable-weights-cpu-backup": spec.sleeps,  # else the weights are lost in every sleep
-        "--enable-lora": spec.adapter_rank is not None,
-        "--max-lora-rank": spec.adapter_rank,
-        "--lora-target-modules": None if spec.adapter_rank is None else "all",  # no adapter is there yet to tell them
+        "--enable-lora": spec.lora_rank is not None,
+        "--max-lora-rank": spec.lora_rank,
+        "--lora-target-modules": None if spec.lora_rank is None else "all",  # no adapter is there yet to tell them
     }
 
 

@@ -89,7 +89,7 @@ def _server(
         pipeline=part.parallel.pipeline,
         memory_fraction=_fraction(part, residencies, defaults),
         sleeps=decision is Decision.SLEEP,
-        adapter_rank=defaults.adapter_rank,
+        lora_rank=defaults.lora_rank,
         weight_transfer=_transfer(reach, defaults),
     )
 

@@ -31,7 +31,7 @@ class ServerSpec:
     memory_fraction: float | None = None  # of each device; the engine's own default where None
     seed: int | None = None  # every start draws its own from it; from the operating system where None
     sleeps: bool = False  # the server is to free its device memory between its phases
-    adapter_rank: int | None = None  # the largest LoRA rank it must take; None: no adapters
+    lora_rank: int | None = None  # the largest LoRA rank it must take; None: no adapters
     weight_transfer: str | None = None  # ipc or nccl, for engines that must know at start
     host: str = "127.0.0.1"
     api_key: str | None = None

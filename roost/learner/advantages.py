@@ -31,7 +31,7 @@ def advantages(returns: Sequence[float], groups: Sequence[Hashable], settings: A
         raise ValueError(f"{settings.estimator} needs the values of a critic, token by token: use roost.learner.gae")
     grouped = _grouped(returns, groups)
     found = _ESTIMATORS[settings.estimator](grouped)
-    return found / np.maximum(grouped.population_stds, POPULATION_STD_FLOOR) if settings.divides_by_std else found
+    return found / np.maximum(grouped.population_stds, POPULATION_STD_FLOOR) if settings.normalize_by_std else found
 
 
 def is_alone(groups: Sequence[Hashable]) -> Flags:

@@ -51,10 +51,10 @@ def token_advantages(
     After the last one comes `value_after`: nothing where the task was over, and where a limit cut the episode off, what
     the critic expects of the state that it stopped in.
 
-    >>> found = token_advantages(np.array([0, 1]), np.array([0.5, 0.75]), AdvantageSettings(discount=1, gae_lambda=0))
+    >>> found = token_advantages(np.array([0, 1]), np.array([0.5, 0.75]), AdvantageSettings(gamma=1, gae_lambda=0))
     >>> found.advantages.tolist(), found.returns.tolist()
     ([0.25, 0.25], [0.75, 1.0])
-    >>> cut_off = token_advantages(np.array([1]), np.array([0.5]), AdvantageSettings(discount=0.5), value_after=2.0)
+    >>> cut_off = token_advantages(np.array([1]), np.array([0.5]), AdvantageSettings(gamma=0.5), value_after=2.0)
     >>> cut_off.returns.tolist()
     [2.0]
     """
@@ -62,10 +62,10 @@ def token_advantages(
     if not (np.isfinite(rewards).all() and np.isfinite(expected).all() and np.isfinite(value_after)):
         raise ValueError(f"the rewards and the critic's values of {len(expected)} tokens must be finite numbers")
     following = np.append(expected[1:], value_after)
-    surprises = (rewards + settings.discount * following - expected).tolist()
+    surprises = (rewards + settings.gamma * following - expected).tolist()
     found, later = np.zeros(len(expected)), 0.0
     for token in range(len(expected) - 1, -1, -1):
-        later = surprises[token] + settings.discount * settings.gae_lambda * later
+        later = surprises[token] + settings.gamma * settings.gae_lambda * later
         found[token] = later
     return TokenAdvantages(found, found + expected)
 

@@ -57,7 +57,7 @@ class Learner:
         self.skipped = 0  # optimizer steps not taken, because loss or gradient were not finite
         if head is Head.POLICY:
             vocabulary = self.module.config.get_text_config().vocab_size
-            check_packing(self.score, vocabulary, PACKING_TOLERANCES[settings.compute_type], settings.model)
+            check_packing(self.score, vocabulary, PACKING_TOLERANCES[settings.compute_dtype], settings.model)
 
     @property
     def module(self) -> PreTrainedModel:
@@ -237,8 +237,8 @@ class Learner:
 
     def _precision(self) -> AbstractContextManager[object]:
         """Sharding casts the weights by itself; without it, operations do."""
-        compute = float_type(self._settings.compute_type)
-        is_mixed = self._settings.compute_type != self._settings.weight_type
+        compute = float_type(self._settings.compute_dtype)
+        is_mixed = self._settings.compute_dtype != self._settings.weight_dtype
         if isinstance(self._outputs, FSDPModule) or not is_mixed:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=compute)

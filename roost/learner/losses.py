@@ -10,7 +10,7 @@ from torch import Tensor
 from roost.learner.divergence import divergence
 from roost.learner.ratios import importance_weights, ratios
 from roost.learner.token_weights import Totals, shares_of_means, token_weights
-from roost.spec.training import Behaviour, LossSettings, RatioLevel
+from roost.spec.training import LossSettings, OldLogprobs, RatioLevel
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -18,7 +18,7 @@ class PolicyBatch:
     """Tokens made by the policy, flat, in whole sequences; all tensors have one entry for each token."""
 
     logprobs: Tensor  # of the policy as it is, with gradient; 32 bits, as turns and sequences are added up
-    old_logprobs: Tensor | None  # the learner's own before the first step; not needed with Behaviour.ENGINE
+    old_logprobs: Tensor | None  # the learner's own before the first step; not needed with OldLogprobs.ROLLOUT
     engine_logprobs: Tensor
     advantages: Tensor
     sequence: Tensor  # the sequence of each token, numbered from 0
@@ -41,9 +41,9 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     their gradients are added, too: where gradients of ranks are averaged, multiply by the number of ranks.
 
     What is told adds up in the same way, to means over the minibatch that are weighted as the loss is (with
-    Mean.CONSTANT, whose weights do not add up to 1: over all tokens alike). Of names that begin with "max/", take the
-    maximum instead. `kl` is k1 of the behaviour that the ratio is taken against and the policy. `clipped_low` and
-    `clipped_high` are where the clip took the gradient away, not all that is out of bounds.
+    sums, whose weights do not add up to 1: over all tokens alike). Of names that begin with "max/", take the maximum
+    instead. `kl` is k1 of the old log-probs and the policy's. `clipped_low` and
+    `clipped_high` are where the clip took the gradient away, not all that is out of range.
 
     >>> made = torch.tensor([0.5, 0.5]).log()
     >>> places = torch.tensor([0, 0])
@@ -52,63 +52,64 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     >>> loss.item(), told["ratio"].item(), told["max/ratio"].item()
     (-1.0, 1.0, 1.0)
     """
-    behaviour = _behaviour(batch, settings.behaviour)
-    ratio = ratios(batch.logprobs, behaviour, batch.sequence, batch.turn, settings.ratio)
+    level = settings.importance_sampling_level
+    old = _old_logprobs(batch, settings.old_logprobs)
+    ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level)
     losses = policy_losses(batch.logprobs, ratio, batch.advantages, settings)
-    told = {"ratio": ratio, "kl": behaviour - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
-    if settings.behaviour is Behaviour.PROXIMAL:
+    told = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
+    if settings.old_logprobs is OldLogprobs.DECOUPLED:
         importance = importance_weights(
-            behaviour, batch.engine_logprobs, batch.sequence, batch.turn, settings.ratio, settings.importance_cap
+            old, batch.engine_logprobs, batch.sequence, batch.turn, level, settings.importance_weight_cap
         )
         losses = importance * losses
-        told |= {"importance": importance, "importance_capped": (importance >= settings.importance_cap).float()}
+        told |= {"importance": importance, "importance_capped": (importance >= settings.importance_weight_cap).float()}
     told["policy_loss"] = losses
     if batch.reference_logprobs is not None:
         told["reference_kl"] = divergence(batch.logprobs, batch.reference_logprobs, settings.kl_estimator)
     if batch.entropy is not None:
         told["entropy"] = batch.entropy
-    if settings.kl_coefficient:
-        apart = _needed(told.get("reference_kl"), "kl_coefficient", "reference_logprobs")
-        losses = losses + settings.kl_coefficient * apart
-    if settings.entropy_coefficient:
-        entropy = _needed(batch.entropy, "entropy_coefficient", "entropy")
-        losses = losses - settings.entropy_coefficient * entropy
-    weights = token_weights(batch.sequence, batch.turn, settings.ratio, settings.mean, totals)
+    if settings.kl_coef:
+        apart = _needed(told.get("reference_kl"), "kl_coef", "reference_logprobs")
+        losses = losses + settings.kl_coef * apart
+    if settings.entropy_coef:
+        entropy = _needed(batch.entropy, "entropy_coef", "entropy")
+        losses = losses - settings.entropy_coef * entropy
+    weights = token_weights(batch.sequence, batch.turn, level, settings.loss_aggregation, totals)
     loss = (weights * losses).sum()
-    means = shares_of_means(told, weights, settings.mean, totals)
+    means = shares_of_means(told, weights, settings.loss_aggregation, totals)
     return loss, {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
 
 
 def policy_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Tensor:
     """For each token the loss of the policy alone, before it is weighted.
 
-    Bounds are of the ratio itself: [1/(1+ε), 1+ε] is LOOP's clip, 0.8 and 1.28 DAPO's.
+    LOOP clips to [1/(1+ε), 1+ε]; DAPO's clip-higher is clip_range 0.2 and clip_range_high 0.28.
     """
-    if settings.ratio is RatioLevel.NONE:
+    if settings.importance_sampling_level is RatioLevel.NONE:
         return -advantages * logprobs
-    clipped = ratio.clamp(settings.clip_low, settings.clip_high)
+    clipped = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range_high)
     losses = torch.maximum(-ratio * advantages, -clipped * advantages)
     if settings.dual_clip is None:
         return losses
     return torch.where(advantages < 0, torch.minimum(losses, -settings.dual_clip * advantages), losses)
 
 
-def _behaviour(batch: PolicyBatch, behaviour: Behaviour) -> Tensor:
-    """The log-probabilities that the ratio is taken against."""
-    if behaviour is Behaviour.ENGINE:
+def _old_logprobs(batch: PolicyBatch, which: OldLogprobs) -> Tensor:
+    """The log-probs in the denominator of the ratio."""
+    if which is OldLogprobs.ROLLOUT:
         return batch.engine_logprobs
     if batch.old_logprobs is None:
-        raise ValueError(f"behaviour {behaviour} needs the learner's own log-probabilities from before the first step")
+        raise ValueError(f"old_logprobs {which} needs the learner's own log-probabilities from before the first step")
     return batch.old_logprobs
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[str, Tensor]:
     """Where a clip decides, as 1 and 0."""
-    if settings.ratio is RatioLevel.NONE:
+    if settings.importance_sampling_level is RatioLevel.NONE:
         return {}
     told = {
-        "clipped_low": (ratio < settings.clip_low) & (advantages < 0),
-        "clipped_high": (ratio > settings.clip_high) & (advantages > 0),
+        "clipped_low": (ratio < 1 - settings.clip_range) & (advantages < 0),
+        "clipped_high": (ratio > 1 + settings.clip_range_high) & (advantages > 0),
     }
     if settings.dual_clip is not None:
         told["clipped_dual"] = (ratio > settings.dual_clip) & (advantages < 0)

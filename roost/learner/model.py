@@ -34,15 +34,15 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) ->
             # Weights that were mapped from a file could not be freed when they are offloaded.
             parameter.data = parameter.data.clone()
     if settings.adapter is not None:
-        add_adapter(model, settings.adapter, float_type(settings.weight_type))
+        add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
     layers = decoder_layers(model)
-    if settings.checkpoints_activations:
+    if settings.activation_checkpointing:
         for layer in layers:
             # Inside the hooks that gather sharded weights, so that these are not gathered once more.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     outputs = _outputs(model, settings, head)
     if world_size() > 1:
-        shard(outputs, layers, float_type(settings.compute_type), device)
+        shard(outputs, layers, float_type(settings.compute_dtype), device)
     # Without dropout: what is learnt from is scored by the very same function.
     return outputs.to(device).eval()
 
@@ -56,12 +56,12 @@ def float_type(name: str) -> torch.dtype:
 
 def check_types(settings: LearnerSettings) -> None:
     """Raise for types that would train badly, or not at all."""
-    weight, compute = float_type(settings.weight_type), float_type(settings.compute_type)
+    weight, compute = float_type(settings.weight_dtype), float_type(settings.compute_dtype)
     if compute is torch.float16:
-        raise ValueError("compute_type float16 needs its loss scaled, which is not done here; write bfloat16")
+        raise ValueError("compute_dtype float16 needs its loss scaled, which is not done here; write bfloat16")
     if compute is torch.float32 and weight is not torch.float32:
         raise ValueError(
-            f"compute_type is float32, but weight_type only {settings.weight_type}; write float32 for both"
+            f"compute_dtype is float32, but weight_dtype only {settings.weight_dtype}; write float32 for both"
         )
 
 
@@ -74,7 +74,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
     register()
     # Weights that are not trained need no more precision than they are used with.
-    dtype = float_type(settings.weight_type if settings.adapter is None else settings.compute_type)
+    dtype = float_type(settings.weight_dtype if settings.adapter is None else settings.compute_dtype)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
     kind = AutoModelForTokenClassification if head is Head.VALUE else AutoModelForCausalLM
     config = AutoConfig.from_pretrained(settings.model, **({"num_labels": 1} if head is Head.VALUE else {}))
@@ -110,5 +110,5 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head) -> O
         model.get_output_embeddings(),
         chunk=settings.logit_tokens,
         temperature=settings.temperature,
-        learns_entropy=settings.loss.entropy_coefficient != 0,
+        learns_entropy=settings.loss.entropy_coef != 0,
     )

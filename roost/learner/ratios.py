@@ -14,7 +14,7 @@ from roost.spec.training import RatioLevel
 LARGEST_LOG_RATIO = 20.0
 
 
-def ratios(logprobs: Tensor, behaviour: Tensor, sequence: Tensor, turn: Tensor, level: RatioLevel) -> Tensor:
+def ratios(logprobs: Tensor, old: Tensor, sequence: Tensor, turn: Tensor, level: RatioLevel) -> Tensor:
     """For each token the ratio of what it belongs to: the token, its turn, or its sequence.
 
     >>> turns = torch.tensor([0, 0, 1])
@@ -22,7 +22,7 @@ def ratios(logprobs: Tensor, behaviour: Tensor, sequence: Tensor, turn: Tensor, 
     >>> ratios(halves, quarters, torch.zeros_like(turns), turns, RatioLevel.TURN).round(decimals=4).tolist()
     [4.0, 4.0, 2.0]
     """
-    total = level_sums(logprobs - behaviour, sequence, turn, level)
+    total = level_sums(logprobs - old, sequence, turn, level)
     return total.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 

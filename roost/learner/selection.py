@@ -16,7 +16,7 @@ class Selection:
 
     kept: npt.NDArray[np.int64]
     too_small: int  # nearer to zero than AdvantageSettings.least
-    not_positive: int  # far enough from zero, but AdvantageSettings.positive_only leaves them out
+    not_positive: int  # far enough from zero, but AdvantageSettings.positive_advantages_only leaves them out
 
     @property
     def dropped(self) -> int:
@@ -26,12 +26,12 @@ class Selection:
 def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings) -> Selection:
     """The samples whose advantage is large enough, and positive where only those count. May be none, or any number.
 
-    >>> chosen = select(np.array([0.5, -0.5, 0.01]), AdvantageSettings(least=0.1, positive_only=True))
+    >>> chosen = select(np.array([0.5, -0.5, 0.01]), AdvantageSettings(least=0.1, positive_advantages_only=True))
     >>> chosen.kept.tolist(), chosen.too_small, chosen.not_positive
     ([0], 1, 1)
     """
     small = np.abs(advantages) < settings.least
-    unwanted = ~small & (advantages <= 0) & settings.positive_only
+    unwanted = ~small & (advantages <= 0) & settings.positive_advantages_only
     return Selection(
         kept=np.flatnonzero(~small & ~unwanted),
         too_small=int(small.sum()),

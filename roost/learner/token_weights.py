@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from roost.learner.segments import segment_sums
-from roost.spec.training import Mean, RatioLevel
+from roost.spec.training import LossAggregation, RatioLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,40 +18,45 @@ class Totals:
 
     sequences: int  # that have a token made by the policy
     tokens: int  # made by the policy
-    longest: int  # made tokens that a sequence may have: the same for all minibatches; only Mean.CONSTANT needs it
+    longest: int  # made tokens that a sequence may have: the same for all minibatches; for SEQ_SUM_NORM
 
 
-def token_weights(sequence: Tensor, turn: Tensor, level: RatioLevel, mean: Mean, totals: Totals) -> Tensor:
+def token_weights(
+    sequence: Tensor, turn: Tensor, level: RatioLevel, aggregation: LossAggregation, totals: Totals
+) -> Tensor:
     """What the loss of each token is multiplied by, for any part of a minibatch that has whole sequences.
 
     Weights times losses, added up over all parts, is the loss of the minibatch. So gradients of parts and ranks are
-    added, never averaged. Weights of a minibatch add up to 1, but with Mean.CONSTANT to what part of the longest is
-    used, and with Mean.SUMS to the mean length. With Mean.SEQUENCES and a ratio for each turn, the turns of a sequence
+    added, never averaged. Weights of a minibatch add up to 1, but with SEQ_SUM_NORM to what part of the longest is
+    used, and with SEQ_SUM to the mean length. With SEQ_MEAN and a ratio for each turn, the turns of a sequence
     count alike, long or short.
 
     >>> parts = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
-    >>> token_weights(*parts, RatioLevel.TOKEN, Mean.SEQUENCES, Totals(sequences=2, tokens=3, longest=8)).tolist()
+    >>> totals = Totals(sequences=2, tokens=3, longest=8)
+    >>> token_weights(*parts, RatioLevel.TOKEN, LossAggregation.SEQ_MEAN, totals).tolist()
     [0.25, 0.25, 0.5]
     """
     ones = torch.ones(len(sequence), device=sequence.device)
-    match mean:
-        case Mean.TOKENS:
+    match aggregation:
+        case LossAggregation.TOKEN_MEAN:
             return ones / totals.tokens
-        case Mean.SUMS:
+        case LossAggregation.SEQ_SUM:
             return ones / totals.sequences
-        case Mean.CONSTANT:
+        case LossAggregation.SEQ_SUM_NORM:
             return ones / (totals.sequences * totals.longest)
-        case Mean.SEQUENCES:
+        case LossAggregation.SEQ_MEAN:
             shares = ones / segment_sums(ones, turn) if level is RatioLevel.TURN else ones
             return shares / (segment_sums(shares, sequence) * totals.sequences)
 
 
 @torch.no_grad()
-def shares_of_means(told: Mapping[str, Tensor], weights: Tensor, mean: Mean, totals: Totals) -> dict[str, Tensor]:
+def shares_of_means(
+    told: Mapping[str, Tensor], weights: Tensor, aggregation: LossAggregation, totals: Totals
+) -> dict[str, Tensor]:
     """What a part of a minibatch adds to means over all of it, of what is told of each token.
 
-    Tokens count as in the loss; where its weights do not add up to 1 (Mean.CONSTANT, Mean.SUMS), they count alike.
+    Tokens count as in the loss; where its weights do not add up to 1 (SEQ_SUM_NORM, SEQ_SUM), they count alike.
     """
-    is_sum = mean in (Mean.CONSTANT, Mean.SUMS)
+    is_sum = aggregation in (LossAggregation.SEQ_SUM_NORM, LossAggregation.SEQ_SUM)
     shares = torch.ones_like(weights) / totals.tokens if is_sum else weights
     return {name: (shares * each).sum() for name, each in told.items()}

@@ -46,10 +46,10 @@ def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tup
     """The loss of part of a minibatch, and what is told of it; both add up over parts and ranks as in `policy_loss`.
 
     The share of variance that the critic explains is 1 - squared_error / (squared_return - return²), of the sums.
-    Tokens are averaged as `settings.mean` says, each for itself: a critic has no ratios of turns.
+    Tokens are averaged as `settings.loss_aggregation` says, each for itself: a critic has no ratios of turns.
     """
     losses = value_losses(batch.values, batch.old_values, batch.returns, settings.value_clip)
-    weights = token_weights(batch.sequence, batch.sequence, RatioLevel.TOKEN, settings.mean, totals)
+    weights = token_weights(batch.sequence, batch.sequence, RatioLevel.TOKEN, settings.loss_aggregation, totals)
     loss = (weights * losses).sum()
     errors = (batch.values - batch.returns).square()
     told = {
@@ -59,4 +59,4 @@ def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tup
         "squared_return": batch.returns.square(),
         "value_clipped": (losses > 0.5 * errors).float(),
     }
-    return loss, {"value_loss": loss.detach(), **shares_of_means(told, weights, settings.mean, totals)}
+    return loss, {"value_loss": loss.detach(), **shares_of_means(told, weights, settings.loss_aggregation, totals)}

@@ -48,7 +48,7 @@ def models_of(
     loaded = {
         ROLLOUT: True,
         "critic": settings.advantage.estimator is Estimator.GAE,
-        "reference": settings.learner.loss.kl_coefficient != 0,
+        "reference": settings.learner.loss.kl_coef != 0,
     }
     for part in components:
         if part.model.path is not None and loaded.get(part.name):

@@ -99,7 +99,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         component.model.tokens or DEFAULT_TOKENS,
         component.model.weight_bytes,
         sharding,
-        component.model.adapter_rank,
+        component.model.lora_rank,
     )
     kept, moved = _split_by_offload(memory, component.model.offloads)
     # Between its phases a learner holds what it does not offload; while it scores or sends, its weights as well.

@@ -69,7 +69,7 @@ def learner_memory(
     tokens: int,
     weight_bytes: int = 2,
     sharding: Sharding = Sharding.FULL,
-    adapter_rank: int | None = None,
+    lora_rank: int | None = None,
 ) -> LearnerMemory:
     """The memory of one learner process that works on `tokens` tokens at a time.
 
@@ -88,7 +88,7 @@ def learner_memory(
         held, gradient_bytes = held_parameters(shape, sizes), MEGATRON_GRADIENT_BYTES
     else:
         held, gradient_bytes = shape.parameters / processes, weight_bytes
-    trained = shape.parameters if adapter_rank is None else adapter_parameters(shape, adapter_rank)
+    trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
     layer = (shape.parameters - shape.embedding_parameters) / shape.layers
     gathered = 2 * layer * weight_bytes if sharding is Sharding.FULL and processes > 1 else 0.0
     moments = OPTIMIZER_BYTES if weight_bytes < 4 else OPTIMIZER_BYTES - 4  # 32-bit weights are their own master copy

@@ -105,7 +105,7 @@ class ResidencySettings:
     @classmethod
     def of(cls, notation: Notation, settings: Mapping[str, object]) -> ResidencySettings:
         numbers = {key: value for key, value in settings.items() if isinstance(value, int | float)}
-        ahead = max(numbers.get("async_generation_ratio", 0), numbers.get("max_policy_lag", 0))
+        ahead = max(numbers.get("async_generation_ratio", 0), numbers.get("max_staleness", 0))
         return cls(
             notation,
             is_async=settings.get("async_rollouts") is True or ahead > 0,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.reward_rules import check_rewards
 from roost.spec.errors import Findings, Where
-from roost.spec.training import Behaviour, Estimator, TrainSettings
+from roost.spec.training import Estimator, OldLogprobs, TrainSettings
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
 BY_GROUP = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN)
@@ -34,25 +34,28 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             findings.error(at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
     if settings.advantage.estimator is Estimator.GAE and "critic" not in parts:
         findings.error(
-            at("estimator"), "is gae, but there is no critic", "values come from a model of their own", "place critic"
+            at("advantage_estimator"),
+            "is gae, but there is no critic",
+            "values come from a model of their own",
+            "place critic",
         )
-    if settings.learner.loss.kl_coefficient and settings.learner.adapter is None and "reference" not in parts:
+    if settings.learner.loss.kl_coef and settings.learner.adapter is None and "reference" not in parts:
         findings.error(
-            at("kl_coefficient"),
+            at("kl_coef"),
             "needs a reference, which is not placed",
             "without an adapter the policy cannot be its own reference",
-            "place reference, or write kl_coefficient: 0",
+            "place reference, or write kl_coef: 0",
         )
     _check_scorers(settings, parts, at, findings)
 
 
 def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     """Models whose word nobody asks for are not loaded, though devices were meant for them."""
-    estimator, behaviour = settings.advantage.estimator, settings.learner.loss.behaviour
+    estimator, old_logprobs = settings.advantage.estimator, settings.learner.loss.old_logprobs
     idle = {
-        "critic": ("estimator", f"estimator is {estimator.value}", "gae", estimator is not Estimator.GAE),
-        "reference": ("kl_coefficient", "kl_coefficient is 0", "0.001", settings.learner.loss.kl_coefficient == 0),
-        "inference": ("behaviour", "behaviour is engine", "recomputed", behaviour is Behaviour.ENGINE),
+        "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not Estimator.GAE),
+        "reference": ("kl_coef", "kl_coef is 0", "0.001", settings.learner.loss.kl_coef == 0),
+        "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
     }
     for name, (key, why, instead, is_idle) in idle.items():
         if is_idle and name in parts:
@@ -71,29 +74,29 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             f"{collect.groups} groups of {collect.group_size}, cut into {settings.minibatches}",
             "use larger minibatches, or fewer learners",
         )
-    if settings.advantage.divides_by_std and settings.advantage.estimator not in BY_GROUP:
+    if settings.advantage.normalize_by_std and settings.advantage.estimator not in BY_GROUP:
         findings.error(
-            at("divides_by_std"),
+            at("normalize_by_std"),
             f"is for leave_one_out and group_mean, but the estimator is {settings.advantage.estimator.value}",
-            fix="write divides_by_std: false, or another estimator",
+            fix="write normalize_by_std: false, or another advantage_estimator",
         )
     if collect.group_size < 2 and settings.advantage.estimator in COMPARING:
         findings.error(
-            at("group_size"),
+            at("num_generations"),
             f"is {collect.group_size}, but {settings.advantage.estimator.value} compares samples of one prompt",
-            fix="write 2 or more, or estimator: reinforce++",
+            fix="write 2 or more, or advantage_estimator: reinforce++",
         )
-    elif collect.group_size < 2 and collect.drops_equal_groups:
+    elif collect.group_size < 2 and collect.dynamic_sampling:
         findings.error(
-            at("drops_equal_groups"),
+            at("dynamic_sampling"),
             "would replace every group, as each has one sample",
-            fix="write group_size: 2 or more, or drops_equal_groups: false",
+            fix="write num_generations: 2 or more, or dynamic_sampling: false",
         )
-    if settings.advantage.positive_only and settings.advantage.estimator is Estimator.GAE:
+    if settings.advantage.positive_advantages_only and settings.advantage.estimator is Estimator.GAE:
         findings.error(
-            at("positive_only"),
+            at("positive_advantages_only"),
             "chooses samples by their advantage, but with gae every token has one of its own",
-            fix="write positive_only: false, or another estimator",
+            fix="write positive_advantages_only: false, or another advantage_estimator",
         )
 
 
@@ -102,58 +105,52 @@ def _check_drawing(settings: TrainSettings, at: At, findings: Findings) -> None:
     if draw.temperature == 0:
         findings.error(at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0")
     cuts = {"top_p": draw.top_p < 1, "top_k": 0 < draw.top_k < LARGEST_VOCABULARY, "min_p": draw.min_p > 0}
-    if any(cuts.values()) and settings.learner.loss.behaviour is not Behaviour.ENGINE:
+    if any(cuts.values()) and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
         findings.warn(
             at(next(name for name, is_cut in cuts.items() if is_cut)),
             "draws from a part of the distribution, which the learner's own log-probabilities do not know",
-            f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; behaviour "
-            f"{settings.learner.loss.behaviour.value}",
-            "leave top_p, top_k and min_p out, or write behaviour: engine",
+            f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; old_logprobs "
+            f"{settings.learner.loss.old_logprobs.value}",
+            "leave top_p, top_k and min_p out, or write old_logprobs: rollout",
         )
 
 
 def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
     loss = settings.learner.loss
-    if settings.max_policy_lag and loss.behaviour is Behaviour.RECOMPUTED:
+    if settings.max_staleness and loss.old_logprobs is OldLogprobs.RECOMPUTE:
         findings.error(
-            at("behaviour"),
-            "is recomputed, but samples may be of an older policy",
-            f"max_policy_lag is {settings.max_policy_lag}: the learner no longer has the weights that made them",
-            "write behaviour: proximal, or behaviour: engine",
+            at("old_logprobs"),
+            "is recompute, but samples may be of an older policy",
+            f"max_staleness is {settings.max_staleness}: the learner no longer has the weights that made them",
+            "write old_logprobs: decoupled, or old_logprobs: rollout",
         )
-    if not loss.clip_low <= 1 <= loss.clip_high:
-        findings.error(
-            at("clip_low"),
-            f"the ratio's bounds {loss.clip_low:g} and {loss.clip_high:g} do not have 1 between them",
-            fix="write clip_low: 0.8 and clip_high: 1.2",
-        )
-    if loss.dual_clip is not None and loss.dual_clip <= loss.clip_high:
+    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_range_high:
         findings.error(
             at("dual_clip"),
-            f"is {loss.dual_clip:g}; it must be above clip_high, {loss.clip_high:g}",
+            f"is {loss.dual_clip:g}; it must be above 1 + clip_range_high, {1 + loss.clip_range_high:g}",
             fix="write dual_clip: 3.0, or leave it out",
         )
 
 
 def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
-    weight, compute = settings.learner.weight_type, settings.learner.compute_type
+    weight, compute = settings.learner.weight_dtype, settings.learner.compute_dtype
     if compute == "float16":
         findings.error(
-            at("compute_type"), "is float16, whose losses Roost does not scale", fix="write compute_type: bfloat16"
+            at("compute_dtype"), "is float16, whose losses Roost does not scale", fix="write compute_dtype: bfloat16"
         )
     elif compute == "float32" and weight != "float32":
         findings.error(
-            at("weight_type"),
-            f"is {weight}, but compute_type is float32",
+            at("weight_dtype"),
+            f"is {weight}, but compute_dtype is float32",
             "weights would be kept with less than they are used with",
-            "write weight_type: float32",
+            "write weight_dtype: float32",
         )
     elif weight != "float32" and _trains_a_whole_model(settings):
         findings.warn(
-            at("weight_type"),
+            at("weight_dtype"),
             f"is {weight}, in which steps of usual learning rates are rounded away",
             "the optimizer changes these very weights; there is no copy of 32 bits",
-            "write weight_type: float32 (compute_type: bfloat16 keeps the speed)",
+            "write weight_dtype: float32 (compute_dtype: bfloat16 keeps the speed)",
         )
 
 

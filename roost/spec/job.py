@@ -98,7 +98,7 @@ class ModelUse:
     tokens: int | None = None  # that a learner works on at a time
     sequence: int | None = None  # tokens of the longest sequence
     sharding: Sharding = Sharding.FULL
-    adapter_rank: int | None = None  # of a LoRA adapter, where only that is trained
+    lora_rank: int | None = None  # of a LoRA adapter, where only that is trained
     strategy: str | None = None  # the name of what runs it, where the notation has one
     offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
     can_sleep: bool = True  # whether an engine can free its memory without being stopped

@@ -39,7 +39,7 @@ def read_loop(root: Section) -> Job:
                 allocation.where("learning_gpus"),
                 DeviceList(learning, 1),
                 role=Role.LEARNER,
-                model=ModelUse(path, config, offloads=OFFLOADED_PARTS, adapter_rank=_adapter_rank(root)),
+                model=ModelUse(path, config, offloads=OFFLOADED_PARTS, lora_rank=_adapter_rank(root)),
             )
         )
     if inference:

@@ -58,7 +58,7 @@ def read_job(
     if needs_components and not job.components and not findings.has_errors:
         root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     training, resolved = read_training(root, job)
-    lag = {"max_policy_lag": training.max_policy_lag} if training is not None and training.max_policy_lag else {}
+    lag = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
     uses = key_uses(root, notation)
     if not needs_components:
         uses = ()  # only the machines matter

@@ -272,7 +272,7 @@ def _model(root: Section, component: str) -> ModelUse:
         memory_fraction=fraction_of_device(own, "gpu_memory_utilization"),
         tokens=int(length * batch) if length else None,
         sequence=int(length) if length else None,
-        adapter_rank=_adapter_rank(own.below("model")),
+        lora_rank=_adapter_rank(own.below("model")),
         sharding=_sharding(own),
         offloads=_offloads(own),
         can_sleep=own.values.get("enable_sleep_mode") is not False,

@@ -22,7 +22,7 @@ GROUPINGS = {"batch": "batch", "traj_group_id": "group"}
 
 
 def advantage_settings(root: Section) -> dict[str, Any]:
-    """`estimator` and `whitening`, as far as the config says."""
+    """`advantage_estimator` and `whiten_advantages`, as far as the config says."""
     estimator = named(root, "adv_estimator", ADV_ESTIMATORS)
     if "train_env_manager" in root:
         # In the agentic pipeline grpo is another word for reinforce: the normalisation of rewards is a block's own.
@@ -36,7 +36,7 @@ def advantage_settings(root: Section) -> dict[str, Any]:
     if whitens:
         _warn_domains(root)
     whitening = None if whitens is None else Whitening.TOKENS if whitens else Whitening.NONE
-    return {"estimator": estimator, "whitening": whitening}
+    return {"advantage_estimator": estimator, "whiten_advantages": whitening}
 
 
 def _types_of_block(block: Section) -> tuple[Any, Any]:

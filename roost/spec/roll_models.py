@@ -31,7 +31,7 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
         memory_fraction=fraction_of_device(engine, "gpu_memory_utilization", "mem_fraction_static"),
         tokens=int(length * batch) or None,
         sequence=int(length) or None,
-        adapter_rank=_adapter_rank(arguments),
+        lora_rank=_adapter_rank(arguments),
         strategy=strategy,
         sharding=_sharding(strategy),
         offloads=OFFLOADED_PARTS,

@@ -24,7 +24,7 @@ class Estimator(StrEnum):
 
 
 class RatioLevel(StrEnum):
-    """What the ratio of new to old probability is taken of, and clipped."""
+    """What an importance ratio is computed over, and clipped."""
 
     TOKEN = "token"
     TURN = "turn"
@@ -32,13 +32,13 @@ class RatioLevel(StrEnum):
     NONE = "none"  # no ratio: plain policy gradient
 
 
-class Mean(StrEnum):
+class LossAggregation(StrEnum):
     """How the losses of tokens become one number."""
 
-    SEQUENCES = "sequences"  # the mean within each sequence, then over sequences: long ones weigh no more
-    TOKENS = "tokens"  # over all tokens of the minibatch alike
-    SUMS = "sums"  # the sum within each sequence, then the mean over sequences
-    CONSTANT = "constant"  # the sum, divided by sequences times the longest that may be drawn
+    SEQ_MEAN = "seq-mean-token-mean"  # mean per sequence, then over sequences
+    TOKEN_MEAN = "token-mean"  # mean over all tokens of the minibatch
+    SEQ_SUM = "seq-mean-token-sum"  # sum per sequence, then the mean over sequences
+    SEQ_SUM_NORM = "seq-mean-token-sum-norm"  # sum, divided by sequences times max_new_tokens
 
 
 class Whitening(StrEnum):
@@ -57,12 +57,12 @@ class KlEstimator(StrEnum):
     K3 = "k3"
 
 
-class Behaviour(StrEnum):
-    """Which log-probabilities the ratio is taken against."""
+class OldLogprobs(StrEnum):
+    """The log-probs in the denominator of the importance ratio."""
 
-    RECOMPUTED = "recomputed"  # the learner's own, before the first step on the samples
-    ENGINE = "engine"  # those that the engine reported
-    PROXIMAL = "proximal"  # the learner's own, weighted by how far they are from the engine's (for lagged samples)
+    RECOMPUTE = "recompute"  # the learner's, before the first optimizer step on the samples
+    ROLLOUT = "rollout"  # those that the engine reported
+    DECOUPLED = "decoupled"  # the learner's, weighted by their ratio to the engine's (decoupled PPO, for stale samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +70,29 @@ class AdvantageSettings:
     """From returns to advantages, and which samples are learnt from."""
 
     estimator: Estimator = Estimator.LEAVE_ONE_OUT
-    divides_by_std: bool = False  # leave_one_out and group_mean: by the group's population standard deviation
+    normalize_by_std: bool = False  # leave_one_out and group_mean: by the group's population standard deviation
     whitening: Whitening = Whitening.NONE
     clip: float | None = None  # larger advantages are cut to this, after whitening
-    discount: float = 1.0  # of GAE
+    gamma: float = 1.0  # of GAE
     gae_lambda: float = 1.0
     least: float = 0.0  # samples whose advantage is nearer to zero are left out
-    positive_only: bool = False
+    positive_advantages_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """What is minimised."""
 
-    ratio: RatioLevel = RatioLevel.TOKEN
-    clip_low: float = 0.8  # the bounds of the ratio
-    clip_high: float = 1.2
+    importance_sampling_level: RatioLevel = RatioLevel.TOKEN
+    clip_range: float = 0.2  # ratios are clipped to [1 - clip_range, 1 + clip_range_high]
+    clip_range_high: float = 0.2
     dual_clip: float | None = None  # where the advantage is negative, no loss above this multiple of it
-    mean: Mean = Mean.SEQUENCES
-    behaviour: Behaviour = Behaviour.RECOMPUTED
-    importance_cap: float = 2.0  # on the weight of a token in Behaviour.PROXIMAL
-    kl_coefficient: float = 0.0  # of the divergence from the reference, added to the loss
+    loss_aggregation: LossAggregation = LossAggregation.SEQ_MEAN
+    old_logprobs: OldLogprobs = OldLogprobs.RECOMPUTE
+    importance_weight_cap: float = 2.0  # on the weight of a token in OldLogprobs.DECOUPLED
+    kl_coef: float = 0.0  # of the divergence from the reference, added to the loss
     kl_estimator: KlEstimator = KlEstimator.K3
-    entropy_coefficient: float = 0.0
+    entropy_coef: float = 0.0
     value_clip: float | None = 0.2  # how far a critic's value may move from what it was; 0 or None: any distance
 
 
@@ -130,11 +130,11 @@ class LearnerSettings:
     """The model that is trained, and how its work is cut."""
 
     model: str
-    weight_type: str = "float32"  # of the weights that the optimizer changes
-    compute_type: str = "float32"  # of activations and of the weights while they are used
+    weight_dtype: str = "float32"  # of the weights that the optimizer changes
+    compute_dtype: str = "float32"  # of activations and of the weights while they are used
     micro_batch_tokens: int = 8192  # that are packed together into one pass
     logit_tokens: int = 1024  # whose logits exist at a time
-    checkpoints_activations: bool | None = None  # None: where models run on GPUs
+    activation_checkpointing: bool | None = None  # None: where models run on GPUs
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were drawn with
     seed: int = 0
@@ -163,10 +163,10 @@ class CollectSettings:
     redundancy: int = 0  # more samples of each prompt than are needed; the slowest are cancelled
     fraction: float = 1.0  # of a step's samples that end collecting, once
     group_fraction: float = 1.0  # this part of every group is there
-    drops_equal_groups: bool = False  # groups whose samples all got the same are replaced (dynamic sampling)
+    dynamic_sampling: bool = False  # groups whose samples all got the same are replaced (dynamic sampling)
     attempts: int = 3  # of an episode that fails
     concurrency: int = 256  # episodes at a time
-    episode_limit_s: float = 3600.0
+    episode_timeout_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class TrainSettings:
     epochs: int = 1  # times that a step's samples are gone through
     minibatches: int = 1  # optimizer steps that one time is cut into
     critic_learning_rate: float | None = None  # None: the policy's
-    max_policy_lag: int = 0
+    max_staleness: int = 0
     in_flight: str | None = None  # what updates do to requests: drop, drain, hold; None: what suits the mode
     max_skipped_steps: int = 3  # in a row, then the run stops; 0: never
     seed: int = 0

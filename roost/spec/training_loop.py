@@ -9,8 +9,8 @@ from typing import Any
 from roost.spec.errors import shown
 from roost.spec.job import DeviceList, Job
 from roost.spec.section import Section
-from roost.spec.training import Behaviour, RatioLevel, Schedule
-from roost.spec.training_words import ESTIMATORS, actor_of, adapter_rank, compute_type, named
+from roost.spec.training import OldLogprobs, RatioLevel, Schedule
+from roost.spec.training_words import ESTIMATORS, actor_of, compute_dtype, lora_rank, named
 
 LEVELS = {
     "pg_per_token": RatioLevel.TOKEN,
@@ -21,40 +21,40 @@ SCHEDULES = {"get_const_lr": Schedule.CONSTANT, "get_constant_schedule": Schedul
 EPSILON = 0.1
 MINIBATCH = 32
 DEFAULTS: Mapping[str, Any] = {
-    "steps": 200,
-    "groups": 40,
-    "group_size": 6,
-    "epochs": 2,
+    "max_steps": 200,
+    "prompts_per_step": 40,
+    "num_generations": 6,
+    "ppo_epochs": 2,
     "learning_rate": 5e-5,
     "weight_decay": 0.01,
     "max_grad_norm": 0.1,
-    "least_advantage": 0.01,
-    "max_tokens": 1500,
+    "min_abs_advantage": 0.01,
+    "max_new_tokens": 1500,
     "checkpoint_every": 1,
     "keep_checkpoints": 10,
 }
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
     "task": ("rl.scenario_runner",),
-    "max_policy_lag": ("rl.async_rollouts",),
+    "max_staleness": ("rl.async_rollouts",),
     "minibatch_size": ("rl.params.strictly_on_policy",),
-    "concurrency": ("rl.num_scenario_runners",),
-    "estimator": ("rl.params.baseline",),
-    "ratio": ("rl.params.loss_type", "rl.params.do_ppo_clipping"),
-    "clip_low": ("rl.params.ppo_epsilon",),
-    "clip_high": ("rl.params.ppo_epsilon",),
-    "behaviour": ("rl.recompute_rollout_probs",),
-    "beta1": ("rl.optimization.optimizer.betas",),
-    "beta2": ("rl.optimization.optimizer.betas",),
-    "schedule": ("rl.optimization.lr_scheduler._target_",),
+    "max_concurrent_episodes": ("rl.num_scenario_runners",),
+    "advantage_estimator": ("rl.params.baseline",),
+    "importance_sampling_level": ("rl.params.loss_type", "rl.params.do_ppo_clipping"),
+    "clip_range": ("rl.params.ppo_epsilon",),
+    "clip_range_high": ("rl.params.ppo_epsilon",),
+    "old_logprobs": ("rl.recompute_rollout_probs",),
+    "adam_beta1": ("rl.optimization.optimizer.betas",),
+    "adam_beta2": ("rl.optimization.optimizer.betas",),
+    "lr_scheduler_type": ("rl.optimization.lr_scheduler._target_",),
     "model": ("llm.base_model_path",),
-    "adapter_rank": ("llm.lora_rank",),
-    "compute_type": ("rl.dtype",),
+    "lora_rank": ("llm.lora_rank",),
+    "compute_dtype": ("rl.dtype",),
     "engine": ("llm.inference_server_class", "llm.vllm_server"),
     "engine_options": ("llm.vllm_server.max_model_len",),
-    "evaluate_every": ("rl.eval.eval_every_n_iterations", "rl.eval.enable"),
-    "evaluation_samples": ("rl.eval.overrides.rl.params.rollouts_per_scenario",),
-    "evaluation_temperature": ("rl.eval.overrides.llm.temperature",),
+    "eval_every": ("rl.eval.eval_every_n_iterations", "rl.eval.enable"),
+    "eval_samples": ("rl.eval.overrides.rl.params.rollouts_per_scenario",),
+    "eval_temperature": ("rl.eval.overrides.llm.temperature",),
 }
 
 
@@ -64,26 +64,29 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     clips = params.values.get("do_ppo_clipping") is not False
     _check_supported(root)
     return {
-        "estimator": named(params, "baseline", ESTIMATORS),
-        "ratio": named(params, "loss_type", LEVELS) if clips else RatioLevel.NONE,
+        "advantage_estimator": named(params, "baseline", ESTIMATORS),
+        "importance_sampling_level": named(params, "loss_type", LEVELS) if clips else RatioLevel.NONE,
         **({} if epsilon is None else _clip(epsilon)),
-        "behaviour": Behaviour.ENGINE if rl.values.get("recompute_rollout_probs") is False else None,
-        "max_policy_lag": 1 if job.settings.get("async_rollouts") is True else None,
+        "old_logprobs": OldLogprobs.ROLLOUT if rl.values.get("recompute_rollout_probs") is False else None,
+        "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
         "minibatches": 1 if params.values.get("strictly_on_policy") is True else None,
-        "concurrency": _concurrency(rl, job),
+        "max_concurrent_episodes": _concurrency(rl, job),
         **_betas(optimization.below("optimizer").values.get("betas")),
-        "schedule": _schedule(optimization.below("lr_scheduler")),
-        "adapter_rank": adapter_rank(job),
-        "compute_type": compute_type(rl.values.get("dtype")),
+        "lr_scheduler_type": _schedule(optimization.below("lr_scheduler")),
+        "lora_rank": lora_rank(job),
+        "compute_dtype": compute_dtype(rl.values.get("dtype")),
         **_evaluation(root),
     }
 
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What ml-loop does where nothing else is said."""
-    found: dict[str, Any] = dict(DEFAULTS) | _clip(EPSILON) | _task(root)
+    found: dict[str, Any] = dict(DEFAULTS) | _task(root)
+    if "clip_range" not in values:
+        found |= _clip(EPSILON)
     if "minibatches" not in values and "minibatch_size" not in values:
-        samples = values.get("groups", DEFAULTS["groups"]) * values.get("group_size", DEFAULTS["group_size"])
+        prompts, generations = (values.get(name, DEFAULTS[name]) for name in ("prompts_per_step", "num_generations"))
+        samples = prompts * generations
         found["minibatches"] = math.ceil(samples / MINIBATCH)
     found |= _engine(root)
     if values.get("engine", found.get("engine")) == "vllm":
@@ -139,7 +142,7 @@ def _schedule(scheduler: Section) -> Schedule | None:
     found = SCHEDULES.get(target.rsplit(".", 1)[-1])
     if found is None:
         known = ", ".join(SCHEDULES)
-        fix = "write schedule: linear or schedule: cosine in train, and remove it"
+        fix = "write lr_scheduler_type: linear or lr_scheduler_type: cosine in train, and remove it"
         scheduler.error("_target_", f"{target} is not supported", f"of these Roost knows {known}", fix)
     return found
 
@@ -161,9 +164,9 @@ def _evaluation(root: Section) -> dict[str, Any]:
     samples = over.below("rl", "params").whole_number("rollouts_per_scenario", 1)
     temperature = over.below("llm").number("temperature")
     return {
-        "evaluate_every": evaluation.whole_number("eval_every_n_iterations", 1) or 1,
-        "evaluation_samples": samples or own.whole_number("rollouts_per_scenario", 1) or DEFAULTS["group_size"],
-        "evaluation_temperature": root.below("llm").number("temperature") if temperature is None else temperature,
+        "eval_every": evaluation.whole_number("eval_every_n_iterations", 1) or 1,
+        "eval_samples": samples or own.whole_number("rollouts_per_scenario", 1) or DEFAULTS["num_generations"],
+        "eval_temperature": root.below("llm").number("temperature") if temperature is None else temperature,
     }
 
 
@@ -171,9 +174,9 @@ def _betas(written: Any) -> dict[str, float]:
     if not isinstance(written, list | tuple) or len(written) != 2:
         return {}
     fits = all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in written)
-    return {"beta1": float(written[0]), "beta2": float(written[1])} if fits else {}
+    return {"adam_beta1": float(written[0]), "adam_beta2": float(written[1])} if fits else {}
 
 
 def _clip(epsilon: float) -> dict[str, float]:
-    """The clip of ml-loop is symmetric in the logarithm."""
-    return {"clip_low": 1 / (1 + epsilon), "clip_high": 1 + epsilon}
+    """ml-loop clips ratios to [1 / (1 + epsilon), 1 + epsilon]."""
+    return {"clip_range": epsilon / (1 + epsilon), "clip_range_high": epsilon}

@@ -15,7 +15,6 @@ from roost.spec.training import (
     DEFAULT_STEPS,
     AdapterSettings,
     AdvantageSettings,
-    Behaviour,
     CheckpointSettings,
     CollectSettings,
     DrawSettings,
@@ -23,6 +22,7 @@ from roost.spec.training import (
     EvaluationSettings,
     LearnerSettings,
     LossSettings,
+    OldLogprobs,
     OptimizerSettings,
     TrainSettings,
     Whitening,
@@ -199,35 +199,38 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
         return chosen(**{name: name for name in names})
 
     collect = CollectSettings(
-        **same("groups", "group_size", "redundancy", "fraction", "group_fraction", "drops_equal_groups"),
-        **same("attempts", "concurrency", "episode_limit_s"),
+        **chosen(groups="prompts_per_step", group_size="num_generations", redundancy="extra_generations"),
+        **chosen(fraction="rollout_fraction", attempts="episode_attempts", concurrency="max_concurrent_episodes"),
+        **same("group_fraction", "dynamic_sampling", "episode_timeout_s"),
     )
-    draw = DrawSettings(**same("max_tokens", "temperature", "top_p", "top_k", "min_p"))
-    lag = values.get("max_policy_lag", 0)
+    draw = DrawSettings(**chosen(max_tokens="max_new_tokens"), **same("temperature", "top_p", "top_k", "min_p"))
+    lag = values.get("max_staleness", 0)
     loss = LossSettings(
-        **same("ratio", "clip_low", "clip_high", "dual_clip", "mean", "importance_cap"),
-        **same("kl_coefficient", "kl_estimator", "entropy_coefficient", "value_clip"),
-        behaviour=values.get("behaviour") or (Behaviour.PROXIMAL if lag else Behaviour.RECOMPUTED),
+        **same("importance_sampling_level", "clip_range", "dual_clip", "loss_aggregation", "importance_weight_cap"),
+        **chosen(clip_range_high="clip_range_high" if "clip_range_high" in values else "clip_range"),
+        **same("kl_coef", "kl_estimator", "entropy_coef", "value_clip"),
+        old_logprobs=values.get("old_logprobs") or (OldLogprobs.DECOUPLED if lag else OldLogprobs.RECOMPUTE),
     )
-    epochs, minibatches = values.get("epochs", 1), _minibatches(values, collect, job, train)
-    steps = values.get("steps", None if "max_epochs" in values else DEFAULT_STEPS)
+    epochs, minibatches = values.get("ppo_epochs", 1), _minibatches(values, collect, job, train)
+    steps = values.get("max_steps", None if "max_epochs" in values else DEFAULT_STEPS)
     beta1, beta2 = OptimizerSettings().betas
     optimizer = OptimizerSettings(
-        **same("learning_rate", "weight_decay", "epsilon", "max_grad_norm", "warmup_steps", "schedule"),
-        betas=(values.get("beta1", beta1), values.get("beta2", beta2)),
+        **same("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"),
+        **chosen(epsilon="adam_epsilon", schedule="lr_scheduler_type"),
+        betas=(values.get("adam_beta1", beta1), values.get("adam_beta2", beta2)),
         total_steps=(steps or 0) * epochs * minibatches,
     )
     actor = next((part for part in job.components if part.name == "actor"), None)
     learner = LearnerSettings(
         values["model"],
-        **same("weight_type", "compute_type", "micro_batch_tokens", "checkpoints_activations", "seed"),
+        **same("weight_dtype", "compute_dtype", "micro_batch_tokens", "activation_checkpointing", "seed"),
         adapter=_adapter(values),
         temperature=draw.temperature,
         offloads=actor.model.offloads if actor is not None else (),
         optimizer=optimizer,
         loss=loss,
     )
-    usual_whitening = Whitening.TOKENS_BIASED if values.get("estimator") is Estimator.GAE else Whitening.NONE
+    usual_whitening = Whitening.TOKENS_BIASED if values.get("advantage_estimator") is Estimator.GAE else Whitening.NONE
     return TrainSettings(
         learner,
         name=values.get("name", ""),
@@ -236,27 +239,27 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
         **same("rewards", "max_skipped_steps"),
         epochs=epochs,
         minibatches=minibatches,
-        max_policy_lag=lag,
+        max_staleness=lag,
         advantage=AdvantageSettings(
-            **same("estimator", "divides_by_std", "discount", "gae_lambda", "positive_only"),
-            **chosen(least="least_advantage", clip="advantage_clip"),
-            whitening=values.get("whitening", usual_whitening),
+            **same("normalize_by_std", "gamma", "gae_lambda", "positive_advantages_only"),
+            **chosen(estimator="advantage_estimator", least="min_abs_advantage", clip="advantage_clip"),
+            whitening=values.get("whiten_advantages", usual_whitening),
         ),
         draw=draw,
         collect=collect,
         evaluation=EvaluationSettings(
-            **chosen(every="evaluate_every", tasks="evaluation_tasks", samples="evaluation_samples"),
-            **chosen(temperature="evaluation_temperature"),
+            **chosen(every="eval_every", tasks="eval_tasks", samples="eval_samples"),
+            **chosen(temperature="eval_temperature"),
         ),
         checkpoint=CheckpointSettings(**chosen(every="checkpoint_every", keep="keep_checkpoints")),
     )
 
 
 def _adapter(values: Values) -> AdapterSettings | None:
-    rank = values.get("adapter_rank")
+    rank = values.get("lora_rank")
     if rank is None:
         return None
-    return AdapterSettings(rank, values.get("adapter_alpha") or 2.0 * rank, values.get("adapter_targets", ()))
+    return AdapterSettings(rank, values.get("lora_alpha") or 2.0 * rank, values.get("lora_target_modules", ()))
 
 
 def _minibatches(values: Values, collect: CollectSettings, job: Job, train: Section) -> int:

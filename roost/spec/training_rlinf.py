@@ -7,17 +7,17 @@ from typing import Any
 
 from roost.spec.job import Job
 from roost.spec.section import Section
-from roost.spec.training import Behaviour, Estimator, Whitening
+from roost.spec.training import Estimator, OldLogprobs, Whitening
 from roost.spec.training_words import (
+    AGGREGATIONS,
     DIVERGENCES,
     ESTIMATORS,
-    MEANS,
     SCHEDULES,
-    adapter_rank,
-    bounds,
-    compute_type,
+    clip_ranges,
+    compute_dtype,
     engine_of,
     interval,
+    lora_rank,
     named,
     whole_number,
 )
@@ -27,23 +27,23 @@ STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: a
 FSDP_DUAL_CLIP = 3.0
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
-    "steps": ("runner.max_steps", "runner.max_epochs"),
+    "max_steps": ("runner.max_steps", "runner.max_epochs"),
     "max_epochs": ("runner.max_epochs",),
-    "estimator": ("algorithm.adv_type",),
-    "whitening": ("algorithm.normalize_advantages", "algorithm.adv_type"),
-    "mean": ("algorithm.loss_agg_func",),
-    "clip_low": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
-    "clip_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
-    "behaviour": ("algorithm.recompute_logprobs",),
+    "advantage_estimator": ("algorithm.adv_type",),
+    "whiten_advantages": ("algorithm.normalize_advantages", "algorithm.adv_type"),
+    "loss_aggregation": ("algorithm.loss_agg_func",),
+    "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
+    "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
+    "old_logprobs": ("algorithm.recompute_logprobs",),
     "kl_estimator": ("algorithm.kl_penalty_type",),
-    "entropy_coefficient": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
-    "schedule": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
+    "entropy_coef": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
+    "lr_scheduler_type": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
     "minibatch_size": ("algorithm.n_minibatches", "actor.global_batch_size"),
     "model": ("actor.model.model_path", "rollout.model.model_path"),
-    "adapter_rank": ("actor.model.lora_rank",),
-    "compute_type": ("actor.model.precision",),
+    "lora_rank": ("actor.model.lora_rank",),
+    "compute_dtype": ("actor.model.precision",),
     "engine": ("rollout.rollout_backend",),
-    "evaluate_every": ("runner.val_check_interval",),
+    "eval_every": ("runner.val_check_interval",),
     "checkpoint_every": ("runner.save_interval",),
 }
 
@@ -55,22 +55,22 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     count = algorithm.whole_number("n_minibatches", 1)
     _refuse_evaluation(runner)
     return {
-        **_length(runner, root.below("train").values.get("steps") is not None),
-        "estimator": named(algorithm, "adv_type", ADV_TYPES),
-        "whitening": _whitening(algorithm),
-        "mean": named(algorithm, "loss_agg_func", MEANS),
-        **bounds(low if low is not None else epsilon, high if high is not None else epsilon),
+        **_length(runner, root.below("train").values.get("max_steps") is not None),
+        "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
+        "whiten_advantages": _whitening(algorithm),
+        "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
+        **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
         # Where they are recomputed, the lag decides against what.
-        "behaviour": Behaviour.ENGINE if algorithm.values.get("recompute_logprobs") is False else None,
+        "old_logprobs": OldLogprobs.ROLLOUT if algorithm.values.get("recompute_logprobs") is False else None,
         "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
-        "entropy_coefficient": _entropy(algorithm),
-        "schedule": named(actor.below("optim"), "lr_scheduler", SCHEDULES)
+        "entropy_coef": _entropy(algorithm),
+        "lr_scheduler_type": named(actor.below("optim"), "lr_scheduler", SCHEDULES)
         or named(actor.below("lr_sched"), "lr_decay_style", SCHEDULES),
         "minibatches": count,
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
-        "adapter_rank": adapter_rank(job),
-        "compute_type": compute_type(actor.below("model").values.get("precision")),
-        "evaluate_every": interval(runner, "val_check_interval"),
+        "lora_rank": lora_rank(job),
+        "compute_dtype": compute_dtype(actor.below("model").values.get("precision")),
+        "eval_every": interval(runner, "val_check_interval"),
         "checkpoint_every": interval(runner, "save_interval"),
     }
 
@@ -103,8 +103,8 @@ def _length(runner: Section, is_counted: bool) -> dict[str, int]:
         )
     given = [number for number in (steps, epochs) if number is not None]
     if runner.values.get("task_type") in STEP_PER_EPOCH:
-        return {"steps": min(given)} if given else {}
-    return ({} if steps is None else {"steps": steps}) | ({} if epochs is None else {"max_epochs": epochs})
+        return {"max_steps": min(given)} if given else {}
+    return ({} if steps is None else {"max_steps": steps}) | ({} if epochs is None else {"max_epochs": epochs})
 
 
 def _whitening(algorithm: Section) -> Whitening | None:

@@ -12,14 +12,14 @@ from roost.spec.roll_advantages import advantage_settings
 from roost.spec.section import Section
 from roost.spec.training import Estimator, RatioLevel, Schedule, Whitening
 from roost.spec.training_words import (
-    MEANS,
+    AGGREGATIONS,
     SCHEDULES,
     actor_of,
-    adapter_rank,
-    bounds,
-    compute_type,
+    clip_ranges,
+    compute_dtype,
     engine_of,
     interval,
+    lora_rank,
     named,
     whole_number,
 )
@@ -27,51 +27,51 @@ from roost.spec.training_words import (
 CLIP = 0.2
 PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
-    "steps": 500,
-    "groups": 128,
-    "group_size": 1,
+    "max_steps": 500,
+    "prompts_per_step": 128,
+    "num_generations": 1,
     "seed": 42,
     "temperature": 0.95,
     "top_p": 0.7,
     "top_k": 50,
     "learning_rate": 5e-5,
     "weight_decay": 0.0,
-    "schedule": Schedule.LINEAR,
-    "estimator": Estimator.GAE,
-    "whitening": Whitening.NONE,
+    "lr_scheduler_type": Schedule.LINEAR,
+    "advantage_estimator": Estimator.GAE,
+    "whiten_advantages": Whitening.NONE,
     "checkpoint_every": 50,
 }
 OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0}
 EVALUATE_EVERY = 10
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
-    "groups": ("rollout_batch_size",),
-    "group_size": ("num_return_sequences_in_group", "train_env_manager.group_size"),
+    "prompts_per_step": ("rollout_batch_size",),
+    "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
     "minibatch_size": (
         "actor_train.training_args.per_device_train_batch_size",
         "actor_train.training_args.gradient_accumulation_steps",
     ),
-    "max_policy_lag": ("async_generation_ratio",),
-    "max_tokens": ("sequence_length", "response_length", "actor_infer.generating_args.max_new_tokens"),
+    "max_staleness": ("async_generation_ratio",),
+    "max_new_tokens": ("sequence_length", "response_length", "actor_infer.generating_args.max_new_tokens"),
     "temperature": ("actor_infer.generating_args.temperature", "train_env_manager.generating_args.temperature"),
     "top_p": ("actor_infer.generating_args.top_p", "train_env_manager.generating_args.top_p"),
     "top_k": ("actor_infer.generating_args.top_k", "train_env_manager.generating_args.top_k"),
-    "estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
-    "whitening": ("whiten_advantages",),
-    "mean": ("loss_agg_mode",),
-    "clip_low": ("pg_clip", "pg_clip_low"),
-    "clip_high": ("pg_clip", "pg_clip_high"),
+    "advantage_estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
+    "whiten_advantages": ("whiten_advantages",),
+    "loss_aggregation": ("loss_agg_mode",),
+    "clip_range": ("pg_clip", "pg_clip_low"),
+    "clip_range_high": ("pg_clip", "pg_clip_high"),
     "dual_clip": ("dual_clip_loss",),
-    "ratio": ("actor_train.pg_variant",),
-    "kl_coefficient": ("kl_loss_coef", "use_kl_loss"),
-    "schedule": ("actor_train.training_args.lr_scheduler_type",),
+    "importance_sampling_level": ("actor_train.pg_variant",),
+    "kl_coef": ("kl_loss_coef", "use_kl_loss"),
+    "lr_scheduler_type": ("actor_train.training_args.lr_scheduler_type",),
     "keep_checkpoints": ("max_ckpt_to_keep",),
-    "evaluate_every": ("eval_steps",),
+    "eval_every": ("eval_steps",),
     "checkpoint_every": ("save_steps",),
     "model": ("pretrain",),
-    "adapter_rank": ("actor_train.model_args.lora_rank",),
-    "adapter_targets": ("actor_train.model_args.lora_target",),
-    "compute_type": ("actor_train.model_args.dtype",),
+    "lora_rank": ("actor_train.model_args.lora_rank",),
+    "lora_target_modules": ("actor_train.model_args.lora_target",),
+    "compute_dtype": ("actor_train.model_args.dtype",),
     "engine": ("actor_infer.strategy_args.strategy_name",),
 }
 
@@ -87,19 +87,19 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_sampling(root),
         "minibatch_size": _minibatch(learner.below("training_args"), job),
         **advantage_settings(root),
-        "mean": named(root, "loss_agg_mode", MEANS),
-        **bounds(low, high),
-        "ratio": RatioLevel.NONE if _is_vanilla(learner) else None,
+        "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
+        **clip_ranges(low, high),
+        "importance_sampling_level": RatioLevel.NONE if _is_vanilla(learner) else None,
         "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
-        "kl_coefficient": root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None,
-        "schedule": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
-        "max_policy_lag": math.ceil(ratio) if isinstance(ratio, int | float) else None,
+        "kl_coef": root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None,
+        "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
+        "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
         "keep_checkpoints": root.whole_number("max_ckpt_to_keep", 0) or None,
-        "evaluate_every": interval(root, "eval_steps"),
+        "eval_every": interval(root, "eval_steps"),
         "checkpoint_every": interval(root, "save_steps"),
-        "adapter_rank": adapter_rank(job),
-        "adapter_targets": _adapter_targets(learner.below("model_args")),
-        "compute_type": compute_type(learner.below("model_args").values.get("dtype")),
+        "lora_rank": lora_rank(job),
+        "lora_target_modules": _adapter_targets(learner.below("model_args")),
+        "compute_dtype": compute_dtype(learner.below("model_args").values.get("dtype")),
     }
 
 
@@ -107,12 +107,12 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What ROLL does where nothing else is said."""
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below("actor_infer", "strategy_args"), "strategy_name")
     if "train_env_manager" in root:
-        found["groups"] = math.ceil(DEFAULTS["groups"] / values.get("group_size", 1))
-    if values.get("estimator", Estimator.GAE) is Estimator.GAE:
+        found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
+    if values.get("advantage_estimator", Estimator.GAE) is Estimator.GAE:
         found |= OF_GAE
     if "validation" in root or "val_env_manager" in root:
-        found["evaluate_every"] = EVALUATE_EVERY
-        found["evaluation_temperature"] = _evaluation_temperature(root, values)
+        found["eval_every"] = EVALUATE_EVERY
+        found["eval_temperature"] = _evaluation_temperature(root, values)
     return found
 
 
@@ -126,9 +126,9 @@ def _groups(root: Section) -> dict[str, Any]:
     """A batch is counted in prompts, but where environments make them in episodes."""
     batch = root.whole_number("rollout_batch_size", 1)
     if "train_env_manager" not in root:
-        return {"groups": batch, "group_size": root.whole_number("num_return_sequences_in_group", 1)}
+        return {"prompts_per_step": batch, "num_generations": root.whole_number("num_return_sequences_in_group", 1)}
     size = root.below("train_env_manager").whole_number("group_size", 1)
-    return {"groups": None if batch is None else math.ceil(batch / (size or 1)), "group_size": size}
+    return {"prompts_per_step": None if batch is None else math.ceil(batch / (size or 1)), "num_generations": size}
 
 
 def _sampling(root: Section) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _sampling(root: Section) -> dict[str, Any]:
     if top_p is not None and top_p > 1:
         block.error("top_p", f"is {top_p:g}; it must be at most 1", fix="write top_p: 1")
     return {
-        "max_tokens": _max_tokens(root, block),
+        "max_new_tokens": _max_tokens(root, block),
         "temperature": block.number("temperature"),
         "top_p": top_p,
         "top_k": interval(block, "top_k"),  # -1 and 0: all tokens

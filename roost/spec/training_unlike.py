@@ -80,7 +80,7 @@ class Unlike:
     read_by_other: Callable[[Section, Values], bool] = _always
 
 
-_STALENESS = "write max_policy_lag in train, or remove it"
+_STALENESS = "write max_staleness in train, or remove it"
 _TASK = "let the scenario of train.task do it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
@@ -88,7 +88,7 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("algorithm.early_stop_imp_ratio", read_by_other=_on_megatron),
         Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
         Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
-        Unlike("algorithm.loss_type", (None, "actor"), "write estimator in train"),
+        Unlike("algorithm.loss_type", (None, "actor"), "write advantage_estimator in train"),
         Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
         Unlike("algorithm.training_batch_size_per_gpu", instead="remove it", read_by_other=_over_tokens),
         Unlike(
@@ -110,9 +110,7 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("add_token_level_kl", instead="write use_kl_loss: true and kl_loss_coef, or remove it"),
         Unlike("max_len_mask", read_by_other=_without_environments),
         Unlike("error_max_len_clip", read_by_other=_without_environments),
-        Unlike(
-            "difficulty_mask", instead="write drops_equal_groups: true in train", read_by_other=_without_environments
-        ),
+        Unlike("difficulty_mask", instead="write dynamic_sampling: true in train", read_by_other=_without_environments),
         Unlike("difficulty_low_threshold", read_by_other=_with_difficulty),
         Unlike("difficulty_high_threshold", read_by_other=_with_difficulty),
         Unlike("error_max_len_threshold", read_by_other=_with_long_errors),
@@ -121,19 +119,19 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("target_kl", read_by_other=_with_token_kl),
         Unlike("kl_horizon", read_by_other=_with_token_kl),
         Unlike("rl_loss_coef", (None, 1)),
-        Unlike("use_policy_loss_type", (None, "PPO"), "write ratio: none in train"),
+        Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
         Unlike("mask_type", (None, "loss")),
-        Unlike("ratio_type", (None, "token"), "write ratio: turn in train"),
+        Unlike("ratio_type", (None, "token"), "write importance_sampling_level: turn in train"),
         Unlike("difficulty_loss_weight"),
         Unlike("length_loss_weight"),
         Unlike("critic_warmup"),
         Unlike("actor_train.model_update_frequency", (None, 1), _STALENESS),
         Unlike("actor_train.apply_loss_scale", (None, True)),
         Unlike("is_use_additional_prompts"),
-        Unlike("force_disable_old_logprobs_recompute", instead="write ratio: none in train"),
-        Unlike("importance_sampling", (None, "token"), "write ratio: trajectory in train, or remove it"),
+        Unlike("force_disable_old_logprobs_recompute", instead="write importance_sampling_level: none in train"),
+        Unlike("importance_sampling", (None, "token"), "write importance_sampling_level: trajectory in train"),
         Unlike("actor_train.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants),
-        Unlike("train_infer_correction.is_weight.enabled", instead="write behaviour: proximal in train"),
+        Unlike("train_infer_correction.is_weight.enabled", instead="write old_logprobs: decoupled in train"),
         Unlike("actor_train.training_args.warmup_ratio", instead="write warmup_steps"),
         Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
         Unlike("validation.generating_args.top_p", (None, 1)),
@@ -176,10 +174,10 @@ def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> 
     *above, key = PRECISIONS.get(notation, ("",))
     section = root.below(*above)
     value = section.values.get(key)
-    if str(value).lower().removeprefix("torch.") in HALF and "compute_type" not in values:
+    if str(value).lower().removeprefix("torch.") in HALF and "compute_dtype" not in values:
         root.findings.warn(
             section.where(key),
             f"is {shown(value)}, but the learner will compute in float32",
             "losses of 16 bits would have to be scaled, which Roost does not do",
-            "write compute_type: bfloat16, or compute_type: float32, in train",
+            "write compute_dtype: bfloat16, or compute_dtype: float32, in train",
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from roost.spec.job import Component, Job
 from roost.spec.section import Section
-from roost.spec.training import Estimator, KlEstimator, Mean, Schedule
+from roost.spec.training import Estimator, KlEstimator, LossAggregation, Schedule
 
 ESTIMATORS = {
     "grpo": Estimator.GRPO,
@@ -18,12 +18,7 @@ ESTIMATORS = {
     "leave_one_out": Estimator.LEAVE_ONE_OUT,
     "leave_none_out": Estimator.GROUP_MEAN,
 }
-MEANS = {
-    "token-mean": Mean.TOKENS,
-    "seq-mean-token-mean": Mean.SEQUENCES,
-    "seq-mean-token-sum": Mean.SUMS,
-    "seq-mean-token-sum-norm": Mean.CONSTANT,
-}
+AGGREGATIONS = {each.value: each for each in LossAggregation}
 DIVERGENCES = {
     "kl": KlEstimator.K1,
     "k1": KlEstimator.K1,
@@ -56,9 +51,9 @@ def named(section: Section, key: str, meanings: Mapping[str, Any]) -> Any:
     return found
 
 
-def bounds(below: float | None, above: float | None) -> dict[str, float]:
-    """The bounds of the ratio, from how far it may be from 1."""
-    return ({} if below is None else {"clip_low": 1 - below}) | ({} if above is None else {"clip_high": 1 + above})
+def clip_ranges(below: float | None, above: float | None) -> dict[str, float]:
+    """The clip range below and above 1, as far as a config says."""
+    return ({} if below is None else {"clip_range": below}) | ({} if above is None else {"clip_range_high": above})
 
 
 def interval(section: Section, key: str) -> int | None:
@@ -74,7 +69,7 @@ def whole_number(section: Section, key: str, least: int) -> int | None:
     return None if section.get(key) == -1 else section.whole_number(key, least)
 
 
-def compute_type(precision: Any) -> str | None:
+def compute_dtype(precision: Any) -> str | None:
     return COMPUTE_TYPES.get(str(precision).lower().removeprefix("torch."))
 
 
@@ -82,9 +77,9 @@ def actor_of(job: Job) -> Component | None:
     return next((part for part in job.components if part.name == "actor"), None)
 
 
-def adapter_rank(job: Job) -> int | None:
+def lora_rank(job: Job) -> int | None:
     actor = actor_of(job)
-    return None if actor is None else actor.model.adapter_rank
+    return None if actor is None else actor.model.lora_rank
 
 
 def engine_of(section: Section, key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.runtime.group import GroupSpec, LaunchOptions
 from roost.spec.model_files import resolve_model
-from roost.spec.training import Behaviour, Estimator, LearnerSettings, TrainSettings
+from roost.spec.training import Estimator, LearnerSettings, OldLogprobs, TrainSettings
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.receivers import devices_of
 from roost.trainer.turns import WEIGHT, Turns
@@ -46,9 +46,9 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         EngineKind(settings.engine),
         settings.learner.model,
         device="auto" if on_gpu else "cpu",
-        dtype=settings.learner.compute_type,
+        dtype=settings.learner.compute_dtype,
         seed=settings.seed,
-        adapter_rank=None if settings.learner.adapter is None else settings.learner.adapter.rank,
+        lora_rank=None if settings.learner.adapter is None else settings.learner.adapter.rank,
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults, defaults.kind)  # train.engine wins over ROLL's strategy
@@ -57,7 +57,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
     threads = None
     if not on_gpu:
         learning = (ACTOR, *(name for name in scorers if name == CRITIC))
-        threads, of_engines = threads_of(plan, learning, settings.max_policy_lag, os.cpu_count() or 1)
+        threads, of_engines = threads_of(plan, learning, settings.max_staleness, os.cpu_count() or 1)
         plain = [
             replace(
                 spec,
@@ -80,8 +80,8 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
     """Who says something of samples before they are learnt from, of those that the plan places and the run needs."""
     needed = {
         CRITIC: settings.advantage.estimator is Estimator.GAE,
-        REFERENCE: settings.learner.loss.kl_coefficient != 0,
-        INFERENCE: settings.learner.loss.behaviour is not Behaviour.ENGINE,
+        REFERENCE: settings.learner.loss.kl_coef != 0,
+        INFERENCE: settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT,
     }
     placed = {part.name for part in plan.components}
     return tuple(name for name, is_needed in needed.items() if is_needed and name in placed)
@@ -118,10 +118,10 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
     """What updates do to requests: with a lag they are held where they can be; without one there are none."""
     if settings.in_flight is not None:
         return InFlight(settings.in_flight)
-    is_held = settings.max_policy_lag > 0 and settings.engine == EngineKind.TORCH and settings.learner.adapter is None
+    is_held = settings.max_staleness > 0 and settings.engine == EngineKind.TORCH and settings.learner.adapter is None
     if is_held:
         return InFlight.HOLD
-    return InFlight.DROP if settings.max_policy_lag else InFlight.DRAIN
+    return InFlight.DROP if settings.max_staleness else InFlight.DRAIN
 
 
 def sleep_level_of(settings: TrainSettings) -> int:
@@ -131,11 +131,11 @@ def sleep_level_of(settings: TrainSettings) -> int:
 
 def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
     """The workers of everybody who has a model in a process of Roost's own."""
-    recomputes = settings.learner.checkpoints_activations
+    recomputes = settings.learner.activation_checkpointing
     learner = replace(
         settings.learner,
         model=resolve_model(settings.learner.model),
-        checkpoints_activations=layout.on_gpu if recomputes is None else recomputes,
+        activation_checkpointing=layout.on_gpu if recomputes is None else recomputes,
     )
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
     for name in layout.scorers:
@@ -155,5 +155,5 @@ def _scorer(
         settings = replace(learner, model=model, adapter=None, optimizer=optimizer)
         return LearnerWorker.create_group(settings, Head.VALUE, threads)
     # What is never trained needs no more precision than it is used with.
-    settings = replace(learner, model=model, adapter=None, weight_type=learner.compute_type)
+    settings = replace(learner, model=model, adapter=None, weight_dtype=learner.compute_dtype)
     return LearnerWorker.create_group(settings, Head.POLICY, threads, learns=False)

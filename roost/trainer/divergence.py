@@ -71,8 +71,8 @@ def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
     if rate > USUAL_RATES[1]:
         low, high = USUAL_RATES
         return f"learning_rate is {rate:g}, where {low:g} to {high:g} is usual; lower it"
-    if "float16" in (learner.compute_type, learner.weight_type):
-        return "float16 overflows beyond 65504; set compute_type and weight_type to bfloat16 or float32"
+    if "float16" in (learner.compute_dtype, learner.weight_dtype):
+        return "float16 overflows beyond 65504; set compute_dtype and weight_dtype to bfloat16 or float32"
     if learner.optimizer.max_grad_norm == 0:
         return f"gradients are not clipped; set max_grad_norm, such as {OptimizerSettings().max_grad_norm:g}"
     return f"learning_rate ({rate:g}) is too high for this model and these rewards; lower it, or lengthen warmup_steps"

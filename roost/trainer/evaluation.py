@@ -51,7 +51,7 @@ async def evaluate(
         group_size=asked.samples,
         attempts=settings.collect.attempts,
         concurrency=settings.collect.concurrency,
-        episode_limit_s=settings.collect.episode_limit_s,
+        episode_timeout_s=settings.collect.episode_timeout_s,
     )
     size = call(scenario.size, Split.EVALUATION)
     if not size:

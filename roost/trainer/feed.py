@@ -176,7 +176,7 @@ class Feed:
             return False
         self._lost_in_a_row = 0
         may_replace = self._replaced < REPLACED_LIMIT * self._settings.groups
-        if self._settings.drops_equal_groups and group.is_equal and may_replace:
+        if self._settings.dynamic_sampling and group.is_equal and may_replace:
             self._replaced += 1
             self.tally.equal_groups += 1
             return False

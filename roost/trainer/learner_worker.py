@@ -134,7 +134,7 @@ class LearnerWorker(Worker):
         """What an engine with these weights must answer."""
         tokens = probe_tokens(self._learner.module.config.vocab_size)
         found = self._learner.score([Sample.of_policy(np.array(tokens, np.int64))], temperature=1.0)[0]
-        return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_type, 0.25))
+        return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_dtype, 0.25))
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
         """Send to the engines that are this rank's, way by way. Every rank takes part in putting weights together.
@@ -218,7 +218,7 @@ class LearnerWorker(Worker):
             stream.finish()
 
     def _stream(self) -> WeightStream:
-        return WeightStream(self._learner.module, float_type(self._settings.compute_type))
+        return WeightStream(self._learner.module, float_type(self._settings.compute_dtype))
 
 
 def _carrier(way: Way, stream: WeightStream) -> Carrier:

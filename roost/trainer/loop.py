@@ -19,7 +19,7 @@ from roost.learner.token_weights import Totals
 from roost.rollout.episode import Group
 from roost.rollout.order import draw_seed
 from roost.runtime.trace.spans import SpanRecorder
-from roost.spec.training import Behaviour, Estimator, TrainSettings, Whitening
+from roost.spec.training import Estimator, OldLogprobs, TrainSettings, Whitening
 from roost.trainer.batch import (
     Batch,
     batch_of,
@@ -229,15 +229,15 @@ class Loop:
         is_whitened = settings.advantage.whitening is not Whitening.NONE
         is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE) and not is_whitened
         has_policy_of_then = self.models.inference is not None
-        can_learn_late = has_policy_of_then or settings.learner.loss.behaviour is not Behaviour.RECOMPUTED
+        can_learn_late = has_policy_of_then or settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
         return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.turns.are_taken
 
     @property
     def _scores_apart(self) -> bool:
         """Whether samples are scored while the policy learns, as nobody who scores is the one that learns."""
         loss = self.settings.learner.loss
-        is_own_scorer = loss.behaviour is not Behaviour.ENGINE and self.models.inference is None
-        is_own_reference = loss.kl_coefficient != 0 and self.models.reference is None
+        is_own_scorer = loss.old_logprobs is not OldLogprobs.ROLLOUT and self.models.inference is None
+        is_own_reference = loss.kl_coef != 0 and self.models.reference is None
         return not is_own_scorer and not is_own_reference
 
     async def _take_checked(self, version: int, parts: int, part: int) -> list[Group]:
@@ -254,8 +254,8 @@ class Loop:
     async def _take(self, version: int, parts: int) -> list[Group]:
         groups = await self.models.fleet.serve(self.feed.take(version, self.settings.collect.groups // parts))
         oldest = max(lags(groups, version), default=0)
-        if oldest > self.settings.max_policy_lag:
-            raise LagExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_policy_lag}")
+        if oldest > self.settings.max_staleness:
+            raise LagExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_staleness}")
         return groups
 
     async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
@@ -285,9 +285,9 @@ class Loop:
         loss = self.settings.learner.loss
         old: list[Floats] | None = None
         reference: list[Floats] | None = None
-        if loss.behaviour is not Behaviour.ENGINE:
+        if loss.old_logprobs is not OldLogprobs.ROLLOUT:
             old = await (self.models.inference or self.models.policy).score(batch.samples)
-        if loss.kl_coefficient:
+        if loss.kl_coef:
             scorer = self.models.reference or self.models.policy
             reference = await scorer.score(batch.samples, self.models.reference is None)
         if self.models.critic is not None and self.settings.advantage.estimator is Estimator.GAE:

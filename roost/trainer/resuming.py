@@ -98,7 +98,7 @@ def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
     """The keys under which two configs differ.
 
     >>> changed_keys({"train": {"seed": 1, "steps": 2}}, {"train": {"seed": 1, "steps": 3}, "actor": {}})
-    ['actor', 'train.steps']
+    ['actor', 'train.max_steps']
     """
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return [] if before == after else [path]

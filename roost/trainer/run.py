@@ -178,7 +178,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
 
 
 def _finished(run: RunFolder, state: TrainerState, say: Say) -> Outcome:
-    say(f"{run.path} is finished: {state.step} steps are done; raise train.steps to train on")
+    say(f"{run.path} is finished: {state.step} steps are done; raise train.max_steps to train on")
     return Outcome(run, state, was_stopped=False)
 
 

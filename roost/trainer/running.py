@@ -199,7 +199,7 @@ class Running:
             self._scenario,
             self._stages.training.player,
             settings.collect,
-            settings.max_policy_lag,
+            settings.max_staleness,
             settings.seed,
             self.state.position,
             self.state.version,

@@ -70,11 +70,11 @@ def surrounding_groups(
     for name, component in placed_rewards(settings.rewards, placed).items():
         groups[component] = RewardWorker.create_group(name, settings.rewards[name], paths)
     if AGENT in placed:
-        limit = settings.collect.episode_limit_s
+        limit = settings.collect.episode_timeout_s
         make = partial(load_scenario, tokenizer_class=tokenizer_class)
         groups[AGENT] = AgentWorker.create_group(make, dict(settings.task), model, limit, paths)
     if ENV in placed and isinstance(settings.task.get("environment"), Mapping):
-        limit = settings.collect.episode_limit_s
+        limit = settings.collect.episode_timeout_s
         groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths, limit)
     return groups
 
@@ -120,7 +120,7 @@ async def open_stages(
         else:
             if environments is not None:
                 play_in(scenario, environments)
-            limit = settings.collect.episode_limit_s
+            limit = settings.collect.episode_timeout_s
             players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
             stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None

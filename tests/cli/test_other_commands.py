@@ -129,7 +129,7 @@ class TestConvert:
             "every process is where it was"
         )
         assert yaml.safe_load(result.stdout)["actor_train"]["device_mapping"] == "list(range(0,6))"
-        assert "adapter_rank" in result.stderr, "what is lost on the way is named"
+        assert "lora_rank" in result.stderr, "what is lost on the way is named"
 
     def test_what_cannot_be_said_is_named(self):
         result = run("convert", EXAMPLES / "heterogeneous/cluster.yaml", "--to", "roll", "--gpus-per-node", "8")

@@ -44,7 +44,7 @@ OPTIONS = [
     ("torch", {"seed": 7}, "--seed 7"),
     ("torch", {"seed": 0}, "--seed 0"),
     ("torch", {"served_name": "policy"}, "--served-model-name policy"),
-    ("torch", {"adapter_rank": 4}, "--enable-lora --max-lora-rank 4"),
+    ("torch", {"lora_rank": 4}, "--enable-lora --max-lora-rank 4"),
     ("vllm", {"tensor": 4, "pipeline": 2}, "--tensor-parallel-size 4 --pipeline-parallel-size 2"),
     ("vllm", {"dtype": "float32"}, "--dtype float32"),
     ("vllm", {"max_context": 64}, "--max-model-len 64"),
@@ -52,8 +52,8 @@ OPTIONS = [
     ("vllm", {"seed": 7}, "--seed 7"),
     ("vllm", {"served_name": "policy"}, "--served-model-name policy"),
     ("vllm", {"sleeps": True}, "--enable-sleep-mode"),
-    ("vllm", {"adapter_rank": 16}, "--enable-lora --max-lora-rank 16"),
-    ("vllm", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 32"),
+    ("vllm", {"lora_rank": 16}, "--enable-lora --max-lora-rank 16"),
+    ("vllm", {"lora_rank": 20}, "--enable-lora --max-lora-rank 32"),
     ("vllm", {"weight_transfer": "nccl"}, '--weight-transfer-config {"backend": "nccl"}'),
     ("sglang", {"tensor": 4, "pipeline": 2}, "--tp-size 4 --pp-size 2"),
     ("sglang", {"max_context": 64}, "--context-length 64"),
@@ -62,7 +62,7 @@ OPTIONS = [
     ("sglang", {"served_name": "policy"}, "--served-model-name policy"),
     ("sglang", {"device": "cpu"}, "--device cpu"),
     ("sglang", {"sleeps": True}, "--enable-memory-saver --enable-weights-cpu-backup"),
-    ("sglang", {"adapter_rank": 20}, "--enable-lora --max-lora-rank 20 --lora-target-modules all"),
+    ("sglang", {"lora_rank": 20}, "--enable-lora --max-lora-rank 20 --lora-target-modules all"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_routes_for_token_ids_are_asked_for_where_they_are_hidden(vllm, has_flag
 
 VARIABLES = [
     pytest.param(NEW, {}, {"VLLM_SERVER_DEV_MODE"}, id="control routes"),
-    pytest.param(NEW, {"adapter_rank": 8}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING"}, id="adapters"),
+    pytest.param(NEW, {"lora_rank": 8}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING"}, id="adapters"),
     pytest.param(NEW, {"weight_transfer": "ipc"}, {"VLLM_ALLOW_INSECURE_SERIALIZATION"}, id="ipc"),
     pytest.param(NEW, {"weight_transfer": "nccl"}, set(), id="nccl"),
     pytest.param(CPU, {}, {"VLLM_CPU_KVCACHE_SPACE"}, id="cpu"),
@@ -154,7 +154,7 @@ def test_the_build_for_cpus_is_not_told_to_sleep():
         pytest.param("torch", None, {"tensor": 2}, "one device, not tensor 2 x pipeline 1", id="torch, two devices"),
         pytest.param("vllm", NEW, {"device": "cpu"}, "the device is cpu, but .* built for cuda", id="cuda build"),
         pytest.param("vllm", CPU, {"device": "cuda"}, "the device is cuda, but .* built for cpu", id="cpu build"),
-        pytest.param("vllm", NEW, {"adapter_rank": 600}, "up to rank 512, not 600", id="rank"),
+        pytest.param("vllm", NEW, {"lora_rank": 600}, "up to rank 512, not 600", id="rank"),
     ],
 )
 def test_what_an_engine_cannot_be(kind, vllm, fields, message):

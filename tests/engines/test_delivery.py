@@ -26,7 +26,7 @@ class Owner:
     """A server that runs already, wherever it is started."""
 
     def __init__(self, url):
-        self.spec = ServerSpec(EngineKind.VLLM, "tiny", name="one", weight_transfer="ipc", adapter_rank=8)
+        self.spec = ServerSpec(EngineKind.VLLM, "tiny", name="one", weight_transfer="ipc", lora_rank=8)
         self._url = url
 
     async def start(self, model=None):

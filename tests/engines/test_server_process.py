@@ -332,7 +332,7 @@ async def test_the_built_in_engine(tmp_path):
     from roost.engines.tiny_model import write_tiny_model
 
     model = write_tiny_model(tmp_path / "model")
-    spec = ServerSpec(EngineKind.TORCH, str(model), device="cpu", adapter_rank=4, api_key="secret", max_context=64)
+    spec = ServerSpec(EngineKind.TORCH, str(model), device="cpu", lora_rank=4, api_key="secret", max_context=64)
     process = await start_ready(spec, tmp_path, limit=HANG_S)
     answers = [
         httpx.get(f"{process.url}/v1/models", headers=headers, timeout=HANG_S, trust_env=False).status_code
@@ -362,7 +362,7 @@ async def test_vllm(vllm_python, tmp_path):
         dtype="float32",
         max_context=64,
         sleeps=True,
-        adapter_rank=4,
+        lora_rank=4,
         api_key="secret",
         python=vllm_python,
         args=("--enforce-eager",),

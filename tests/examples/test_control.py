@@ -77,7 +77,7 @@ def tried(tmp_path_factory):
         f"actor.model.model_path={model}",
         f"runner.max_steps={STEPS}",
         f"data.rollout_batch_size={EPISODES}",
-        f"train.evaluation_tasks={EVALUATED}",
+        f"train.eval_tasks={EVALUATED}",
         "train.task.environment.driver._target_=tests.examples.witness.Witness",
         f"+train.task.environment.driver.notes={folder / 'notes'}",
         "train.task.environment.max_steps=5",

@@ -84,7 +84,7 @@ def test_transformers_reads_the_merged_model(adapted, tmp_path):
 
 
 def test_the_adapter_keeps_its_precision_where_the_model_has_less(learner):
-    one = learner(adapter=AdapterSettings(rank=4), compute_type="bfloat16")
+    one = learner(adapter=AdapterSettings(rank=4), compute_dtype="bfloat16")
     assert {(weight.dtype, weight.requires_grad) for weight in one.module.parameters()} == {
         (torch.bfloat16, False),
         (torch.float32, True),

@@ -68,7 +68,7 @@ def test_numbers_of_other_programs():
     ],
 )
 def test_divided_by_the_deviation_of_the_population(estimator, expected):
-    settings = AdvantageSettings(estimator, divides_by_std=True)
+    settings = AdvantageSettings(estimator, normalize_by_std=True)
     assert advantages(RETURNS, GROUPS, settings).tolist() == pytest.approx(expected)
     assert advantages([5.0, 5.0], ["a", "a"], settings).tolist() == [0.0, 0.0]
 

@@ -40,14 +40,14 @@ def test_flash_attention_is_as_each_sequence_alone(device, window):
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_a_gpu_learns_as_the_host_does(models, device, compute):
-    settings = settings_of(models(), compute_type=compute)
+    settings = settings_of(models(), compute_dtype=compute)
     _, expected = trained(Learner(settings_of(models()), torch.device("cpu")), *BATCHES)
     _, told = trained(Learner(settings, device), *BATCHES)
     assert told == pytest.approx(expected, rel=1e-3 if compute == "float32" else 0.1, abs=1e-2)
 
 
 def test_offloading_frees_the_device_and_changes_nothing(models, device, tmp_path):
-    settings = settings_of(models(hidden_size=512, intermediate_size=2048), compute_type="bfloat16")
+    settings = settings_of(models(hidden_size=512, intermediate_size=2048), compute_dtype="bfloat16")
     one = Learner(settings, device)
     one.learn(BATCHES[0], totals_of(BATCHES[0]))
     one.save(tmp_path / "step")

@@ -25,7 +25,7 @@ TOTALS = [totals_of([*one, *other]) for one, other in SHARES]
 SETTINGS = [
     pytest.param({}, id="all weights"),
     pytest.param(
-        {"adapter": AdapterSettings(rank=4), "checkpoints_activations": True}, id="adapter", marks=pytest.mark.long
+        {"adapter": AdapterSettings(rank=4), "activation_checkpointing": True}, id="adapter", marks=pytest.mark.long
     ),
 ]
 
@@ -76,7 +76,7 @@ def test_two_ranks_are_as_one(models, tmp_path, changes):
 @pytest.mark.long
 def test_two_ranks_in_bfloat16_are_near_one(models, tmp_path):
     shares = [tuple([_with_returns(sample) for sample in share] for share in shares) for shares in SHARES[:2]]
-    plain = settings_of(models(), compute_type="bfloat16")
+    plain = settings_of(models(), compute_dtype="bfloat16")
     adapted = dataclasses.replace(plain, adapter=AdapterSettings(rank=4))
     cases = [
         (learn_and_keep, plain, shares, TOTALS[:2], str(tmp_path / "critic"), VALUE),

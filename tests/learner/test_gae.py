@@ -24,13 +24,13 @@ from roost.spec.training import AdvantageSettings, Whitening
 )
 def test_along_a_sample(discount, gae_lambda, advantages):
     values = np.array([0.5, 0.6, 0.2], dtype=np.float32)
-    found = token_advantages(np.array([0, 0, 1.0]), values, AdvantageSettings(discount=discount, gae_lambda=gae_lambda))
+    found = token_advantages(np.array([0, 0, 1.0]), values, AdvantageSettings(gamma=discount, gae_lambda=gae_lambda))
     assert found.advantages.tolist() == pytest.approx(advantages, abs=1e-6)
     assert found.returns.tolist() == pytest.approx([a + v for a, v in zip(advantages, (0.5, 0.6, 0.2), strict=True)])
 
 
 def test_one_token():
-    found = token_advantages(np.array([2.0]), np.array([0.5]), AdvantageSettings(discount=0.9, gae_lambda=0.9))
+    found = token_advantages(np.array([2.0]), np.array([0.5]), AdvantageSettings(gamma=0.9, gae_lambda=0.9))
     assert (found.advantages.tolist(), found.returns.tolist()) == ([1.5], [2.0])
 
 
@@ -42,7 +42,7 @@ def test_no_token():
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=9), st.floats(-10, 10), st.floats(0, 1))
 def test_to_the_end_the_critic_is_to_say_the_discounted_outcome(values, outcome, discount):
     rewards = rewards_of_tokens(np.zeros(len(values), int), outcome, ())
-    found = token_advantages(rewards, np.array(values), AdvantageSettings(discount=discount, gae_lambda=1.0))
+    found = token_advantages(rewards, np.array(values), AdvantageSettings(gamma=discount, gae_lambda=1.0))
     expected = [outcome * discount**left for left in reversed(range(len(values)))]
     assert found.returns.tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -64,7 +64,7 @@ def plainly(rewards, values, discount, gae_lambda, after):
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=9), NUMBERS, st.floats(0, 1), st.floats(0, 1))
 def test_against_the_sum_that_defines_it(steps, after, discount, gae_lambda):
     rewards, values = [reward for reward, _ in steps], [value for _, value in steps]
-    chosen = AdvantageSettings(discount=discount, gae_lambda=gae_lambda)
+    chosen = AdvantageSettings(gamma=discount, gae_lambda=gae_lambda)
     found = token_advantages(np.array(rewards), np.array(values), chosen, after)
     advantages, returns = plainly(rewards, values, discount, gae_lambda, after)
     assert found.advantages.tolist() == pytest.approx(advantages, abs=1e-9)
@@ -75,7 +75,7 @@ def test_against_the_sum_that_defines_it(steps, after, discount, gae_lambda):
 def test_a_critic_that_is_right_makes_a_cut_no_difference(steps, data, discount):
     cut = data.draw(st.integers(1, len(steps) - 1))
     rewards, values = (np.array([step[place] for step in steps]) for place in (0, 1))
-    chosen = AdvantageSettings(discount=discount, gae_lambda=1.0)
+    chosen = AdvantageSettings(gamma=discount, gae_lambda=1.0)
     whole = token_advantages(rewards, values, chosen)
     part = token_advantages(rewards[:cut], values[:cut], chosen, value_after=float(whole.returns[cut]))
     assert part.advantages.tolist() == pytest.approx(whole.advantages[:cut].tolist(), abs=1e-9)

@@ -49,7 +49,7 @@ def test_a_window_is_as_in_transformers(models):
     [
         pytest.param({"micro_batch_tokens": 1}, id="each sample alone"),
         pytest.param({"logit_tokens": 1000}, id="all logits at once"),
-        pytest.param({"checkpoints_activations": True}, id="activations recomputed"),
+        pytest.param({"activation_checkpointing": True}, id="activations recomputed"),
     ],
 )
 def test_how_the_work_is_cut_changes_nothing(learner, family, changes):
@@ -137,10 +137,10 @@ def test_samples_that_nothing_was_made_of(learner):
 
 def test_bfloat16_is_near_float32(learner):
     samples = drawn_samples(12, 5, 9)
-    exact, near = learner().score(samples), learner(compute_type="bfloat16").score(samples)
+    exact, near = learner().score(samples), learner(compute_dtype="bfloat16").score(samples)
     difference = max(abs(one - other).max() for one, other in zip(exact, near, strict=True))
     assert 0 < difference < 0.1
-    one = learner(compute_type="bfloat16")
+    one = learner(compute_dtype="bfloat16")
     assert one.learn(samples, totals_of(samples))["skipped"] == 0
     assert {weight.dtype for weight in one.module.parameters()} == {torch.float32}
 
@@ -149,7 +149,7 @@ def test_entropy_is_learnt_only_where_asked(learner):
     samples = drawn_samples(12, 9)
     plain = learner()
     told = plain.learn(samples, totals_of(samples))
-    spread = learner(loss=LossSettings(entropy_coefficient=1.0))
+    spread = learner(loss=LossSettings(entropy_coef=1.0))
     told_too = spread.learn(samples, totals_of(samples))
     assert told["entropy"] == told_too["entropy"] > 0
     assert told_too["loss"] == pytest.approx(told["policy_loss"] - told["entropy"], rel=1e-5)
@@ -173,9 +173,9 @@ def test_a_critic_learns_what_to_expect(learner):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"weight_type": "float33"}, "float33", id="no type"),
-        pytest.param({"compute_type": "float16"}, "write bfloat16", id="type that needs scaling"),
-        pytest.param({"weight_type": "bfloat16"}, "write float32 for both", id="type below that of computing"),
+        pytest.param({"weight_dtype": "float33"}, "float33", id="no type"),
+        pytest.param({"compute_dtype": "float16"}, "write bfloat16", id="type that needs scaling"),
+        pytest.param({"weight_dtype": "bfloat16"}, "write float32 for both", id="type below that of computing"),
         pytest.param({"temperature": 0.0}, "over 0", id="temperature"),
         pytest.param({"adapter": AdapterSettings(targets=("nothing",))}, "nothing", id="adapter of nothing"),
     ],

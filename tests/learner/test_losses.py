@@ -7,7 +7,7 @@ import torch
 
 from roost.learner.losses import PolicyBatch, policy_loss
 from roost.learner.token_weights import Totals
-from roost.spec.training import Behaviour, KlEstimator, LossSettings, Mean, RatioLevel
+from roost.spec.training import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
 
 
 def logs(probabilities):
@@ -49,15 +49,25 @@ def two_sequences(**others):
     [
         # losses -1.28 * 2, -0.5 * 2 and 2, of which the first is clipped; weights 1/4, 1/4, 1/2
         pytest.param({}, -0.64 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="mean of sequences"),
-        pytest.param({"mean": Mean.TOKENS}, (-2.56 - 1.0 + 2.0) / 3, [0.0, -1 / 3, 2 / 3], id="mean of tokens"),
-        pytest.param({"mean": Mean.CONSTANT}, (-2.56 - 1.0 + 2.0) / 8, [0.0, -1 / 8, 2 / 8], id="constant"),
-        pytest.param({"clip_high": 1.25}, -0.625 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="clip of 1/(1+e) to 1+e"),
-        pytest.param({"clip_high": 1.6}, -0.75 - 0.25 + 1.0, [-0.75, -0.25, 1.0], id="within the clip"),
+        pytest.param(
+            {"loss_aggregation": LossAggregation.TOKEN_MEAN},
+            (-2.56 - 1.0 + 2.0) / 3,
+            [0.0, -1 / 3, 2 / 3],
+            id="mean of tokens",
+        ),
+        pytest.param(
+            {"loss_aggregation": LossAggregation.SEQ_SUM_NORM},
+            (-2.56 - 1.0 + 2.0) / 8,
+            [0.0, -1 / 8, 2 / 8],
+            id="constant",
+        ),
+        pytest.param({"clip_range_high": 0.25}, -0.625 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="clip of 1/(1+e) to 1+e"),
+        pytest.param({"clip_range_high": 0.6}, -0.75 - 0.25 + 1.0, [-0.75, -0.25, 1.0], id="within the clip"),
         pytest.param({"dual_clip": 1.5}, -0.64 - 0.25 + 0.75, [0.0, -0.25, 0.0], id="dual clip"),
         pytest.param({"dual_clip": 3.0}, -0.64 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="within the dual clip"),
         # -A log p: 2 log(5/3), 2 log 5, -log(5/4)
         pytest.param(
-            {"ratio": RatioLevel.NONE},
+            {"importance_sampling_level": RatioLevel.NONE},
             2 * math.log(5 / 3) / 4 + 2 * math.log(5) / 4 - math.log(5 / 4) / 2,
             [-0.5, -0.5, 0.5],
             id="no ratio",
@@ -65,33 +75,56 @@ def two_sequences(**others):
     ],
 )
 def test_losses_of_tokens(settings, loss, gradient):
-    check(two_sequences(), LossSettings(**{"clip_low": 0.8, "clip_high": 1.28, **settings}), loss, gradient)
+    check(two_sequences(), LossSettings(**{"clip_range": 0.2, "clip_range_high": 0.28, **settings}), loss, gradient)
 
 
 @pytest.mark.parametrize(
-    ("clip_low", "loss", "gradient"),
-    [pytest.param(0.6, 0.6, 0.0, id="clipped"), pytest.param(0.4, 0.5, 0.5, id="within the clip")],
+    ("clip_range", "loss", "gradient"),
+    [pytest.param(0.4, 0.6, 0.0, id="clipped"), pytest.param(0.6, 0.5, 0.5, id="within the clip")],
 )
-def test_the_lower_bound_is_its_own(clip_low, loss, gradient):
-    check(batch([0.2], [0.4], [-1.0], [0], [0]), LossSettings(clip_low=clip_low, clip_high=1.2), loss, [gradient])
+def test_the_lower_bound_is_its_own(clip_range, loss, gradient):
+    check(
+        batch([0.2], [0.4], [-1.0], [0], [0]),
+        LossSettings(clip_range=clip_range, clip_range_high=0.2),
+        loss,
+        [gradient],
+    )
 
 
 @pytest.mark.parametrize(
     ("advantage", "level", "mean", "loss", "gradient"),
     [
         # ratios of tokens 2, 3/4, 1/2: of turns 3/2 and 1/2, of the trajectory 3/4; clipped to 0.8 and 1.2
-        pytest.param(1.0, RatioLevel.TURN, Mean.SEQUENCES, -(1.2 + 0.5) / 2, [0.0, 0.0, -0.25], id="turn, better"),
-        pytest.param(-1.0, RatioLevel.TURN, Mean.SEQUENCES, (1.5 + 0.8) / 2, [0.75, 0.75, 0.0], id="turn, worse"),
-        pytest.param(1.0, RatioLevel.TURN, Mean.TOKENS, -(2 * 1.2 + 0.5) / 3, [0.0, 0.0, -1 / 6], id="turn, tokens"),
+        pytest.param(
+            1.0, RatioLevel.TURN, LossAggregation.SEQ_MEAN, -(1.2 + 0.5) / 2, [0.0, 0.0, -0.25], id="turn, better"
+        ),
+        pytest.param(
+            -1.0, RatioLevel.TURN, LossAggregation.SEQ_MEAN, (1.5 + 0.8) / 2, [0.75, 0.75, 0.0], id="turn, worse"
+        ),
+        pytest.param(
+            1.0,
+            RatioLevel.TURN,
+            LossAggregation.TOKEN_MEAN,
+            -(2 * 1.2 + 0.5) / 3,
+            [0.0, 0.0, -1 / 6],
+            id="turn, tokens",
+        ),
         # both tokens of the turn hold its ratio, and each moves both
-        pytest.param(-1.0, RatioLevel.TURN, Mean.TOKENS, (2 * 1.5 + 0.8) / 3, [1.0, 1.0, 0.0], id="long turn counts"),
-        pytest.param(1.0, RatioLevel.TRAJECTORY, Mean.SEQUENCES, -0.75, [-0.75] * 3, id="trajectory, better"),
-        pytest.param(-1.0, RatioLevel.TRAJECTORY, Mean.SEQUENCES, 0.8, [0.0] * 3, id="trajectory, worse"),
+        pytest.param(
+            -1.0,
+            RatioLevel.TURN,
+            LossAggregation.TOKEN_MEAN,
+            (2 * 1.5 + 0.8) / 3,
+            [1.0, 1.0, 0.0],
+            id="long turn counts",
+        ),
+        pytest.param(1.0, RatioLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, -0.75, [-0.75] * 3, id="trajectory, better"),
+        pytest.param(-1.0, RatioLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, 0.8, [0.0] * 3, id="trajectory, worse"),
     ],
 )
 def test_losses_of_turns_and_trajectories(advantage, level, mean, loss, gradient):
     some = batch([0.8, 0.3, 0.2], [0.4, 0.4, 0.4], [advantage] * 3, [0, 0, 0], [0, 0, 1])
-    check(some, LossSettings(ratio=level, mean=mean), loss, gradient)
+    check(some, LossSettings(importance_sampling_level=level, loss_aggregation=mean), loss, gradient)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +132,15 @@ def test_losses_of_turns_and_trajectories(advantage, level, mean, loss, gradient
     [
         # old to engine 3, 1/2 and 1: weights 2 (the cap), 1/2 and 1; new is old
         pytest.param({}, -(2.0 + 0.5 + 1.0) / 3, [-2 / 3, -0.5 / 3, -1 / 3], id="token"),
-        pytest.param({"importance_cap": 5.0}, -(3.0 + 0.5 + 1.0) / 3, [-1.0, -0.5 / 3, -1 / 3], id="below the cap"),
-        pytest.param({"ratio": RatioLevel.TURN}, -(1.5 + 1.0) / 2, [-0.75, -0.75, -0.5], id="turn: 3/2 and 1"),
-        pytest.param({"ratio": RatioLevel.TRAJECTORY}, -1.5, [-1.5] * 3, id="trajectory"),
         pytest.param(
-            {"ratio": RatioLevel.NONE},
+            {"importance_weight_cap": 5.0}, -(3.0 + 0.5 + 1.0) / 3, [-1.0, -0.5 / 3, -1 / 3], id="below the cap"
+        ),
+        pytest.param(
+            {"importance_sampling_level": RatioLevel.TURN}, -(1.5 + 1.0) / 2, [-0.75, -0.75, -0.5], id="turn: 3/2 and 1"
+        ),
+        pytest.param({"importance_sampling_level": RatioLevel.TRAJECTORY}, -1.5, [-1.5] * 3, id="trajectory"),
+        pytest.param(
+            {"importance_sampling_level": RatioLevel.NONE},
             -(2.0 * math.log(0.6) + 0.5 * math.log(0.2) + math.log(0.4)) / 3,
             [-2 / 3, -0.5 / 3, -1 / 3],
             id="no ratio",
@@ -114,13 +151,13 @@ def test_proximal_losses_are_weighted(settings, loss, gradient):
     probabilities = [0.6, 0.2, 0.4]
     engine = logs([0.2, 0.4, 0.4]).requires_grad_()
     some = batch(probabilities, probabilities, [1.0] * 3, [0, 0, 0], [0, 0, 1], engine_logprobs=engine)
-    check(some, LossSettings(**{"behaviour": Behaviour.PROXIMAL, **settings}), loss, gradient)
+    check(some, LossSettings(**{"old_logprobs": OldLogprobs.DECOUPLED, **settings}), loss, gradient)
     assert engine.grad is None
 
 
 def test_the_ratio_may_be_taken_against_the_engine():
     some = batch([0.6], None, [2.0], [0], [0], engine_logprobs=logs([0.5]))
-    check(some, LossSettings(behaviour=Behaviour.ENGINE, clip_high=1.5), -2.4, [-2.4])
+    check(some, LossSettings(old_logprobs=OldLogprobs.ROLLOUT, clip_range_high=0.5), -2.4, [-2.4])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +175,9 @@ def test_reference_and_entropy_are_weighted_as_the_loss(estimator, kl, slopes):
     reference = logs([0.25, 0.8, 0.4])
     places = [0, 0, 0], [0, 0, 1]
     some = batch([0.5, 0.4, 0.4], [0.5, 0.4, 0.4], [0.0] * 3, *places, entropy=entropy, reference_logprobs=reference)
-    settings = LossSettings(ratio=RatioLevel.TURN, kl_coefficient=0.1, kl_estimator=estimator, entropy_coefficient=0.01)
+    settings = LossSettings(
+        importance_sampling_level=RatioLevel.TURN, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.01
+    )
     bonus = 0.01 * (1.0 / 4 + 3.0 / 4 + 2.0 / 2)
     last_slope = 1.0 if estimator is KlEstimator.K1 else 0.0
     gradient = [0.1 * slopes[0] / 4, 0.1 * slopes[1] / 4, 0.1 * last_slope / 2]
@@ -149,7 +188,9 @@ def test_reference_and_entropy_are_weighted_as_the_loss(estimator, kl, slopes):
 def test_what_is_told():
     others = {"entropy": torch.tensor([1.0, 2.0, 3.0]), "reference_logprobs": logs([0.6, 0.2, 0.4])}
     some = two_sequences(engine_logprobs=logs([0.1, 0.4, 0.4]), **others)
-    settings = LossSettings(behaviour=Behaviour.PROXIMAL, mean=Mean.TOKENS, dual_clip=1.5)
+    settings = LossSettings(
+        old_logprobs=OldLogprobs.DECOUPLED, loss_aggregation=LossAggregation.TOKEN_MEAN, dual_clip=1.5
+    )
     _, told = policy_loss(some, settings, totals_of(some))
     losses = [-1.2 * 2 * 2.0, -0.5 * 2, 1.5]  # the first weighted by the cap
     assert {name: value.item() for name, value in told.items()} == pytest.approx(
@@ -187,15 +228,17 @@ def test_clipped_is_what_lost_its_gradient(advantage, low, high):
 
 
 @pytest.mark.parametrize("level", list(RatioLevel))
-@pytest.mark.parametrize("behaviour", list(Behaviour))
+@pytest.mark.parametrize("old_logprobs", list(OldLogprobs))
 @pytest.mark.parametrize("far", [1e4, -1e4])
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
-def test_huge_log_ratios_stay_finite(level, behaviour, far, advantage):
+def test_huge_log_ratios_stay_finite(level, old_logprobs, far, advantage):
     logprobs = torch.full((3,), -1.0, requires_grad=True)
     away = logprobs.detach() - far
     places = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
     some = PolicyBatch(logprobs, away, away - far, torch.full((3,), advantage), *places)
-    loss, told = policy_loss(some, LossSettings(ratio=level, behaviour=behaviour), totals_of(some))
+    loss, told = policy_loss(
+        some, LossSettings(importance_sampling_level=level, old_logprobs=old_logprobs), totals_of(some)
+    )
     loss.backward()
     assert all(torch.isfinite(value) for value in (loss, *told.values()))
     assert torch.isfinite(logprobs.grad).all()
@@ -204,7 +247,9 @@ def test_huge_log_ratios_stay_finite(level, behaviour, far, advantage):
 def test_a_rank_may_have_no_tokens():
     floats, places = torch.zeros(0, requires_grad=True), torch.zeros(0, dtype=torch.long)
     nothing = PolicyBatch(floats, floats.detach(), floats.detach(), floats.detach(), places, places)
-    loss, told = policy_loss(nothing, LossSettings(ratio=RatioLevel.TURN), Totals(sequences=2, tokens=9, longest=9))
+    loss, told = policy_loss(
+        nothing, LossSettings(importance_sampling_level=RatioLevel.TURN), Totals(sequences=2, tokens=9, longest=9)
+    )
     loss.backward()
     assert {name: value.item() for name, value in told.items()} == dict.fromkeys(told, 0.0)
 
@@ -212,10 +257,12 @@ def test_a_rank_may_have_no_tokens():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        pytest.param({}, "behaviour recomputed needs the learner's own", id="old"),
-        pytest.param({"behaviour": Behaviour.PROXIMAL}, "behaviour proximal needs the learner's own", id="proximal"),
-        pytest.param({"behaviour": Behaviour.ENGINE, "kl_coefficient": 0.1}, "no reference_logprobs", id="reference"),
-        pytest.param({"behaviour": Behaviour.ENGINE, "entropy_coefficient": 0.1}, "has no entropy", id="entropy"),
+        pytest.param({}, "old_logprobs recompute needs the learner's own", id="old"),
+        pytest.param(
+            {"old_logprobs": OldLogprobs.DECOUPLED}, "old_logprobs decoupled needs the learner's own", id="proximal"
+        ),
+        pytest.param({"old_logprobs": OldLogprobs.ROLLOUT, "kl_coef": 0.1}, "no reference_logprobs", id="reference"),
+        pytest.param({"old_logprobs": OldLogprobs.ROLLOUT, "entropy_coef": 0.1}, "has no entropy", id="entropy"),
     ],
 )
 def test_what_is_missing_is_told(settings, message):

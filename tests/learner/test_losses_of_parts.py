@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from roost.learner.losses import PolicyBatch, policy_loss
 from roost.learner.token_weights import Totals
 from roost.learner.value_loss import ValueBatch, value_loss
-from roost.spec.training import Behaviour, KlEstimator, LossSettings, Mean, RatioLevel
+from roost.spec.training import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
 
 SHAPES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=6)  # turns of sequences
 LOSSES = st.builds(
     LossSettings,
-    ratio=st.sampled_from(RatioLevel),
-    mean=st.sampled_from(Mean),
-    behaviour=st.sampled_from(Behaviour),
+    importance_sampling_level=st.sampled_from(RatioLevel),
+    loss_aggregation=st.sampled_from(LossAggregation),
+    old_logprobs=st.sampled_from(OldLogprobs),
     dual_clip=st.sampled_from([None, 1.5]),
-    kl_coefficient=st.sampled_from([0.0, 0.1]),
+    kl_coef=st.sampled_from([0.0, 0.1]),
     kl_estimator=st.sampled_from(KlEstimator),
-    entropy_coefficient=st.sampled_from([0.0, 0.1]),
+    entropy_coef=st.sampled_from([0.0, 0.1]),
 )
 
 
@@ -70,14 +70,14 @@ def test_any_cut_along_sequences_gives_the_same(shape, kind, seed, data):
         torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
 
 
-@given(SHAPES, st.sampled_from(Mean), st.integers(0, 1000), st.integers(0, 6))
+@given(SHAPES, st.sampled_from(LossAggregation), st.integers(0, 1000), st.integers(0, 6))
 def test_any_cut_gives_the_same_to_a_critic(shape, mean, seed, cut):
     whole = drawn(shape, seed)
     totals = Totals(sequences=len(shape), tokens=len(whole.turn), longest=20)
 
     def of(some):
         values = ValueBatch(some.logprobs, some.old_logprobs, some.engine_logprobs, some.sequence)
-        return value_loss(values, LossSettings(mean=mean), totals)
+        return value_loss(values, LossSettings(loss_aggregation=mean), totals)
 
     expected, told = of(whole)
     parts = [of(part(whole, list(sequences))) for sequences in (range(cut), range(cut, len(shape)))]
@@ -92,13 +92,16 @@ def gradient_of(batch, kind, totals):
     return logprobs.grad
 
 
-@given(SHAPES, st.sampled_from(Mean), st.sampled_from([None, 1.5]), st.integers(0, 1000))
+@given(SHAPES, st.sampled_from(LossAggregation), st.sampled_from([None, 1.5]), st.integers(0, 1000))
 def test_before_the_first_step_a_ratio_of_tokens_is_plain_policy_gradient(shape, mean, dual_clip, seed):
     whole = drawn(shape, seed)
     unmoved = replace(whole, old_logprobs=whole.logprobs)
     totals = Totals(sequences=len(shape), tokens=len(whole.turn), longest=20)
-    by_ratio = gradient_of(unmoved, LossSettings(mean=mean, dual_clip=dual_clip), totals)
-    torch.testing.assert_close(by_ratio, gradient_of(unmoved, LossSettings(ratio=RatioLevel.NONE, mean=mean), totals))
+    by_ratio = gradient_of(unmoved, LossSettings(loss_aggregation=mean, dual_clip=dual_clip), totals)
+    torch.testing.assert_close(
+        by_ratio,
+        gradient_of(unmoved, LossSettings(importance_sampling_level=RatioLevel.NONE, loss_aggregation=mean), totals),
+    )
 
 
 @pytest.mark.parametrize(("level", "expected"), [(RatioLevel.TURN, [-1.0, -1.0, -1.0]), (RatioLevel.TOKEN, [-0.5] * 3)])
@@ -106,5 +109,5 @@ def test_a_turn_is_one_action(level, expected):
     """Before the first step, with advantage 2: the gradient of a turn is that of the sum of its log-probabilities."""
     logprobs, places = torch.tensor([-1.0, -2.0, -3.0, -1.0]), torch.tensor([0, 0, 0, 1])
     some = PolicyBatch(logprobs, logprobs, logprobs, torch.full((4,), 2.0), torch.zeros_like(places), places)
-    found = gradient_of(some, LossSettings(ratio=level), Totals(sequences=1, tokens=4, longest=4))
+    found = gradient_of(some, LossSettings(importance_sampling_level=level), Totals(sequences=1, tokens=4, longest=4))
     assert found[:3].tolist() == pytest.approx(expected)

@@ -14,8 +14,8 @@ ADVANTAGES = np.array([0.3, -0.3, 0.0, 0.01, -0.02])
     [
         pytest.param({}, [0, 1, 2, 3, 4], 0, 0, id="all, even without advantage"),
         pytest.param({"least": 0.02}, [0, 1, 4], 2, 0, id="as far as the least is far enough"),
-        pytest.param({"positive_only": True}, [0, 3], 0, 3, id="zero is not positive"),
-        pytest.param({"least": 0.1, "positive_only": True}, [0], 3, 1, id="each is counted for one reason"),
+        pytest.param({"positive_advantages_only": True}, [0, 3], 0, 3, id="zero is not positive"),
+        pytest.param({"least": 0.1, "positive_advantages_only": True}, [0], 3, 1, id="each is counted for one reason"),
         pytest.param({"least": 1.0}, [], 5, 0, id="none is left"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost.learner.token_weights import Totals, shares_of_means, token_weights
-from roost.spec.training import Mean, RatioLevel
+from roost.spec.training import LossAggregation, RatioLevel
 
 # two sequences: turns of 3 and 1 tokens, and one turn of 2 tokens
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 2, 2])
@@ -15,14 +15,14 @@ EACH_EIGHTH = [1 / 8] * 4 + [1 / 4] * 2
 @pytest.mark.parametrize(
     ("level", "mean", "expected"),
     [
-        pytest.param(RatioLevel.TOKEN, Mean.SEQUENCES, EACH_EIGHTH, id="token, sequences"),
-        pytest.param(RatioLevel.NONE, Mean.SEQUENCES, EACH_EIGHTH, id="none, sequences"),
-        pytest.param(RatioLevel.TRAJECTORY, Mean.SEQUENCES, EACH_EIGHTH, id="trajectory, sequences"),
-        pytest.param(RatioLevel.TURN, Mean.SEQUENCES, [1 / 12] * 3 + [1 / 4] * 3, id="turn, sequences"),
-        pytest.param(RatioLevel.TURN, Mean.TOKENS, [1 / 6] * 6, id="turn, tokens"),
-        pytest.param(RatioLevel.TOKEN, Mean.TOKENS, [1 / 6] * 6, id="token, tokens"),
-        pytest.param(RatioLevel.TOKEN, Mean.CONSTANT, [1 / 20] * 6, id="token, constant"),
-        pytest.param(RatioLevel.TOKEN, Mean.SUMS, [1 / 2] * 6, id="token, sums"),
+        pytest.param(RatioLevel.TOKEN, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="token, sequences"),
+        pytest.param(RatioLevel.NONE, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="none, sequences"),
+        pytest.param(RatioLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="trajectory, sequences"),
+        pytest.param(RatioLevel.TURN, LossAggregation.SEQ_MEAN, [1 / 12] * 3 + [1 / 4] * 3, id="turn, sequences"),
+        pytest.param(RatioLevel.TURN, LossAggregation.TOKEN_MEAN, [1 / 6] * 6, id="turn, tokens"),
+        pytest.param(RatioLevel.TOKEN, LossAggregation.TOKEN_MEAN, [1 / 6] * 6, id="token, tokens"),
+        pytest.param(RatioLevel.TOKEN, LossAggregation.SEQ_SUM_NORM, [1 / 20] * 6, id="token, constant"),
+        pytest.param(RatioLevel.TOKEN, LossAggregation.SEQ_SUM, [1 / 2] * 6, id="token, sums"),
     ],
 )
 def test_weights(level, mean, expected):
@@ -30,16 +30,16 @@ def test_weights(level, mean, expected):
 
 
 def test_a_part_counts_as_in_the_whole():
-    alone = token_weights(torch.tensor([0, 0]), torch.tensor([0, 0]), RatioLevel.TURN, Mean.SEQUENCES, WHOLE)
+    alone = token_weights(torch.tensor([0, 0]), torch.tensor([0, 0]), RatioLevel.TURN, LossAggregation.SEQ_MEAN, WHOLE)
     assert alone.tolist() == pytest.approx([1 / 4] * 2)
 
 
 @pytest.mark.parametrize(
     ("mean", "weights", "expected"),
     [
-        pytest.param(Mean.TOKENS, [0.5, 0.25], 0.5 * 4 + 0.25 * 8, id="as the loss"),
-        pytest.param(Mean.CONSTANT, [0.01, 0.01], (4 + 8) / 6, id="over all tokens alike"),
-        pytest.param(Mean.SUMS, [0.5, 0.5], (4 + 8) / 6, id="sums, over all tokens alike"),
+        pytest.param(LossAggregation.TOKEN_MEAN, [0.5, 0.25], 0.5 * 4 + 0.25 * 8, id="as the loss"),
+        pytest.param(LossAggregation.SEQ_SUM_NORM, [0.01, 0.01], (4 + 8) / 6, id="over all tokens alike"),
+        pytest.param(LossAggregation.SEQ_SUM, [0.5, 0.5], (4 + 8) / 6, id="sums, over all tokens alike"),
     ],
 )
 def test_what_a_part_adds_to_a_mean(mean, weights, expected):

@@ -5,7 +5,7 @@ import torch
 
 from roost.learner.token_weights import Totals
 from roost.learner.value_loss import ValueBatch, value_loss
-from roost.spec.training import LossSettings, Mean
+from roost.spec.training import LossAggregation, LossSettings
 
 TOTALS = Totals(sequences=2, tokens=3, longest=4)
 
@@ -33,10 +33,16 @@ def batch(values):
             LossSettings(value_clip=0), (0.5 + 0.0) / 4 + 4.5 / 2, [-0.25, 0.0, -1.5], id="a clip of nothing is none"
         ),
         pytest.param(
-            LossSettings(value_clip=None, mean=Mean.TOKENS), (0.5 + 4.5) / 3, [-1 / 3, 0.0, -1.0], id="by tokens"
+            LossSettings(value_clip=None, loss_aggregation=LossAggregation.TOKEN_MEAN),
+            (0.5 + 4.5) / 3,
+            [-1 / 3, 0.0, -1.0],
+            id="by tokens",
         ),
         pytest.param(
-            LossSettings(value_clip=None, mean=Mean.CONSTANT), (0.5 + 4.5) / 8, [-1 / 8, 0.0, -3 / 8], id="constant"
+            LossSettings(value_clip=None, loss_aggregation=LossAggregation.SEQ_SUM_NORM),
+            (0.5 + 4.5) / 8,
+            [-1 / 8, 0.0, -3 / 8],
+            id="constant",
         ),
     ],
 )
@@ -52,7 +58,9 @@ def test_loss_and_gradient(settings, loss, gradient):
 @pytest.mark.parametrize(("clip", "share"), [(0.5, 2 / 3), (1.0, 1 / 3), (0.0, 0.0), (None, 0.0)])
 def test_what_is_told(clip, share):
     values = torch.tensor([1.0, 2.0, -1.0], requires_grad=True)
-    _, told = value_loss(batch(values), LossSettings(value_clip=clip, mean=Mean.TOKENS), TOTALS)
+    _, told = value_loss(
+        batch(values), LossSettings(value_clip=clip, loss_aggregation=LossAggregation.TOKEN_MEAN), TOTALS
+    )
     del told["value_loss"]
     assert {name: value.item() for name, value in told.items()} == pytest.approx(
         {"value": 2 / 3, "return": 2.0, "squared_error": 10 / 3, "squared_return": 4.0, "value_clipped": share}

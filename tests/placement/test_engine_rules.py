@@ -15,7 +15,7 @@ from roost.spec.errors import Findings, Severity, shown
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What a plan or another setting decides; written twice, one of them would be ignored.
-DECIDED = {"kind", "model", "name", "device", "tensor", "pipeline", "dtype", "seed", "sleeps", "adapter_rank"}
+DECIDED = {"kind", "model", "name", "device", "tensor", "pipeline", "dtype", "seed", "sleeps", "lora_rank"}
 
 
 def job(model="org/model", rollout="1", **train):

@@ -40,21 +40,21 @@ def found(config):
 BROKEN = {
     "no-learner": (rlinf({"rollout": "0-7"}), "train.task", "needs actor, a learner, which is not placed"),
     "no-engine": (rlinf({"actor": "0-7"}), "train.task", "needs rollout, an engine, which is not placed"),
-    "no-critic": (rlinf(estimator="gae"), "train.estimator", "is gae, but there is no critic"),
-    "no-reference": (rlinf(kl_coefficient=0.1), "train.kl_coefficient", "needs a reference, which is not placed"),
+    "no-critic": (rlinf(advantage_estimator="gae"), "train.advantage_estimator", "is gae, but there is no critic"),
+    "no-reference": (rlinf(kl_coef=0.1), "train.kl_coef", "needs a reference, which is not placed"),
     "few-samples": (
-        rlinf(groups=1, group_size=3),
+        rlinf(prompts_per_step=1, num_generations=3),
         "train.minibatch_size",
         "a minibatch of 3 samples cannot be spread over 4 learners",
     ),
     "small-minibatches": (
-        rlinf(groups=4, group_size=4, minibatch_size=2),
+        rlinf(prompts_per_step=4, num_generations=4, minibatch_size=2),
         "train.minibatch_size",
         "a minibatch of 2 samples cannot be spread over 4 learners",
     ),
     "groups-of-one": (
-        rlinf(group_size=1, estimator="grpo"),
-        "train.group_size",
+        rlinf(num_generations=1, advantage_estimator="grpo"),
+        "train.num_generations",
         "is 1, but grpo compares samples of one prompt",
     ),
     "no-chance": (rlinf(temperature=0), "train.temperature", "is 0, so that all samples of a prompt are alike"),
@@ -64,30 +64,29 @@ BROKEN = {
         "is torch, which runs on one device, but rollout is cut over several",
     ),
     "lag": (
-        rlinf(max_policy_lag=1, behaviour="recomputed"),
-        "train.behaviour",
-        "is recomputed, but samples may be of an older policy",
+        rlinf(max_staleness=1, old_logprobs="recompute"),
+        "train.old_logprobs",
+        "is recompute, but samples may be of an older policy",
     ),
-    "clip-as-distance": (
-        rlinf(clip_low=0.2, clip_high=0.2),
-        "train.clip_low",
-        "the ratio's bounds 0.2 and 0.2 do not have 1 between them",
+    "dual-clip": (rlinf(dual_clip=1.2), "train.dual_clip", "is 1.2; it must be above 1 + clip_range_high, 1.2"),
+    "float16": (rlinf(compute_dtype="float16"), "train.compute_dtype", "is float16, whose losses Roost does not scale"),
+    "small-weights": (
+        rlinf(weight_dtype="bfloat16"),
+        "train.weight_dtype",
+        "is bfloat16, but compute_dtype is float32",
     ),
-    "dual-clip": (rlinf(dual_clip=1.2), "train.dual_clip", "is 1.2; it must be above clip_high, 1.2"),
-    "float16": (rlinf(compute_type="float16"), "train.compute_type", "is float16, whose losses Roost does not scale"),
-    "small-weights": (rlinf(weight_type="bfloat16"), "train.weight_type", "is bfloat16, but compute_type is float32"),
     "hold-in-sglang": (
-        rlinf(in_flight="hold", engine="sglang", adapter_rank=8),
+        rlinf(in_flight="hold", engine="sglang", lora_rank=8),
         "train.in_flight",
         "is hold, which sglang cannot do",
     ),
     "hold-with-an-adapter": (
-        rlinf(in_flight="hold", adapter_rank=8),
+        rlinf(in_flight="hold", lora_rank=8),
         "train.in_flight",
         "is hold, but an adapter is trained",
     ),
     "critic-that-learns-nothing": (
-        rlinf(WITH_CRITIC, estimator="gae", critic_learning_rate=0),
+        rlinf(WITH_CRITIC, advantage_estimator="gae", critic_learning_rate=0),
         "train.critic_learning_rate",
         "is 0, with which the critic learns nothing",
     ),
@@ -104,24 +103,24 @@ def test_a_broken_rule_is_an_error(config, where, what):
 
 KEPT = {
     "plain": rlinf(),
-    "critic": rlinf(WITH_CRITIC, estimator="gae"),
-    "critic-learns": rlinf(WITH_CRITIC, estimator="gae", critic_learning_rate=1e-5),
-    "reference": rlinf({"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coefficient=0.1),
-    "adapter-is-its-own-reference": rlinf(kl_coefficient=0.1, adapter_rank=8),
-    "a-sample-for-each": rlinf(groups=1, group_size=4),
-    "groups-of-one": rlinf(group_size=1, estimator="reinforce++"),
+    "critic": rlinf(WITH_CRITIC, advantage_estimator="gae"),
+    "critic-learns": rlinf(WITH_CRITIC, advantage_estimator="gae", critic_learning_rate=1e-5),
+    "reference": rlinf({"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coef=0.1),
+    "adapter-is-its-own-reference": rlinf(kl_coef=0.1, lora_rank=8),
+    "a-sample-for-each": rlinf(prompts_per_step=1, num_generations=4),
+    "groups-of-one": rlinf(num_generations=1, advantage_estimator="reinforce++"),
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
-    "part-and-engine": rlinf(top_p=0.9, behaviour="engine"),
+    "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout"),
     "engine-of-the-notation": roll(WIDE),
     "engine-on-one-device": roll({"strategy_name": "vllm"}, engine="torch"),
-    "lag": rlinf(max_policy_lag=1),
-    "lag-and-engine": rlinf(max_policy_lag=2, behaviour="engine"),
-    "clip": rlinf(clip_low=1, clip_high=1),
+    "lag": rlinf(max_staleness=1),
+    "lag-and-engine": rlinf(max_staleness=2, old_logprobs="rollout"),
+    "clip": rlinf(clip_range=1, clip_range_high=1),
     "dual-clip": rlinf(dual_clip=1.3),
-    "mixed": rlinf(compute_type="bfloat16"),
-    "small-adapter": rlinf(compute_type="bfloat16", weight_type="bfloat16", adapter_rank=8),
-    "hold": rlinf(in_flight="hold", max_policy_lag=1),
-    "drop-with-an-adapter": rlinf(in_flight="drop", adapter_rank=8),
+    "mixed": rlinf(compute_dtype="bfloat16"),
+    "small-adapter": rlinf(compute_dtype="bfloat16", weight_dtype="bfloat16", lora_rank=8),
+    "hold": rlinf(in_flight="hold", max_staleness=1),
+    "drop-with-an-adapter": rlinf(in_flight="drop", lora_rank=8),
     "drain-in-vllm": rlinf(in_flight="drain", engine="vllm"),
     "whole-copies": roll({"strategy_name": "vllm"}, learner={**CUT, "strategy_config": {}}),
 }
@@ -139,21 +138,23 @@ def test_drawing_from_a_part_is_a_warning(name):
     assert finding.where.path == ("train", name)
 
 
-SMALL = {"compute_type": "bfloat16", "weight_type": "bfloat16"}
+SMALL = {"compute_dtype": "bfloat16", "weight_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
     "config",
     [
         pytest.param(rlinf(**SMALL), id="bfloat16"),
-        pytest.param(rlinf(**SMALL | {"weight_type": "float16"}), id="float16"),
-        pytest.param(rlinf(WITH_CRITIC, **SMALL, estimator="gae", adapter_rank=8), id="critic-beside-an-adapter"),
+        pytest.param(rlinf(**SMALL | {"weight_dtype": "float16"}), id="float16"),
+        pytest.param(
+            rlinf(WITH_CRITIC, **SMALL, advantage_estimator="gae", lora_rank=8), id="critic-beside-an-adapter"
+        ),
     ],
 )
 def test_weights_of_16_bits_are_a_warning(config):
     (finding,) = found(config)
     assert finding.severity is Severity.WARNING
-    assert finding.where.path == ("train", "weight_type")
+    assert finding.where.path == ("train", "weight_dtype")
     assert finding.what.endswith("in which steps of usual learning rates are rounded away")
 
 

@@ -34,7 +34,7 @@ class Script:
         return Score(reward, goes_on=self._goes_on)
 
     def player(self, settings):
-        return LocalPlayer(self, self.open_draw, settings.episode_limit_s)
+        return LocalPlayer(self, self.open_draw, settings.episode_timeout_s)
 
     def open_draw(self, number, episode, attempt):
         async def draw(token_ids, turn, max_tokens):

@@ -15,7 +15,7 @@ from tests.rollout.script import Script, completion, for_ever, others_running, r
 def begin(scenario, places=100, number=0, **settings):
     collect = CollectSettings(**{"group_size": 2, "attempts": 3, **settings})
     task = scenario.task(Split.TRAIN, number)
-    player = LocalPlayer(scenario, scenario.open_draw, collect.episode_limit_s)
+    player = LocalPlayer(scenario, scenario.open_draw, collect.episode_timeout_s)
     return GroupPlay(number, task, 5, player, collect, asyncio.Semaphore(places), lambda: None)
 
 
@@ -246,7 +246,7 @@ def test_an_episode_that_hangs_ends_at_its_limit():
         return await for_ever() if episode else 1.0
 
     async def play():
-        return await over(begin(Script(plays), episode_limit_s=0.5, attempts=2))
+        return await over(begin(Script(plays), episode_timeout_s=0.5, attempts=2))
 
     group = ran(play())
     assert (who(group), group.failed) == ([0], 1)
@@ -300,7 +300,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
                 return Score(0.0)
 
         limit = 0.5 if ended_by == "limit" else 3600
-        playing = begin(Deaf(None), episode_limit_s=limit, attempts=1)
+        playing = begin(Deaf(None), episode_timeout_s=limit, attempts=1)
         await settled()
         try:
             group = await (over(playing) if ended_by == "limit" else playing.result())

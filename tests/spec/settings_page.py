@@ -112,7 +112,7 @@ INTRODUCTION = """\
 A config that has a section `train` trains with `roost train`; without it, it only places. Each setting stands in that
 section by its name here, or under the key that its notation already has for the same. Where both are written they must
 agree. `null` is as good as left out, unless the setting says otherwise, and so is `-1` for a whole number. *from* means
-that the setting follows from what the key says, such as the clip's bounds from how far the ratio may be from 1.
+that the setting follows from what the key says, such as `clip_range` from `algorithm.ratio_clip_eps`.
 `engine` may be written in `train` beside a notation's own: so a job made for a cluster runs on a laptop.
 
 The column *default* is Roost's own. A setting that a config leaves out has its notation's default where that differs:
@@ -126,17 +126,18 @@ DEFAULTS = """\
 {rows}
 
 - ROLL: with `adv_estimator: gae`, `gae_lambda` is 0.95 and `value_clip` 0. Where `validation` or `val_env_manager` is
-  there, `evaluate_every` is 10 and `evaluation_temperature` 0.95 (environments: the training temperature). A completion
+  there, `eval_every` is 10 and `eval_temperature` 0.95 (environments: the training temperature). A completion
   has `sequence_length` - `prompt_length` tokens (1024 if left out), or `response_length`; with environments
   `max_new_tokens`. Roost decides otherwise: `keep_checkpoints` is 3, where ROLL keeps all.
-- ml-loop: the bounds of the ratio are 1/1.1 and 1.1; minibatches have 32 samples. The engine is vLLM where
+- ml-loop: ratios are clipped to [1/1.1, 1.1]; minibatches have 32 samples. The engine is vLLM where
   `llm.vllm_server` or `llm.inference_server_class` is there, and then `max_context` is `llm.vllm_server.max_model_len`.
   Roost decides otherwise: without `llm.lora_rank` all weights are trained, where ml-loop trains an adapter.
 - RLinf: `dual_clip` is 3 with `actor.training_backend: fsdp` if `algorithm.clip_ratio_c` is left out (null: none). With
   `max_steps: -1` the run ends after `max_epochs` passes over the tasks; with both, after whichever is less. What else
   RLinf needs written has Roost's default. Roost decides otherwise: a run saves at its end also where `save_interval` is
   0 or less, and text tasks are evaluated as `val_check_interval` says.
-- With `estimator: gae`, `whitening` is `tokens_biased` in RLinf's and ml-loop's notation if nothing says otherwise."""
+- With `advantage_estimator: gae`, `whiten_advantages` is `tokens_biased` in RLinf's and ml-loop's notation if
+  nothing says otherwise."""
 
 UNFOLLOWED = """\
 ## Keys that Roost does not follow

@@ -93,34 +93,34 @@ AS_WRITTEN = {
     "name": "my-agents",
     "task": {"_target_": "my_agents.Runner"},
     "model": "some/model",
-    "steps": 90,
-    "groups": 16,
-    "group_size": 8,
-    "epochs": 3,
+    "max_steps": 90,
+    "prompts_per_step": 16,
+    "num_generations": 8,
+    "ppo_epochs": 3,
     "minibatch_size": 2,  # as many
-    "fraction": 0.9,
+    "rollout_fraction": 0.9,
     "group_fraction": 0.75,
     "learning_rate": 3e-5,
     "weight_decay": 0.02,
     "max_grad_norm": 0.25,
-    "schedule": Schedule.CONSTANT,
-    "estimator": Estimator.LEAVE_ONE_OUT,
-    "divides_by_std": False,
-    "least_advantage": 0.02,
-    "clip_high": 1.1,
-    "max_tokens": 700,
+    "lr_scheduler_type": Schedule.CONSTANT,
+    "advantage_estimator": Estimator.LEAVE_ONE_OUT,
+    "normalize_by_std": False,
+    "min_abs_advantage": 0.02,
+    "clip_range_high": 0.1,
+    "max_new_tokens": 700,
     "temperature": 0.5,
     "top_p": 1.0,
-    "adapter_rank": 4,
-    "adapter_alpha": 12,
-    "adapter_targets": ("q_proj", "v_proj"),
-    "compute_type": "bfloat16",
+    "lora_rank": 4,
+    "lora_alpha": 12,
+    "lora_target_modules": ("q_proj", "v_proj"),
+    "compute_dtype": "bfloat16",
     "engine": "vllm",
     "engine_options": {"max_context": 32768},
     "keep_checkpoints": 7,
-    "evaluate_every": 5,
-    "evaluation_samples": 2,
-    "evaluation_temperature": 0.0,
+    "eval_every": 5,
+    "eval_samples": 2,
+    "eval_temperature": 0.0,
 }
 
 
@@ -150,15 +150,21 @@ def read(config, *overrides):
         pytest.param((), {}, id="nothing"),
         pytest.param(
             ("rl/params=debug",),
-            {"steps": 1000, "groups": 2, "group_size": 2, "minibatch_size": 1, "clip_high": 1.25},
+            {
+                "max_steps": 1000,
+                "prompts_per_step": 2,
+                "num_generations": 2,
+                "minibatch_size": 1,
+                "clip_range_high": 0.25,
+            },
             id="debug",
         ),
         pytest.param(
             ("rl.params.total_iterations=3", "rl.optimization.optimizer.lr=1e-4", "llm.lora_rank=16"),
-            {"steps": 3, "learning_rate": 1e-4, "adapter_rank": 16},
+            {"max_steps": 3, "learning_rate": 1e-4, "lora_rank": 16},
             id="single-keys",
         ),
-        pytest.param(("rl.params.adv_normalization=true",), {"divides_by_std": True}, id="normalised"),
+        pytest.param(("rl.params.adv_normalization=true",), {"normalize_by_std": True}, id="normalised"),
         pytest.param(("+train.engine=torch",), {"engine": "torch", "engine_options": {}}, id="engine-of-train"),
         pytest.param(
             ("+train.engine_options.max_context=64",), {"engine_options": {"max_context": 64}}, id="options-of-train"
@@ -175,4 +181,4 @@ def test_devices_of_a_composed_job(config):
     actor, rollout = read(config).components
     assert (actor.asks.devices, rollout.asks.devices) == ([0, 1, 2, 3], [4, 5, 6, 7])
     assert rollout.parallel.tensor == 4
-    assert (actor.model.path, actor.model.adapter_rank) == ("some/model", 4)
+    assert (actor.model.path, actor.model.lora_rank) == ("some/model", 4)

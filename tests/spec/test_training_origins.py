@@ -21,7 +21,7 @@ runner:
   max_steps: 7
 train:
   task: {_target_: my.Task}
-  group_size: 4
+  num_generations: 4
 """
 LOOP = """
 rl:
@@ -45,13 +45,13 @@ def test_every_setting_is_in_the_plan(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "origin", "key", "line"),
     [
-        ("group_size", 4, Origin.CONFIG, "train.group_size", 13),
+        ("num_generations", 4, Origin.CONFIG, "train.num_generations", 13),
         ("learning_rate", 2e-5, Origin.CONFIG, "actor.optim.lr", 5),
-        ("clip_low", 0.7, Origin.CONFIG, "algorithm.ratio_clip_eps", 8),
+        ("clip_range", 0.3, Origin.CONFIG, "algorithm.ratio_clip_eps", 8),
         ("model", "some/model", Origin.CONFIG, "actor.model.model_path", 6),
-        ("steps", 3, Origin.OVERRIDE, "runner.max_steps", None),
+        ("max_steps", 3, Origin.OVERRIDE, "runner.max_steps", None),
         ("top_p", 0.5, Origin.OVERRIDE, "train.top_p", None),
-        ("attempts", 3, Origin.ROOST, None, None),
+        ("episode_attempts", 3, Origin.ROOST, None, None),
     ],
 )
 def test_a_settings_origin(name, value, origin, key, line, tmp_path):
@@ -64,8 +64,12 @@ def test_a_settings_origin(name, value, origin, key, line, tmp_path):
 
 def test_a_notations_default_is_told_from_roosts(tmp_path):
     found, _ = origins(LOOP, tmp_path)
-    assert (found["clip_high"].value, found["clip_high"].origin, found["clip_high"].keys) == (1.1, Origin.NOTATION, ())
-    assert found["attempts"].origin is Origin.ROOST
+    assert (found["clip_range_high"].value, found["clip_range_high"].origin, found["clip_range_high"].keys) == (
+        0.1,
+        Origin.NOTATION,
+        (),
+    )
+    assert found["episode_attempts"].origin is Origin.ROOST
 
 
 def test_a_plan_keeps_its_settings_through_json(tmp_path):
@@ -97,9 +101,9 @@ def test_explain_says_it_in_words(tmp_path):
     assert words.stdout.startswith(f"learning_rate is 2e-05, from {job}:5:5 actor.optim.lr.\n")
     overridden = run("explain", job, "train.learning_rate", "actor.optim.lr=1e-4", width=300).stdout
     assert overridden.startswith("learning_rate is 0.0001, from command line actor.optim.lr.\n")
-    default = run("explain", job, "train.attempts", width=300).stdout
-    assert default.startswith("attempts is 3, from Roost's default.\n")
-    assert "ml-loop's default" in run("explain", write(tmp_path, LOOP), "train.clip_low").stdout
+    default = run("explain", job, "train.episode_attempts", width=300).stdout
+    assert default.startswith("episode_attempts is 3, from Roost's default.\n")
+    assert "ml-loop's default" in run("explain", write(tmp_path, LOOP), "train.clip_range").stdout
 
 
 def test_explain_lists_all_of_them(tmp_path):

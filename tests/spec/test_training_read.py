@@ -85,8 +85,8 @@ def written(value):
 def beside(key):
     """What a setting means something with: an adapter its rank, a minibatch the batch that it is part of."""
     if key.name == "minibatch_size":
-        return {"groups": CollectSettings().groups, "group_size": CollectSettings().group_size}
-    return {"adapter_rank": 3} if key.name in ("adapter_alpha", "adapter_targets") else {}
+        return {"prompts_per_step": CollectSettings().groups, "num_generations": CollectSettings().group_size}
+    return {"lora_rank": 3} if key.name in ("lora_alpha", "lora_target_modules") else {}
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
@@ -123,9 +123,9 @@ def test_the_clip_of_values_can_be_switched_off(notation, path, written):
 
 def test_what_is_left_out_where_the_plan_decides():
     settings = settings_of()
-    assert settings.learner.checkpoints_activations is None
+    assert settings.learner.activation_checkpointing is None
     assert settings.critic_learning_rate is None
-    assert settings_of(checkpoints_activations=False).learner.checkpoints_activations is False
+    assert settings_of(activation_checkpointing=False).learner.activation_checkpointing is False
 
 
 def test_a_run_keeps_checkpoints_unless_it_says_otherwise():
@@ -178,10 +178,10 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
     ("train", "what", "why"),
     [
         pytest.param({"learning_rat": 1}, "is not a key Roost knows", "did you mean learning_rate?", id="key"),
-        pytest.param({"estimator": "grop"}, "is 'grop'", "did you mean grpo?", id="choice"),
+        pytest.param({"advantage_estimator": "grop"}, "is 'grop'", "did you mean grpo?", id="choice"),
         pytest.param({"engine": "vlm"}, "is 'vlm'", "did you mean vllm?", id="engine"),
-        pytest.param({"steps": 0}, "is 0; it must be a whole number of at least 1", "", id="least"),
-        pytest.param({"steps": 1.5}, "is 1.5; it must be a whole number of at least 1", "", id="part-of-a-step"),
+        pytest.param({"max_steps": 0}, "is 0; it must be a whole number of at least 1", "", id="least"),
+        pytest.param({"max_steps": 1.5}, "is 1.5; it must be a whole number of at least 1", "", id="part-of-a-step"),
         pytest.param({"min_p": 2}, "is 2; it must be at most 1", "", id="most"),
         pytest.param({"learning_rate": -1}, "is -1; it must be a number that is not negative", "", id="negative"),
         pytest.param({"learning_rate": "-1e-5"}, "is '-1e-5'; it must be a number that is not negative", "", id="word"),
@@ -190,7 +190,7 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
         pytest.param({"learning_rate": math.inf}, "is inf; it must be at most 1e+12", "", id="infinite"),
         pytest.param({"learning_rate": math.nan}, "is nan; it must be a number that is not negative", "", id="nan"),
         pytest.param({"learning_rate": "small"}, "is 'small'; it must be a number that is not negative", "", id="text"),
-        pytest.param({"positive_only": "yes"}, "is 'yes'; it must be true or false", "", id="flag"),
+        pytest.param({"positive_advantages_only": "yes"}, "is 'yes'; it must be true or false", "", id="flag"),
         pytest.param({"task": "Sums"}, "is 'Sums'; it must be a mapping", "", id="mapping"),
         pytest.param({"task": {"largest": 4}}, "has no _target_", "", id="target"),
         pytest.param({"task": None}, "is missing", "", id="task"),
@@ -210,7 +210,7 @@ def test_a_learning_rate_as_yaml_readers_give_it(rate, tmp_path):
         f"actor: {{optim: {{lr: {rate}}}}}\n"
         "train: {task: {_target_: a.B}, model: a/b}\n"
     )
-    for overrides in ([], ["+train.steps=5"]):
+    for overrides in ([], ["+train.max_steps=5"]):
         findings = Findings()
         assert read_job(load(file, overrides, findings), findings).training.learner.optimizer.learning_rate == 2e-5
         assert not findings.found
@@ -240,14 +240,24 @@ def test_the_model_is_the_actors_then_the_engines():
 @pytest.mark.parametrize(
     ("train", "count", "what"),
     [
-        pytest.param({"groups": 4, "group_size": 8, "minibatch_size": 8}, 4, None, id="divides"),
-        pytest.param({"groups": 4, "group_size": 8, "minibatch_size": 32}, 1, None, id="all"),
-        pytest.param({"groups": 40, "group_size": 6, "minibatch_size": 32}, 8, "do not divide the 240", id="uneven"),
-        pytest.param({"groups": 4, "group_size": 8, "minibatch_size": 33}, 1, "a step has 32 samples", id="too-large"),
+        pytest.param({"prompts_per_step": 4, "num_generations": 8, "minibatch_size": 8}, 4, None, id="divides"),
+        pytest.param({"prompts_per_step": 4, "num_generations": 8, "minibatch_size": 32}, 1, None, id="all"),
+        pytest.param(
+            {"prompts_per_step": 40, "num_generations": 6, "minibatch_size": 32},
+            8,
+            "do not divide the 240",
+            id="uneven",
+        ),
+        pytest.param(
+            {"prompts_per_step": 4, "num_generations": 8, "minibatch_size": 33},
+            1,
+            "a step has 32 samples",
+            id="too-large",
+        ),
     ],
 )
 def test_minibatches(train, count, what):
-    settings, findings = read(config_of(**train, epochs=3, steps=7))
+    settings, findings = read(config_of(**train, ppo_epochs=3, max_steps=7))
     assert settings.minibatches == count
     assert settings.learner.optimizer.total_steps == 7 * 3 * count
     assert len(findings.found) == (what is not None)
@@ -260,17 +270,20 @@ def test_minibatches(train, count, what):
         pytest.param(config_of(top_p=0.5), "top_p", ("train", "top_p"), id="train"),
         pytest.param(config_of(), "top_p", ("train", "top_p"), id="nowhere"),
         pytest.param(
-            merged(config_of(), ("algorithm", "group_size"), 4), "group_size", ("algorithm", "group_size"), id="native"
+            merged(config_of(), ("algorithm", "group_size"), 4),
+            "num_generations",
+            ("algorithm", "group_size"),
+            id="native",
         ),
         pytest.param(
             merged(config_of(), ("algorithm", "ratio_clip_eps"), 0.2),
-            "clip_low",
+            "clip_range",
             ("algorithm", "ratio_clip_eps"),
             id="made-of",
         ),
         pytest.param(
             merged(config_of(Notation.ROLL), ("response_length",), 9),
-            "max_tokens",
+            "max_new_tokens",
             ("response_length",),
             id="made-roll",
         ),

@@ -64,8 +64,8 @@ def test_whitening_counts_every_token_that_the_policy_made():
     ("settings", "kept"),
     [
         pytest.param({"least": 0.9}, [0, 1, 2, 4], id="what is too near to zero"),
-        pytest.param({"positive_only": True}, [0, 2], id="what is not positive"),
-        pytest.param({"least": 1.2, "positive_only": True}, [2], id="both"),
+        pytest.param({"positive_advantages_only": True}, [0, 2], id="what is not positive"),
+        pytest.param({"least": 1.2, "positive_advantages_only": True}, [2], id="both"),
         pytest.param({"least": 99.0}, [], id="everything"),
     ],
 )
@@ -89,7 +89,7 @@ def test_samples_that_are_alone_are_told():
 def test_a_critic_s_values_become_advantages_and_returns():
     batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
     values = [np.array([9, 9, 0.5, 0.75], np.float32), np.array([9, 9, 0.5, 0.25], np.float32)]
-    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, discount=1.0, gae_lambda=0.0)
+    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=0.0)
     selected, _, _ = with_advantages(with_values(batch, values), settings)
     raw = np.array([0.25, 0.25, -0.25, -0.25])  # each value less the one after it, and the outcome less the last
     white = (raw - raw.mean()) / (raw.std() + 1e-5)
@@ -182,7 +182,7 @@ def test_a_critic_looks_along_an_episode_through_all_its_sequences():
     episode = with_sequences(group.episodes[0], 2, Score(3.0, of_turns=(1.0, 2.0)))
     batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
     values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
-    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, discount=1.0, gae_lambda=1.0)
+    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=1.0)
     selected, _, _ = with_advantages(with_values(batch, values), settings)
     assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 2.0], [0, 0, 3.0]]
     raw = np.array([2.0 - 0.5, 3.0 - 0.25])
@@ -214,7 +214,7 @@ def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(pl
     episodes = tuple(stepping(rewards, goes_on, 10 * index) for index, (rewards, goes_on) in enumerate(played))
     batch = batch_of([replace(made_group(0, []), episodes=episodes)])
     valued = with_values(batch, [said_of(sample) for sample in [*batch.samples, *continuations(batch)]])
-    chosen = AdvantageSettings(Estimator.GAE, discount=discount, gae_lambda=gae_lambda)
+    chosen = AdvantageSettings(Estimator.GAE, gamma=discount, gae_lambda=gae_lambda)
     found = [sample.returns[1] for sample in with_advantages(valued, chosen)[0].samples]
 
     expected = []

@@ -9,8 +9,8 @@ from roost.spec.training import LearnerSettings, OptimizerSettings, TrainSetting
 from roost.trainer.divergence import Diverged, SkippedSteps, check_policy, check_skipped, explained, likely_cause
 
 
-def settings_of(weight_type="float32", **optimizer):
-    return TrainSettings(LearnerSettings("model", weight_type, optimizer=OptimizerSettings(**optimizer)))
+def settings_of(weight_dtype="float32", **optimizer):
+    return TrainSettings(LearnerSettings("model", weight_dtype, optimizer=OptimizerSettings(**optimizer)))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def settings_of(collect=None, **evaluation):
 
 async def evaluated(fleet, exam, settings, version):
     draws = draws_of(fleet, settings)[EVALUATION]
-    player = LocalPlayer(exam, draws.open, settings.collect.episode_limit_s)
+    player = LocalPlayer(exam, draws.open, settings.collect.episode_timeout_s)
     return await evaluate(exam, player, settings, version, draws.close)
 
 

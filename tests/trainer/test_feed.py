@@ -352,7 +352,7 @@ def test_an_episode_that_hangs_fails_at_its_limit():
         return await for_ever() if (number, episode) == (0, 1) else 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), episode_limit_s=0.5, attempts=1)
+        feed = feed_of(Script(plays), episode_timeout_s=0.5, attempts=1)
         feed.begin(0)
         return await feed.take(0), feed.pop_tally()
 
@@ -378,7 +378,7 @@ def test_a_scenario_that_swallows_its_cancellation_does_not_hold_the_feed(ended_
 
         limit = 0.5 if ended_by == "limit" else 3600
         share = 0.5 if ended_by == "cut off" else 1.0
-        feed = feed_of(Script(plays), episode_limit_s=limit, attempts=1, fraction=share, group_fraction=share)
+        feed = feed_of(Script(plays), episode_timeout_s=limit, attempts=1, fraction=share, group_fraction=share)
         feed.begin(0)
         await settled()
         try:
@@ -423,7 +423,7 @@ async def even_ones_teach_nothing(number, episode, attempt):
 
 def test_equal_groups_are_replaced():
     async def collect():
-        feed = feed_of(Script(even_ones_teach_nothing), drops_equal_groups=True)
+        feed = feed_of(Script(even_ones_teach_nothing), dynamic_sampling=True)
         feed.begin(0)
         return numbers(await feed.take(0)), feed.pop_tally().equal_groups
 
@@ -444,7 +444,7 @@ def test_a_useless_group_is_replaced_while_others_are_still_played(is_lost, max_
                 await slow.wait()
             return 1.0 if number == 1 else float(episode)
 
-        feed = feed_of(Script(plays), max_lag, drops_equal_groups=True)
+        feed = feed_of(Script(plays), max_lag, dynamic_sampling=True)
         feed.begin(0)
         new = feed.position.next
         taking = asyncio.create_task(feed.take(0))
@@ -476,7 +476,7 @@ def test_a_replaced_group_is_waited_for(ended_by):
             return float(episode) if number else 1.0
 
         scenario = Script(plays)
-        settings = CollectSettings(groups=1, group_size=2, redundancy=1, drops_equal_groups=True)
+        settings = CollectSettings(groups=1, group_size=2, redundancy=1, dynamic_sampling=True)
         feed = Feed(scenario, scenario.player(settings), settings, 0, 11, on_end=ended.append)
         feed.begin(0)
         taking = asyncio.create_task(feed.take(0))
@@ -511,7 +511,7 @@ def test_replacing_stops_at_its_limit_in_every_step():
         return 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), drops_equal_groups=True)
+        feed = feed_of(Script(plays), dynamic_sampling=True)
         steps = []
         for version in range(2):
             feed.begin(version)
@@ -548,7 +548,7 @@ def test_a_run_that_is_resumed_learns_from_every_task_once(max_lag, groups, live
 
     async def live(steps):
         nonlocal version, position
-        feed = feed_of(Script(plays), max_lag, position, version, groups=groups, drops_equal_groups=True)
+        feed = feed_of(Script(plays), max_lag, position, version, groups=groups, dynamic_sampling=True)
         for _ in range(steps):
             feed.begin(version)
             taken.extend(numbers(await feed.take(version)))

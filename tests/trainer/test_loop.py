@@ -16,11 +16,11 @@ from roost.placement.residency import Decision
 from roost.runtime.trace.spans import SpanRecorder
 from roost.spec.training import (
     AdvantageSettings,
-    Behaviour,
     CollectSettings,
     Estimator,
     LearnerSettings,
     LossSettings,
+    OldLogprobs,
     TrainSettings,
 )
 from roost.trainer.checkpoints import TrainerState
@@ -146,7 +146,7 @@ class Run:
             self.scenario,
             self.scenario.player(self.settings.collect),
             self.settings.collect,
-            self.settings.max_policy_lag,
+            self.settings.max_staleness,
             self.settings.seed,
             self.state.position,
             self.state.version,
@@ -279,7 +279,7 @@ def test_a_step_that_leaves_everything_out_goes_on_without_learning():
 @pytest.mark.parametrize(("allowed", "is_error"), [(0, True), (1, True), (2, False)])
 def test_tokens_that_are_too_old_end_the_run(allowed, is_error):
     """Engines that say they took an update, and go on with what they had: nobody but the tokens tells."""
-    run = Run(settings_of(steps=3, max_policy_lag=allowed), engines_take_updates=False)
+    run = Run(settings_of(steps=3, max_staleness=allowed), engines_take_updates=False)
     if not is_error:
         assert ran(run.go()).told[-1][1]["lag/max"] == 2
         return
@@ -317,7 +317,7 @@ def reports(run):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
     wrong = [[], [WrongWeights("rollout-1", "the probe is off by 4")]]
-    run = trained(settings_of(steps=3, max_policy_lag=lag), wrong_weights=wrong)
+    run = trained(settings_of(steps=3, max_staleness=lag), wrong_weights=wrong)
     assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3], [4, 5]]
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert sorted(learnt) == samples_of(range(6)), "each is learnt from once"
@@ -331,8 +331,8 @@ def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
 
 
 STREAMED = [
-    pytest.param({"loss": {"behaviour": Behaviour.PROXIMAL}}, {}, id="scored by the learner"),
-    pytest.param({"loss": {"behaviour": Behaviour.ENGINE}}, {}, id="not scored"),
+    pytest.param({"loss": {"old_logprobs": OldLogprobs.DECOUPLED}}, {}, id="scored by the learner"),
+    pytest.param({"loss": {"old_logprobs": OldLogprobs.ROLLOUT}}, {}, id="not scored"),
     pytest.param({}, {"has_inference": True}, id="scored while the learner learns"),
 ]
 
@@ -394,7 +394,7 @@ def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
             await asyncio.sleep(0)
         run.events.append(f"played {number}")
 
-    settings = settings_of(steps=2, groups=1, group_size=1, max_policy_lag=1)
+    settings = settings_of(steps=2, groups=1, group_size=1, max_staleness=1)
     run = trained(settings, plays=plays)
     assert order_of(run, "play 1", "played 1", "policy learnt", "version 1")[:4] == [
         "play 1",
@@ -412,7 +412,7 @@ def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_l
         for _ in range(number * 7919 % 53):  # as if by chance
             await asyncio.sleep(0)
 
-    run = trained(settings_of(steps=8, groups=3, max_policy_lag=max_lag), plays=plays)
+    run = trained(settings_of(steps=8, groups=3, max_staleness=max_lag), plays=plays)
     assert all(figures["lag/max"] <= max_lag for _, figures, _ in run.told)
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert len(learnt) == len(set(learnt)) == 8 * 6
@@ -423,7 +423,7 @@ def test_minibatches_are_learnt_from_while_others_are_still_generated():
         while number == 0 and "policy learnt" not in run.events:
             await asyncio.sleep(0)
 
-    run = trained(settings_of(minibatches=2, loss={"behaviour": Behaviour.PROXIMAL}), plays=plays)
+    run = trained(settings_of(minibatches=2, loss={"old_logprobs": OldLogprobs.DECOUPLED}), plays=plays)
     assert run.policy.learnt == [samples_of([1]), samples_of([0])]
     assert run.told[0][2] == [1, 0]
     assert run.told[0][1]["samples/learnt"] == 4
@@ -466,10 +466,10 @@ def test_what_is_made_ready_ahead_ends_with_a_step_that_fails():
     [
         pytest.param({}, id="recomputed log-probabilities must be of before the first part"),
         pytest.param(
-            {"loss": {"behaviour": Behaviour.ENGINE}, "advantage": AdvantageSettings(Estimator.REINFORCE)},
+            {"loss": {"old_logprobs": OldLogprobs.ROLLOUT}, "advantage": AdvantageSettings(Estimator.REINFORCE)},
             id="normalised over the whole step",
         ),
-        pytest.param({"loss": {"behaviour": Behaviour.ENGINE}, "epochs": 2}, id="gone through twice"),
+        pytest.param({"loss": {"old_logprobs": OldLogprobs.ROLLOUT}, "epochs": 2}, id="gone through twice"),
     ],
 )
 def test_minibatches_wait_for_all_groups_where_they_must(case):
@@ -489,20 +489,20 @@ def test_minibatches_wait_for_all_groups_where_they_must(case):
     ("case", "scored"),
     [
         pytest.param({}, ["policy scores"], id="the learner's own log-probabilities"),
-        pytest.param({"loss": {"behaviour": Behaviour.PROXIMAL}}, ["policy scores"], id="proximal"),
-        pytest.param({"loss": {"behaviour": Behaviour.ENGINE}}, [], id="the engine's"),
+        pytest.param({"loss": {"old_logprobs": OldLogprobs.DECOUPLED}}, ["policy scores"], id="proximal"),
+        pytest.param({"loss": {"old_logprobs": OldLogprobs.ROLLOUT}}, [], id="the engine's"),
         pytest.param(
-            {"loss": {"kl_coefficient": 0.1}}, ["policy scores", "policy scores as reference"], id="its own reference"
+            {"loss": {"kl_coef": 0.1}}, ["policy scores", "policy scores as reference"], id="its own reference"
         ),
         pytest.param(
-            {"loss": {"kl_coefficient": 0.1}, "has_reference": True},
+            {"loss": {"kl_coef": 0.1}, "has_reference": True},
             ["policy scores", "reference scores"],
             id="a reference apart",
         ),
         pytest.param({"has_reference": True}, ["policy scores"], id="a reference that nobody needs"),
         pytest.param({"has_inference": True}, ["inference scores"], id="inference on devices of its own"),
         pytest.param(
-            {"loss": {"kl_coefficient": 0.1}, "has_inference": True},
+            {"loss": {"kl_coef": 0.1}, "has_inference": True},
             ["inference scores", "policy scores as reference"],
             id="inference, and the policy's own reference",
         ),
@@ -570,7 +570,7 @@ class Breaking(Model):
 def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most, rows, message):
     monkeypatch.setattr(Breaking, "skips", skips)
     monkeypatch.setattr(f"{__name__}.Model", Breaking)
-    run = Run(settings_of(steps=4, minibatches=2, max_skipped_steps=most, max_policy_lag=0, epochs=1))
+    run = Run(settings_of(steps=4, minibatches=2, max_skipped_steps=most, max_staleness=0, epochs=1))
     with pytest.raises(Diverged, match=message) if message else contextlib.nullcontext():
         ran(run.go())
     assert [figures.get("steps/skipped") for _, figures, _ in run.told] == rows

@@ -122,12 +122,12 @@ def test_a_run_without_a_checkpoint_is_not_erased_by_going_on_with_it(job, tmp_p
 
 def test_a_config_that_changed_is_told(job, tmp_path):
     values = json.loads(json.dumps(dict(job.source.values), default=dict))
-    values["train"]["groups"] = 99
+    values["train"]["prompts_per_step"] = 99
     RunFolder.create(tmp_path / "run", json.dumps(values), "{}")
     said = []
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
         resumed(job, tmp_path / "run", said)
-    assert "the config is not the one that the run began with; changed: train.groups" in said
+    assert "the config is not the one that the run began with; changed: train.prompts_per_step" in said
 
 
 HOLDS = "from roost.runtime.folder_lock import FolderLock as L; import sys; h = L.take(sys.argv[1]); input('held')"
@@ -229,7 +229,7 @@ def test_a_finished_run_is_not_launched_again(job, tmp_path):
     run.finish(3)
     said = []
     assert resumed(job, tmp_path / "run", said).state.step == 3
-    assert said[-1] == f"{tmp_path / 'run'} is finished: 3 steps are done; raise train.steps to train on"
+    assert said[-1] == f"{tmp_path / 'run'} is finished: 3 steps are done; raise train.max_steps to train on"
 
 
 class Sized:

@@ -64,7 +64,7 @@ class ControlScenario:
         context: str = "step",
         max_steps: int = 500,
         tasks: int = 10_000,
-        evaluation_tasks: int = 100,
+        eval_tasks: int = 100,
         reward_scale: float = 1.0,
         invalid_penalty: float = 0.0,
     ) -> None:
@@ -79,7 +79,7 @@ class ControlScenario:
         )
         self._environment, self._context, self._max_steps = environment, Context(context), max_steps
         self._environments: Environments | None = None
-        self._sizes = {Split.TRAIN: tasks, Split.EVALUATION: evaluation_tasks}
+        self._sizes = {Split.TRAIN: tasks, Split.EVALUATION: eval_tasks}
         self._scale, self._penalty = reward_scale, invalid_penalty
 
     def use_environments(self, environments: Environments) -> None:

@@ -13,7 +13,7 @@ from roost.spec.engine_options import FORMS, is_text
 from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 # What the judge's other keys and its place decide, and what only a model that is trained has a use for.
-DECIDED = ("model", "name", "served_name", "device", "host", "api_key", "sleeps", "adapter_rank", "weight_transfer")
+DECIDED = ("model", "name", "served_name", "device", "host", "api_key", "sleeps", "lora_rank", "weight_transfer")
 OPTIONS = tuple(field.name for field in fields(ServerSpec) if field.name not in DECIDED)
 KINDS = [kind.value for kind in EngineKind]
 EXAMPLE = "engine: {kind: vllm}"

@@ -14,9 +14,9 @@ START = Known(Effect.TRAINING, "Roost starts from the base model", "merge the ad
 EVALUATION = Known(
     Effect.TRAINING,
     "the evaluations of Roost have settings of their own",
-    "write evaluation_tasks, evaluation_samples and evaluation_temperature in train",
+    "write eval_tasks, eval_samples and eval_temperature in train",
 )
-OPTIMIZER = Known(Effect.TRAINING, "Roost's optimizer is AdamW", "write schedule and warmup_steps in train")
+OPTIMIZER = Known(Effect.TRAINING, "Roost's optimizer is AdamW", "write lr_scheduler_type and warmup_steps in train")
 LENGTH = Known(Effect.TRAINING, "Roost learns from whole episodes", "limit the length in train.task")
 SPEED = Known(Effect.SPEED, "speed or memory of ml-loop's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of ml-loop's learner; Roost's has its own")

@@ -16,13 +16,15 @@ BATCHES = Known(
 SCHEDULE = Known(
     Effect.TRAINING,
     "Roost's schedules run from learning_rate to 0 over all steps",
-    "write schedule and warmup_steps in train",
+    "write lr_scheduler_type and warmup_steps in train",
 )
 EMBODIED = Known(
-    Effect.TRAINING, "it belongs to RLinf's embodied algorithms, which Roost does not have", "write estimator in train"
+    Effect.TRAINING,
+    "it belongs to RLinf's embodied algorithms, which Roost does not have",
+    "write advantage_estimator in train",
 )
 STALENESS = Known(
-    Effect.TRAINING, "Roost's engines get the new weights after every step", "write max_policy_lag in train"
+    Effect.TRAINING, "Roost's engines get the new weights after every step", "write max_staleness in train"
 )
 EARLY_STOP = Known(Effect.TRAINING, "a run of Roost ends after its steps or passes", "write steps in train")
 OF_EARLY_STOP = Known(Effect.NOTHING, "RLinf reads it only with runner.early_stop.enabled")

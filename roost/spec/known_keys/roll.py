@@ -6,10 +6,10 @@ from roost.spec.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MOD
 from roost.spec.known_keys.tables import Effect, Entry, Known
 
 ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
-EVALUATION = Known(
-    Effect.TRAINING, "the evaluations of Roost have settings of their own", "write evaluation_tasks in train"
+EVALUATION = Known(Effect.TRAINING, "the evaluations of Roost have settings of their own", "write eval_tasks in train")
+CORRECTION = Known(
+    Effect.TRAINING, "Roost corrects by one capped weight for each token", "write old_logprobs: decoupled"
 )
-CORRECTION = Known(Effect.TRAINING, "Roost corrects by one capped weight for each token", "write behaviour: proximal")
 CRITIC = Known(Effect.TRAINING, "the critic has the policy's settings but for its learning rate", "remove it")
 MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers", "remove it")
 OTHER_TRAINING = Known(
@@ -19,7 +19,7 @@ WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
 SCHEDULE = Known(
     Effect.TRAINING,
     "Roost's optimizer is AdamW, and its schedules run from learning_rate to 0 over all steps",
-    "write schedule and warmup_steps in train",
+    "write lr_scheduler_type and warmup_steps in train",
 )
 MODEL_CONFIG = Known(
     Effect.TRAINING, "Roost builds the model from its own config.json", "change the config.json of a copy of the model"

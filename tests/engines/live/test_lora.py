@@ -20,7 +20,7 @@ GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def running_engine(engine_kind, start_engine, model_folder):
-    return start_engine(spec_of(engine_kind, model_folder, adapter_rank=RANK))
+    return start_engine(spec_of(engine_kind, model_folder, lora_rank=RANK))
 
 
 @pytest.fixture(scope="module")

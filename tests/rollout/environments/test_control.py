@@ -167,7 +167,7 @@ def test_a_limit_of_the_environment_cuts_off_as_well():
 
 
 def test_seeds_of_evaluation_are_not_those_of_training():
-    scenario = ControlScenario(Names(vocabulary(1, 4, 2)), low=[0], high=[4], bins=4, tasks=10, evaluation_tasks=3)
+    scenario = ControlScenario(Names(vocabulary(1, 4, 2)), low=[0], high=[4], bins=4, tasks=10, eval_tasks=3)
     assert (scenario.size(Split.TRAIN), scenario.size(Split.EVALUATION)) == (10, 3)
     assert scenario.task(Split.TRAIN, 7).data["seed"] == 7
     assert scenario.task(Split.EVALUATION, 2).data["seed"] == EVALUATION_SEEDS + 2

@@ -23,9 +23,9 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     values = config(
         model,
         {"actor": "0", "inference": "1", "rollout": "2"},
-        adapter_rank=4,
+        lora_rank=4,
         minibatch_size=8,
-        evaluate_every=2,
+        eval_every=2,
         learning_rate=1e-2,
     )
     values["algorithm"] = {"recompute_logprobs": True}
@@ -47,8 +47,8 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
 @pytest.mark.long
 def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_from(model, tmp_path):
     def values(placement, steps):
-        more = {"estimator": "gae", "kl_coefficient": 0.01, "group_size": 2, "checkpoint_every": 1}
-        return config(model, placement, steps=steps, **more)
+        more = {"advantage_estimator": "gae", "kl_coef": 0.01, "num_generations": 2, "checkpoint_every": 1}
+        return config(model, placement, max_steps=steps, **more)
 
     two = {"actor": "0-1", "critic": "0", "reference": "1", "rollout": "1"}
     run = trained(values(two, 2), tmp_path / "run").run
@@ -69,7 +69,7 @@ def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path)
     of_node = {"node_group": "node", "placement": "0:0-1"}
     placement = {"actor": "0", "rollout": "1", "agent": of_node, "reward": of_node}
     exact = {"_target_": "roost.rollout.rewards.exact.ExactAnswer", "right": 3.0, "wrong": -1.0}
-    run = trained(config(model, placement, steps=2, rewards={"exact": exact}), tmp_path / "run").run
+    run = trained(config(model, placement, max_steps=2, rewards={"exact": exact}), tmp_path / "run").run
     assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
     assert [len(spans_of(run, "play", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
     assert any(spans_of(run, "score", f"reward {rank}") for rank in (0, 1))
@@ -97,7 +97,9 @@ def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
     }
     model = write_app_world_model(tmp_path / "model", right=1.0)
     placement = {"actor": "0", "rollout": "1", "agent": {"node_group": "node", "placement": "0:0-1"}}
-    values = config(model, placement, steps=1, groups=2, group_size=2, max_tokens=8, evaluation_tasks=2)
+    values = config(
+        model, placement, max_steps=1, prompts_per_step=2, num_generations=2, max_new_tokens=8, eval_tasks=2
+    )
     values["train"] |= {"task": task, "engine_options": {"max_context": 128}}
     run = trained(values, tmp_path / "run").run
     assert figures(run, "samples/finished") == [4.0], [file.read_text() for file in run.failures.glob("*")]

@@ -34,8 +34,8 @@ def loop_config(model, gpus, needs=None, can_sleep=True, is_async=False, task=AR
         "task": task,
         "engine": "torch",
         "engine_options": {"max_context": 64},
-        "episode_limit_s": HANG_S,
-        "attempts": 1,
+        "episode_timeout_s": HANG_S,
+        "episode_attempts": 1,
     }
     return {"rl": rl, "llm": llm, "train": train}
 

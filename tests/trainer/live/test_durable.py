@@ -24,7 +24,7 @@ STEPS = 3
 
 
 def values(model, **train_keys):
-    return config(model, SPLIT, **{"steps": STEPS, "checkpoint_every": 1, "evaluate_every": 2, **train_keys})
+    return config(model, SPLIT, **{"max_steps": STEPS, "checkpoint_every": 1, "eval_every": 2, **train_keys})
 
 
 def evaluated(run):
@@ -88,7 +88,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_bit_for_bit(model, finished,
 @pytest.mark.long
 def test_a_run_goes_on_from_the_step_that_is_asked_for(model, copied):
     said = []
-    run = trained(values(model, steps=2), copied.path, said=said, resumes=True, from_step=1).run
+    run = trained(values(model, max_steps=2), copied.path, said=said, resumes=True, from_step=1).run
     assert "continuing from step 1" in said and any("step-000002.aside, step-000003.aside" in text for text in said)
     assert [record["step"] for record in run.steps()] == [1, 2] and evaluated(run) == [0, 2]
     assert saved(run) == [1, 2]
@@ -164,17 +164,17 @@ def test_a_disk_that_fills_up_ends_the_run_by_its_name(model, finished, tmp_path
         task = {"_target_": f"{__name__}.Filling", "disk": str(disk), "after": 30}  # of 16 each step
         said = []
         with pytest.raises(DiskFull, match=rf"{disk} \(tmpfs\) has .* the newest checkpoint is of step 1"):
-            trained(values(model, task=task, evaluate_every=0), disk / "run", said=said)
+            trained(values(model, task=task, eval_every=0), disk / "run", said=said)
         assert not any("continuing from" in text for text in said)
         (disk / "filler").unlink()
-        run = trained(values(model, evaluate_every=0), disk / "run", resumes=True).run
+        run = trained(values(model, eval_every=0), disk / "run", resumes=True).run
         assert [record["step"] for record in run.steps()] == [1, 2, 3]
         assert learnt_groups(run) == learnt_groups(finished)
 
 
 def test_a_learning_rate_that_breaks_the_policy_stops_the_run(model, tmp_path):
     with pytest.raises(Diverged, match=r"training diverged in step \d+ .*learning_rate is 1e\+10"):
-        trained(values(model, learning_rate=1e10, steps=8), tmp_path / "run")
+        trained(values(model, learning_rate=1e10, max_steps=8), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     assert not run.policy.exists() and run.finished_at() is None
     assert 0 < len(run.steps()) < 8

@@ -47,7 +47,7 @@ class CommandRun:
         self.run = RunFolder(folder / "runs" / "one")
         self.temporary = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # short, for the sockets in it
         job = folder / "job.yaml"
-        values = config(model, {"actor": "0", "rollout": "1"}, steps=10_000, checkpoint_every=1)
+        values = config(model, {"actor": "0", "rollout": "1"}, max_steps=10_000, checkpoint_every=1)
         job.write_text(yaml.safe_dump(values))
         self.printed = (folder / "printed.txt").open("w+")
         command = [str(Path(sys.executable).with_name("roost")), "train", str(job), "--name", "one"]

@@ -90,7 +90,14 @@ def nothing_done(monkeypatch):
 
 def values_of(model, rollout="1", **task):
     task = {"_target_": "tests.trainer.live.test_engine_faults.Disturbed", **task}
-    return config(model, {"actor": "0", "rollout": rollout}, task=task, steps=STEPS, groups=GROUPS, checkpoint_every=1)
+    return config(
+        model,
+        {"actor": "0", "rollout": rollout},
+        task=task,
+        max_steps=STEPS,
+        prompts_per_step=GROUPS,
+        checkpoint_every=1,
+    )
 
 
 def taken_once(run):
@@ -209,7 +216,7 @@ def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model,
     monkeypatch.setattr(Loop, "_learn", learn)
     values = values_of(model)
     # One group at a time: those of the last minibatches need an engine after the first one was learnt from.
-    values["train"] |= {"minibatch_size": 4, "behaviour": "engine", "concurrency": 4}
+    values["train"] |= {"minibatch_size": 4, "old_logprobs": "rollout", "max_concurrent_episodes": 4}
     run = trained(values, tmp_path / "run", said=said).run
     assert killed == [0] and taken_once(run)
     (relaunch,) = relaunches(said)

@@ -57,7 +57,9 @@ STEPS = 5
 def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
     victims = [[ENGINE, 24], [LEARNER, 56]]  # while steps of 16 episodes each are under way
     task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": victims}
-    values = config(model, {"actor": "0", "rollout": "1"}, task=task, steps=STEPS, checkpoint_every=1, max_policy_lag=1)
+    values = config(
+        model, {"actor": "0", "rollout": "1"}, task=task, max_steps=STEPS, checkpoint_every=1, max_staleness=1
+    )
     said = []
     run = trained(values, tmp_path / "run", said=said).run
     assert Killing.killed == [ENGINE, LEARNER]
@@ -72,7 +74,7 @@ def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
 def test_an_engine_that_is_killed_while_the_learner_is_on_the_host_comes_back(model, tmp_path):
     """Its weights are the learner's, which are moved to the device and back once more."""
     task = {"_target_": "tests.trainer.live.test_faults.Killing", "victims": [[ENGINE, 20]]}
-    values = config(model, {"actor,rollout": "0"}, task=task, actor=OFFLOADS, steps=3)
+    values = config(model, {"actor,rollout": "0"}, task=task, actor=OFFLOADS, max_steps=3)
     run = trained(values, tmp_path / "run").run
     assert Killing.killed == [ENGINE]
     assert sorted(number for groups in learnt_groups(run).values() for number in groups) == list(range(12))
@@ -89,7 +91,13 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
         "exits": ["0+1="],
     }
     values = config(
-        model, {"actor": "0", "rollout": "1"}, task=task, steps=3, attempts=2, episode_limit_s=5.0, group_size=2
+        model,
+        {"actor": "0", "rollout": "1"},
+        task=task,
+        max_steps=3,
+        episode_attempts=2,
+        episode_timeout_s=5.0,
+        num_generations=2,
     )
     run = trained(values, tmp_path / "run").run
     records = run.steps()
@@ -115,7 +123,7 @@ def test_workers_of_agents_environments_and_rewards_that_are_killed_in_episodes_
     of_node = {"node_group": "node", "placement": "0:0-1"}
     placement = {"actor": "0", "rollout": "1", "agent": of_node, "env": of_node, "reward": of_node}
     rewards = {"exact": {"_target_": f"{here}.Fatal", "folder": str(marks)}}
-    values = config(model, placement, task=task, steps=2, rewards=rewards, attempts=6, group_size=2)
+    values = config(model, placement, task=task, max_steps=2, rewards=rewards, episode_attempts=6, num_generations=2)
     said = []
     run = trained(values, tmp_path / "run", said=said).run
     assert sorted(mark.name for mark in marks.iterdir()) == ["agent", "env", "reward"], "each was killed once"

@@ -22,11 +22,11 @@ def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tm
         {"actor": "0", "rollout": "0-1"},
         task={"_target_": "tests.trainer.live.scenarios.Patient"},
         minibatch_size=8,
-        behaviour="proximal",
-        episode_limit_s=HANG_S,  # what waits for ever fails then, and its group would be missing
-        attempts=1,
-        steps=2,
-        evaluation_tasks=2,  # which are played at once, as the first two of anything are
+        old_logprobs="decoupled",
+        episode_timeout_s=HANG_S,  # what waits for ever fails then, and its group would be missing
+        episode_attempts=1,
+        max_steps=2,
+        eval_tasks=2,  # which are played at once, as the first two of anything are
     )
     run = trained(values, tmp_path / "hybrid").run
     assert Patient.learnt == 4
@@ -42,7 +42,14 @@ class BackwardLearner(LearnerWorker):
         return super().learn(turned, totals)
 
 
-LEARNING = {"steps": 12, "groups": 9, "group_size": 16, "epochs": 2, "learning_rate": 2e-3, "entropy_coefficient": 0.02}
+LEARNING = {
+    "max_steps": 12,
+    "prompts_per_step": 9,
+    "num_generations": 16,
+    "ppo_epochs": 2,
+    "learning_rate": 2e-3,
+    "entropy_coef": 0.02,
+}
 
 
 def rewards_of_learning(model, folder):

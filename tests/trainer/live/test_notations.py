@@ -8,7 +8,7 @@ from tests.trainer.live.jobs import ACCELERATORS, ARITHMETIC, config, trained
 def test_a_run_ends_after_its_passes_over_the_data(model, tmp_path):
     """Nine tasks, four of a step: two steps a pass, and the ninth is left over."""
     job = config(model, {"actor": 0, "rollout": 1})
-    del job["train"]["steps"]
+    del job["train"]["max_steps"]
     said = []
     done = trained({**job, "runner": {"max_steps": -1, "max_epochs": 2}}, tmp_path / "run", said=said)
     assert done.state.step == len(done.run.steps()) == 4
@@ -16,8 +16,8 @@ def test_a_run_ends_after_its_passes_over_the_data(model, tmp_path):
 
 
 def test_fewer_tasks_than_a_step_takes(model, tmp_path):
-    job = config(model, {"actor": 0, "rollout": 1}, groups=10)
-    del job["train"]["steps"]
+    job = config(model, {"actor": 0, "rollout": 1}, prompts_per_step=10)
+    del job["train"]["max_steps"]
     with pytest.raises(ValueError, match="max_epochs 2 makes no step: the task has 9 training tasks, a step uses 10"):
         trained({**job, "runner": {"max_epochs": 2}}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -37,7 +37,7 @@ class MyAgent(AppworldAgent):
     def history_as_messages(self, last_execution_output):
         return [*self.messages, IPythonMessage(last_execution_output)]
 '''
-LEARNS_FAST = ("rl.params.total_iterations=8", "train.evaluation_tasks=12")
+LEARNS_FAST = ("rl.params.total_iterations=8", "train.eval_tasks=12")
 JOB = """
 defaults: [/global@_global_: appworld, _self_]
 rl:
@@ -58,7 +58,7 @@ rl:
       _target_: roost.rollout.app_world.serving.client.AppWorldEnvironments
       shows_supervisor: false
 llm: {base_model_path: model, vllm_class: {max_new_tokens: 8}}
-train: {evaluation_tasks: 2, engine_options: {max_context: 128}}
+train: {eval_tasks: 2, engine_options: {max_context: 128}}
 """
 
 

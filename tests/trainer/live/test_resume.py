@@ -24,7 +24,7 @@ STEPS = 4
 
 
 def values(model):
-    return config(model, {"actor,rollout": "0"}, actor=OFFLOADS, steps=STEPS, epochs=2, checkpoint_every=1)
+    return config(model, {"actor,rollout": "0"}, actor=OFFLOADS, max_steps=STEPS, ppo_epochs=2, checkpoint_every=1)
 
 
 def start(folder, config_file):
