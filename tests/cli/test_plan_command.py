@@ -37,33 +37,33 @@ def test_the_placement_examples(name):
     assert f"{name} notation" in result.stdout
 
 
-def shown_in_readme(printed):
-    """Whether the README shows these lines, one below the other."""
-    shown = lines_of((EXAMPLES.parent / "README.md").read_text())
+def shown_in_docs(printed):
+    """Whether docs/planning.md shows these lines, one below the other."""
+    shown = lines_of((EXAMPLES.parent / "docs/planning.md").read_text())
     start = shown.index(printed[0])
     return shown[start : start + len(printed)]
 
 
-def test_the_readme_shows_the_plan_that_is_printed(monkeypatch):
+def test_the_docs_show_the_plan_that_is_printed(monkeypatch):
     monkeypatch.chdir(EXAMPLES.parent)
     printed = lines_of(run("plan", "examples/placements/roll.yaml", width=80).stdout)
-    assert shown_in_readme(printed) == printed
+    assert shown_in_docs(printed) == printed
 
 
-def test_the_readme_shows_the_grid_that_is_printed(monkeypatch):
+def test_the_docs_show_the_grid_that_is_printed(monkeypatch):
     monkeypatch.chdir(EXAMPLES.parent)
     printed = lines_of(run("plan", "examples/placements/rlinf.yaml", "--grid", width=80).stdout)
     start = printed.index("nodes  accelerators 0-7")
-    assert shown_in_readme(printed[start : start + 3]) == printed[start : start + 3]
+    assert shown_in_docs(printed[start : start + 3]) == printed[start : start + 3]
 
 
-def test_the_readme_shows_the_mistakes_that_are_printed(monkeypatch, tmp_path):
-    text = (EXAMPLES.parent / "README.md").read_text()
+def test_the_docs_show_the_mistakes_that_are_printed(monkeypatch, tmp_path):
+    text = (EXAMPLES.parent / "docs/planning.md").read_text()
     config = next(block for block in text.split("```yaml\n")[1:] if "num_gpu_per_node" in block).split("```")[0]
     write(tmp_path, config)
     monkeypatch.chdir(tmp_path)
     printed = lines_of(run("check", "job.yaml", "--gpus-per-node", "8", width=200).stdout)
-    assert shown_in_readme(printed) == printed
+    assert shown_in_docs(printed) == printed
 
 
 def test_a_terminal_without_unicode(tmp_path):
