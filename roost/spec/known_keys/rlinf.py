@@ -26,7 +26,7 @@ EMBODIED = Known(
 STALENESS = Known(
     Effect.TRAINING, "Roost's engines get the new weights after every step", "write max_staleness in train"
 )
-EARLY_STOP = Known(Effect.TRAINING, "a run of Roost ends after its steps or passes", "write steps in train")
+EARLY_STOP = Known(Effect.TRAINING, "a run of Roost ends after its steps or passes", "write max_steps in train")
 OF_EARLY_STOP = Known(Effect.NOTHING, "RLinf reads it only with runner.early_stop.enabled")
 ONLY_EVAL = Known(Effect.TRAINING, "Roost trains", "remove it")
 MODEL_CHANGE = Known(

@@ -33,7 +33,7 @@ LEARNER = Known(Effect.BACKEND, "set-up of ROLL's learner; Roost's has its own")
 STRATEGY = Known(Effect.BACKEND, "options of a backend that Roost does not use, or sets up by itself")
 
 TABLE = (
-    Entry(Known(Effect.FOLLOWED, "clip_low and clip_high in train"), "use_pg_clip_range"),
+    Entry(Known(Effect.FOLLOWED, "clip_range and clip_range_high in train"), "use_pg_clip_range"),
     Entry(
         PLACING,
         """num_gpus_per_node num_nodes async_generation_ratio pretrain reward_pretrain train.** system_envs.**
