@@ -9,7 +9,7 @@ from typing import Any
 
 from roost.spec.errors import Where, did_you_mean, shown
 from roost.spec.job import Job, Notation
-from roost.spec.origins import ResolvedSetting
+from roost.spec.origins import COMMAND_LINE, ResolvedSetting
 from roost.spec.section import EXPONENT, MAX_NUMBER, Section
 from roost.spec.training import (
     DEFAULT_STEPS,
@@ -106,7 +106,15 @@ def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple
         if ours is None:
             return theirs, section.where(name)
         break
-    return ours, train.where(key.name)
+    return ours, _place(train, key)
+
+
+def _place(train: Section, key: Key) -> Where:
+    """Where a setting stands; a mapping that overrides wrote key by key stands where they do."""
+    inner = train.values.get(key.name)
+    keys = inner if isinstance(inner, Mapping) else ()
+    places = [train.where(key.name), *(train.where(key.name).under(str(each)) for each in keys)]
+    return next((place for place in places if place.file == COMMAND_LINE), places[0])
 
 
 def _value(key: Key, section: Section, name: str) -> Any:

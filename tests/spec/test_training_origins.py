@@ -94,6 +94,15 @@ def test_a_config_that_only_places_has_no_settings():
     assert roost.plan({"cluster": cluster}).training == ()
 
 
+def test_a_mapping_that_overrides_wrote(tmp_path):
+    found, _ = origins(RLINF, tmp_path, "+train.engine_options.max_context=64")
+    setting = found["engine_options"]
+    assert (setting.origin, str(setting.keys[0])) == (
+        Origin.OVERRIDE,
+        "command line train.engine_options.max_context",
+    )
+
+
 def test_explain_says_it_in_words(tmp_path):
     job = write(tmp_path, RLINF)
     words = run("explain", job, "train.learning_rate", width=300)
