@@ -14,12 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from roost.spec.errors import counted
 from roost.view.plain import plain_line
 
 REFRESHES_PER_SECOND = 4
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # steps that the mean is of
-CURVE = 40  # steps that the small curve shows
+CURVE = 40  # steps that the small curve shows, and that the time left follows from
 BAR = 32
 
 
@@ -38,26 +39,29 @@ class Progress:
     """What is known of a run so far. Its values are only ever replaced, so that another thread may read them."""
 
     steps: int
-    first_step: int
     started: float
     done: int = 0
-    ended: float = 0.0  # when the newest step was done
+    ends: tuple[float, ...] = ()  # when the newest steps were done
     phase: Phase | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     rewards: tuple[float, ...] = ()
 
     def add(self, values: Mapping[str, float], now: float) -> None:
         self.done = int(values.get("step", self.done + 1))
-        self.ended = now
+        self.ends = (*self.ends, now)[-CURVE:]
         self.values = dict(values)
         if "reward/mean" in values:
             self.rewards = (*self.rewards, values["reward/mean"])[-CURVE:]
 
     @property
     def seconds_left(self) -> float:
-        """How long the rest takes if it goes on like this; not a number before the first step is done."""
-        finished = self.done - self.first_step
-        return (self.ended - self.started) / finished * (self.steps - self.done) if finished > 0 else math.nan
+        """How long the rest takes if it goes on like this; not a number before the first step is done.
+
+        What comes before the first step counts for none: a start may take as long as many steps.
+        """
+        ends = self.ends
+        each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else self.values.get("time/step", math.nan)
+        return each * (self.steps - self.done)
 
     @property
     def recent_reward(self) -> float:
@@ -73,7 +77,7 @@ class LiveView:
     ...     view.phase("generate", total=256)
     ...     view.advance(120)
     ...     view.step({"step": 1, "reward/mean": 0.25, "lag/mean": 0.5, "tokens/per_second": 1234.0, "time/step": 2.0})
-    step 1/2  reward 0.250  mean 0.250  lag 0.5  1,234 tokens/s  2.0 s
+    step 1/2  reward 0.250  mean 0.250  lag 0.5  1,234 tokens/s  2.0 s  left 0:02
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class LiveView:
     ) -> None:
         self._console = console
         self._clock = clock
-        self._progress = Progress(steps, first_step, clock(), done=first_step)
+        self._progress = Progress(steps, clock(), done=first_step)
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(
@@ -211,7 +215,7 @@ def _figures(values: Mapping[str, float]) -> list[str]:
         "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
         "time/step": lambda value: f"{value:.1f} s",
         "samples/failed": lambda value: f"failed {value:,.0f}" if value else "",
-        "steps/skipped": lambda value: f"skipped {value:,.0f} optimizer steps" if value else "",
+        "steps/skipped": lambda value: f"skipped {counted(round(value), 'optimizer step')}" if value else "",
         "critic/skipped": lambda value: f"skipped {value:,.0f} of the critic" if value else "",
     }
     return [text for name, spell in shown.items() if name in values and (text := spell(values[name]))]

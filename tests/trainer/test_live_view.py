@@ -45,10 +45,10 @@ class TestPlain:
             for step in (1, 2, 3):
                 view.phase("generate", total=8)
                 view.advance(4)
-                clock.now += 30
+                clock.now += 30 if step > 1 else 500  # with what came before the first
                 view.step(values(step))
         assert console.file.getvalue().splitlines() == [
-            "step 1/3  reward 0.100  mean 0.100  lag 0.5  1,500 tokens/s  2.0 s  left 1:00",
+            "step 1/3  reward 0.100  mean 0.100  lag 0.5  1,500 tokens/s  2.0 s  left 0:04",
             "step 2/3  reward 0.200  mean 0.150  lag 0.5  1,500 tokens/s  2.0 s  left 0:30",
             "step 3/3  reward 0.300  mean 0.200  lag 0.5  1,500 tokens/s  2.0 s",
         ]
@@ -56,8 +56,13 @@ class TestPlain:
     def test_a_resumed_run_counts_from_where_it_was(self, console, clock):
         with LiveView(14, console, first_step=10, clock=clock) as view:
             clock.now += 60
-            view.step({"reward/mean": 1.0})
-        assert console.file.getvalue() == "step 11/14  reward 1.000  mean 1.000  left 3:00\n"
+            view.step({"reward/mean": 1.0, "time/step": 20.0})
+            clock.now += 25
+            view.step({"reward/mean": 1.0, "time/step": 20.0})
+        assert console.file.getvalue().splitlines() == [
+            "step 11/14  reward 1.000  mean 1.000  20.0 s  left 1:00",
+            "step 12/14  reward 1.000  mean 1.000  20.0 s  left 0:50",
+        ]
 
     @pytest.mark.parametrize(
         ("measured", "line"),
@@ -90,7 +95,7 @@ class TestPlain:
 
 class TestPicture:
     def test_how_far_it_is(self):
-        progress = Progress(steps=60, first_step=0, started=0.0)
+        progress = Progress(steps=60, started=0.0)
         for step in range(1, 13):
             progress.add(values(step, busy__actor=0.62, busy__rollout=0.35, loss__policy=0.0123), now=step * 10.0)
         progress.phase = Phase("generate", total=256, since=100.0, done=120)
@@ -102,11 +107,11 @@ class TestPicture:
         assert lines[4] == "busy   actor ▅ 62%   rollout ▃ 35%"
 
     def test_before_anything_is_known(self):
-        assert "step 0/9" in drawn(Progress(9, 0, 0.0), 3.0)
-        assert "-:-- left" in drawn(Progress(9, 0, 0.0), 3.0)
+        assert "step 0/9" in drawn(Progress(9, 0.0), 3.0)
+        assert "-:-- left" in drawn(Progress(9, 0.0), 3.0)
 
     def test_a_narrow_terminal_cuts_and_does_not_wrap(self):
-        progress = Progress(60, 0, 0.0)
+        progress = Progress(60, 0.0)
         progress.add(values(1, **{f"busy__component_{number}": 0.5 for number in range(20)}), 1.0)
         assert all(len(line) <= 40 for line in drawn(progress, 2.0, width=40).splitlines())
         assert len(drawn(progress, 2.0, width=40).splitlines()) == 4
@@ -146,5 +151,7 @@ def test_skipped_optimizer_steps_are_shown():
     with LiveView(3, console) as view:
         view.step({"step": 1, "loss/policy": 0.5, "steps/skipped": 0.0})
         view.step({"step": 2, "loss/policy": math.nan, "steps/skipped": 2.0, "critic/skipped": 1.0})
-    first, second = console.file.getvalue().splitlines()
+        view.step({"step": 3, "steps/skipped": 1.0})
+    first, second, third = console.file.getvalue().splitlines()
     assert "skipped" not in first and "skipped 2 optimizer steps  skipped 1 of the critic" in second
+    assert third.endswith("skipped 1 optimizer step")
