@@ -33,6 +33,7 @@ from roost.spec.training_origins import deciding_keys, resolve_settings
 from roost.spec.training_unlike import warn_unlike
 
 Values = dict[str, Any]
+NOT_GIVEN = -1  # as other programs write it
 
 
 def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[ResolvedSetting, ...]]:
@@ -46,7 +47,7 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
     for key in KEYS:
         value, place = _found(key, root, train, job.notation)
         if value is not None:
-            _note(key.name, value, place, values, train)
+            _note(key.name, value, place, values, root, job.notation)
             written[key.name] = place
     warn_unlike(root, job.notation, values)
     usual = defaults(root, job.notation, values)
@@ -62,7 +63,7 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
     if not values["model"]:
         train.error("model", "is missing", fix="name the folder of a Hugging Face checkpoint")
         return None, ()
-    settings = _settings(values, job, train)
+    settings = _settings(values, job, root)
     return settings, resolve_settings(settings, root, job.notation, written, values)
 
 
@@ -83,7 +84,7 @@ def setting_place(name: str, job: Job) -> Where:
         values: Any = source.values
         for key in path:
             values = values.get(key) if isinstance(values, Mapping) else None
-        if values is not None:
+        if values is not None and values != NOT_GIVEN:
             return source.where(path)
     return source.where(("train", name))
 
@@ -119,7 +120,7 @@ def _place(train: Section, key: Key) -> Where:
 
 def _value(key: Key, section: Section, name: str) -> Any:
     value = section.get(name)
-    if value is None or (value == -1 and key.kind == WHOLE):  # other programs write -1 for: not given
+    if value is None or (value == NOT_GIVEN and key.kind == WHOLE):
         return key.null
     if key.kind == WHOLE:
         return section.whole_number(name, key.least, maximum=int(key.most) if key.most else None)
@@ -173,15 +174,21 @@ def _choice(key: Key, section: Section, name: str) -> Any:
     return None
 
 
-def _note(name: str, value: Any, place: Where, values: Values, train: Section) -> None:
+def _note(name: str, value: Any, place: Where, values: Values, root: Section, notation: Notation) -> None:
     """A setting as written; what the notation's other keys amount to must not contradict it."""
     if name in values and not _same(values[name], value):
-        train.findings.error(
+        root.findings.error(
             place,
-            f"is {shown(value)}, but the config's other settings make it {shown(values[name])}",
+            f"is {shown(value)}, but {_makers(name, root, notation)} it {shown(values[name])}",
             fix="keep one of the two",
         )
     values[name] = value
+
+
+def _makers(name: str, root: Section, notation: Notation) -> str:
+    """The other keys that a setting follows from, with their verb."""
+    keys = [key.key_path for key in deciding_keys(root, notation, name)]
+    return f"{' and '.join(keys)} make{'s' if len(keys) == 1 else ''}" if keys else "the config's other settings make"
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -199,7 +206,7 @@ def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
     return part.model.path, keys[0] if keys else part.where
 
 
-def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
+def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
     def chosen(**names: str) -> Values:
         return {field: values[name] for field, name in names.items() if values.get(name) is not None}
 
@@ -219,7 +226,7 @@ def _settings(values: Values, job: Job, train: Section) -> TrainSettings:
         **same("kl_coef", "kl_estimator", "entropy_coef", "value_clip"),
         old_logprobs=values.get("old_logprobs") or (OldLogprobs.DECOUPLED if lag else OldLogprobs.RECOMPUTE),
     )
-    epochs, minibatches = values.get("ppo_epochs", 1), _minibatches(values, collect, job, train)
+    epochs, minibatches = values.get("ppo_epochs", 1), _minibatches(values, collect, job, root)
     steps = values.get("max_steps", None if "max_epochs" in values else DEFAULT_STEPS)
     beta1, beta2 = OptimizerSettings().betas
     optimizer = OptimizerSettings(
@@ -270,7 +277,7 @@ def _adapter(values: Values) -> AdapterSettings | None:
     return AdapterSettings(rank, values.get("lora_alpha") or 2.0 * rank, values.get("lora_target_modules", ()))
 
 
-def _minibatches(values: Values, collect: CollectSettings, job: Job, train: Section) -> int:
+def _minibatches(values: Values, collect: CollectSettings, job: Job, root: Section) -> int:
     """How many optimizer steps a step's samples are cut into."""
     size, count = values.get("minibatch_size"), values.get("minibatches")
     samples = collect.groups * collect.group_size
@@ -278,19 +285,19 @@ def _minibatches(values: Values, collect: CollectSettings, job: Job, train: Sect
     if size is None:
         return int(count or 1)
     if count is not None and math.ceil(samples / size) != count:
-        train.findings.error(
+        root.findings.error(
             place,
-            f"is {size}, but the config's other settings make it {samples / count:g}",
+            f"is {size}, but {_makers('minibatch_size', root, job.notation)} it {samples / count:g}",
             f"{samples} samples in {count} minibatches",
             "keep one of the two",
         )
     why = f"{collect.groups} groups of {collect.group_size} = {samples}"
     if size > samples:
-        train.findings.error(place, f"makes minibatches of {size}, but a step has {samples} samples", why, "lower it")
+        root.findings.error(place, f"makes minibatches of {size}, but a step has {samples} samples", why, "lower it")
         return 1
     parts: int = math.ceil(samples / size)
     if samples % size:
-        train.findings.warn(
+        root.findings.warn(
             place,
             f"makes minibatches of {size}, which do not divide the {samples} samples of a step",
             f"{why}; they are cut evenly into {parts}, of {samples / parts:g} samples on average",

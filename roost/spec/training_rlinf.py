@@ -91,7 +91,7 @@ def _refuse_evaluation(runner: Section) -> None:
 
 
 def _length(runner: Section, is_counted: bool) -> dict[str, int]:
-    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`, or to `steps` in `train`."""
+    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`, or to that of `train`."""
     is_open = runner.get("max_steps") == -1
     steps = None if is_open else runner.whole_number("max_steps", 1)
     epochs = whole_number(runner, "max_epochs", 1)
