@@ -19,6 +19,7 @@ from roost.trainer.metrics.json_lines import write_whole
 NAME = re.compile(r"step-(\d+)")
 STATE = "trainer.json"
 LEARNER, CRITIC = "learner", "critic"
+ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
 ASIDE = ".aside"  # follows the step in names of checkpoints that the run does not continue from
 
 
@@ -156,7 +157,12 @@ class Checkpoints:
         if one not in self.found():
             there = ", ".join(str(each.step) for each in self.found()) or "none"
             raise FileNotFoundError(f"{self._folder} has no whole checkpoint of step {step}; there are: {there}")
-        one.verify(self._has_critic)
+        try:
+            one.verify(self._has_critic)
+        except Damaged as problem:
+            others = ", ".join(str(each.step) for each in self.found() if each != one)
+            back = f"continue from another checkpoint ({others}): --resume STEP" if others else ANEW
+            raise Damaged(f"{problem}; {back}") from problem
         return one
 
     def set_aside(self, after: int) -> list[str]:

@@ -13,11 +13,10 @@ from roost.learner.checksums import Damaged
 from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
 from roost.spec.job import Job
 from roost.spec.training import Estimator, TrainSettings
-from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState
 from roost.trainer.run_folder import RunFolder
 
 Say = Callable[[str], None]
-ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
 
 
 class RunInUse(RuntimeError):

@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -182,9 +183,12 @@ def test_what_was_changed_is_named_and_an_older_one_is_taken(tmp_path, damage, w
     damage(newest)
     found = checkpoints.newest_verified()
     assert found.checkpoint == older and [words in str(problem) for problem in found.problems] == [True], found
-    with pytest.raises(Damaged):
+    with pytest.raises(Damaged, match=r"; continue from another checkpoint \(2\): --resume STEP"):
         checkpoints.verified_at(4)
     assert checkpoints.verified_at(2) == older
+    shutil.rmtree(older.folder)
+    with pytest.raises(Damaged, match="; start a run of another name, or this one again"):
+        checkpoints.verified_at(4)
 
 
 def test_files_that_others_add_are_no_damage(tmp_path):
