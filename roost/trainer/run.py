@@ -22,7 +22,7 @@ from roost.runtime.control_watch import ControlLost
 from roost.runtime.disk import DiskFull, chain_of, disk_full, full_shared_memory, is_disk_full
 from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.runtime.private_files import private_files
-from roost.spec.errors import Findings
+from roost.spec.errors import Findings, counted
 from roost.spec.job import Job
 from roost.spec.training import TrainSettings
 from roost.spec.training_read import setting_place
@@ -325,7 +325,11 @@ def _with_steps(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainS
     if not found.step_count:
         why = f"the task has {tasks} training tasks, a step uses {groups}, and an incomplete batch is dropped"
         raise ValueError(f"max_epochs {settings.max_epochs} makes no step: {why}; use fewer groups")
-    say(f"{found.step_count} steps: max_epochs {settings.max_epochs} over {tasks} tasks, {groups} of them a step")
+    how = f"max_epochs {settings.max_epochs} over {tasks} tasks, {groups} of them a step"
+    if found.steps == settings.steps:
+        bound = replace(settings, steps=None).for_tasks(tasks).step_count
+        how = f"max_steps {settings.steps} ends the run; {how}, would be {bound}"
+    say(f"{counted(found.step_count, 'step')}: {how}")
     return found
 
 

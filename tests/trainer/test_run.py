@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -246,6 +247,20 @@ class Sized:
     def task(self, split, index): ...
 
     async def play(self, task, transcript): ...
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (None, "30 steps: max_epochs 5 over 25 tasks, 4 of them a step"),
+        (31, "30 steps: max_epochs 5 over 25 tasks, 4 of them a step"),
+        (1, "1 step: max_steps 1 ends the run; max_epochs 5 over 25 tasks, 4 of them a step, would be 30"),
+    ],
+)
+def test_the_setting_that_ends_the_run_is_named(job, steps, said):
+    lines = []
+    run_module._with_steps(replace(job.training, steps=steps, max_epochs=5), Sized(None, 25), lines.append)
+    assert lines == [said]
 
 
 @pytest.mark.parametrize(
