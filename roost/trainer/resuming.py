@@ -38,6 +38,16 @@ def locked(folder: Path, say: Say) -> Iterator[None]:
         yield
 
 
+def check_free(run: RunFolder) -> None:
+    """Raise if something was done in the folder already, or is being done now."""
+    try:
+        run.check_free()
+    except FileExistsError:
+        with contextlib.suppress(OSError), locked(run.path, lambda _: None):  # of others, it may not be ours to lock
+            pass
+        raise
+
+
 def checkpoints_of(run: RunFolder, settings: TrainSettings) -> Checkpoints:
     """The checkpoints of a run with these settings."""
     has_critic = settings.advantage.estimator is Estimator.GAE

@@ -34,6 +34,7 @@ from roost.trainer.named import check_named
 from roost.trainer.preflight import check_models
 from roost.trainer.resuming import (
     Say,
+    check_free,
     checkpoints_of,
     is_finished,
     locked,
@@ -156,7 +157,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 if is_finished(run, settings, state):
                     return _finished(run, state, say)
             else:
-                run.check_free()
+                check_free(run)
             check_models(job, settings, say)
             say("loading the tokenizer and the task")
             scenario, tokenizer = _scenario(job, settings)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roost.spec.errors import counted
 from roost.trainer.metrics.json_lines import JsonLines, Record, write_whole
 
 
@@ -167,7 +168,7 @@ class RunFolder:
 
     def _progress(self) -> str:
         steps = self.steps()
-        return f"{len(steps):,} steps up to step {steps[-1]['step']:,}" if steps else "no step done"
+        return f"{counted(len(steps), 'step')} up to step {steps[-1]['step']:,}" if steps else "no step done"
 
     def _nearby(self) -> str:
         """Runs that may have been meant: those inside the folder, else those beside it."""

@@ -145,11 +145,20 @@ def test_a_folder_in_use_is_refused_until_its_holder_ends_however_it_ends(job, t
             RunInUse, match=rf"in use by process {holder.pid} on \S+ since .*: .*; give this run another"
         ):
             resumed(job, tmp_path / "run", [])
+        RunFolder(tmp_path / "run").add_step({"step": 1})
+        with pytest.raises(RunInUse, match=f"in use by process {holder.pid}"):
+            train(job, RunOptions(tmp_path / "run"), [].append, None, None)
     finally:
         holder.kill()
         holder.wait()
+    with pytest.raises(FileExistsError, match="holds a run already, with 1 step up to step 1"):
+        train(job, RunOptions(tmp_path / "run"), [].append, None, None)
+    RunFolder(tmp_path / "run").metrics.path.unlink()
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):  # what comes next
         resumed(job, tmp_path / "run", [])
+
+
+EPOCHS = "runner.max_epochs"
 
 
 def run_with(folder, *steps):
