@@ -80,7 +80,6 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
         state = checkpoints_of(run, settings).verified_at(step).read_state()
     else:
         state = TrainerState()
-    say(f"continuing from step {state.step}")
     before = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else {}
     changed = changed_keys(before, plain(job.source.values))
     if changed:
@@ -106,7 +105,7 @@ def is_finished(run: RunFolder, settings: TrainSettings, state: TrainerState) ->
 def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
     """The keys under which two configs differ.
 
-    >>> changed_keys({"train": {"seed": 1, "steps": 2}}, {"train": {"seed": 1, "steps": 3}, "actor": {}})
+    >>> changed_keys({"train": {"seed": 1, "max_steps": 2}}, {"train": {"seed": 1, "max_steps": 3}, "actor": {}})
     ['actor', 'train.max_steps']
     """
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):

@@ -155,16 +155,18 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 held.enter_context(locked(run.path, say))
                 state = resumed_state(run, job, settings, options.from_step, say)
                 if is_finished(run, settings, state):
-                    return _finished(run, state, say)
+                    return _finished(run, state, job, settings, say)
             else:
                 check_free(run)
             check_models(job, settings, say)
             say("loading the tokenizer and the task")
             scenario, tokenizer = _scenario(job, settings)
             settings = _with_steps(settings, scenario, say)
-            if state is not None and is_finished(run, settings, state):
-                return _finished(run, state, say)
-            if not options.resumes:
+            if state is not None:
+                if is_finished(run, settings, state):
+                    return _finished(run, state, job, settings, say)
+                say(f"continuing from step {state.step}")
+            else:
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
                 run.check_free()  # again, as another run may have ended there just now
@@ -178,8 +180,10 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
         raise
 
 
-def _finished(run: RunFolder, state: TrainerState, say: Say) -> Outcome:
-    say(f"{run.path} is finished: {state.step} steps are done; raise train.max_steps to train on")
+def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSettings, say: Say) -> Outcome:
+    has_changed = job.training is not None and job.training.steps != settings.steps  # by `_with_steps`
+    key = setting_place("max_epochs" if has_changed else "max_steps", job).key_path
+    say(f"{run.path} is finished: {counted(state.step, 'step')} done; raise {key} to train on")
     return Outcome(run, state, was_stopped=False)
 
 

@@ -234,12 +234,22 @@ def test_a_ray_that_was_joined_and_is_lost_is_joined_again(job, tmp_path, monkey
     assert addresses == [address] * (RESTARTS + 1)
 
 
-def test_a_finished_run_is_not_launched_again(job, tmp_path):
+@pytest.mark.parametrize(
+    ("keys", "decides"),
+    [
+        ({"train": {"max_steps": 3}}, "train.max_steps"),
+        ({"train": {"max_steps": None}, "runner": {"max_steps": 3}}, "runner.max_steps"),
+        ({"train": {"max_steps": None}, "runner": {"task_type": "embodied", "max_steps": -1, "max_epochs": 3}}, EPOCHS),
+    ],
+)
+def test_a_finished_run_is_not_launched_again(job, tmp_path, keys, decides):
+    values = config(job.training.learner.model, {"actor": "0", "rollout": "1"}, **keys["train"])
     run = run_with(tmp_path / "run", 3)
     run.finish(3)
     said = []
-    assert resumed(job, tmp_path / "run", said).state.step == 3
-    assert said[-1] == f"{tmp_path / 'run'} is finished: 3 steps are done; raise train.max_steps to train on"
+    assert resumed(job_of({**keys, **values}), tmp_path / "run", said).state.step == 3
+    assert said[-1] == f"{tmp_path / 'run'} is finished: 3 steps done; raise {decides} to train on"
+    assert not [text for text in said if "continuing" in text]
 
 
 class Sized:
