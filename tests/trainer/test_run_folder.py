@@ -33,7 +33,7 @@ def test_a_new_folder_holds_config_and_plan(run):
 
 def test_a_folder_with_a_run_is_left_alone(run):
     run.add_step({"step": 7})
-    with pytest.raises(FileExistsError, match=r"1 steps up to step 7; give .* another name, .* --resume"):
+    with pytest.raises(FileExistsError, match=r"1 step up to step 7; give .* another name, .* --resume"):
         RunFolder.create(run.path, config="other", plan="{}")
     assert run.config_file.read_text() == "steps: 3\n"
 

@@ -59,7 +59,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_does_nothing(model, copied):
     said = []
     outcome = trained(values(model), copied.path, resumes=True, said=said)
     assert outcome.state.step == STEPS and not outcome.was_stopped
-    assert any("is finished: 3 steps are done" in text for text in said)
+    assert any("is finished: 3 steps done" in text for text in said)
     assert {file: file.read_bytes() for file in copied.path.glob("*.jsonl")} == before
     assert evaluated(copied) == [0, 2, 3]
 
