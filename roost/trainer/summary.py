@@ -44,10 +44,16 @@ def print_summary(run: RunFolder, console: Console) -> None:
 
 
 def _print_samples(run: RunFolder, console: Console) -> None:
-    """What was said to the first tasks at first, and what is said at the end: to the same, where both were tried."""
+    """Answers of the first step, and of the last: of its evaluation if there is one, and to the same tasks if it can.
+
+    The last is the last with samples: a run that was stopped may have been evaluated long before.
+    """
     first = list(islice((one for one in run.sample_lines if one["kind"] == "train" and one["step"] == 1), SHOWN))
-    last_step = max((one["step"] for one in run.evaluations()), default=None)
-    tried = {one["task"]: one for one in run.sample_lines if one["kind"] == "evaluation" and one["step"] == last_step}
+    last_step = max((one["step"] for one in run.sample_lines), default=0)
+    at_end = [one for one in run.sample_lines if one["step"] == last_step]
+    tried = {one["task"]: one for one in at_end if one["kind"] == "evaluation"}
+    if not tried and last_step > 1:
+        tried = {one["task"]: one for one in at_end}
     same = [tried[task] for task in dict.fromkeys(one["task"] for one in first) if task in tried]
     last = same or list(tried.values())[:SHOWN]
     table = Table("step", "task", "answer", "reward", box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -101,7 +107,7 @@ def _print_times(steps: Sequence[Record], console: Console) -> None:
     spent = {name: sum(number_of(step, f"time/{name}") or 0.0 for step in steps) for name in PHASES}
     whole = sum(number_of(step, "time/step") or 0.0 for step in steps)
     parts = [f"{name} {seconds:.0f} s ({seconds / whole:.0%})" for name, seconds in spent.items() if whole and seconds]
-    console.print(f"time     {', '.join(parts)}, of {whole:.0f} s in {len(steps)} steps")
+    console.print(f"time     {', '.join(parts)}, of {whole:.0f} s in {counted(len(steps), 'step')}")
 
 
 def _short(value: object, widest: int = WIDEST, style: str = "") -> Text:

@@ -34,6 +34,26 @@ def test_which_is_best(steps, evaluations, among, best):
     assert best_of(rewards(*steps), rewards(*evaluations), among) == best
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "shown"),
+    [
+        pytest.param((), ["train 25"], id="never evaluated"),
+        pytest.param((20,), ["train 25"], id="stopped after an evaluation"),
+        pytest.param((20, 25), ["evaluation 25"], id="evaluated at the end"),
+    ],
+)
+def test_the_summary_shows_answers_of_the_first_and_the_last_step(tmp_path, evaluated, shown):
+    run = RunFolder.create(tmp_path / "run", "steps: 25", "{}")
+    for kind, steps in (("train", (1, 25)), ("evaluation", evaluated)):
+        for step in steps:
+            answer = {"completion": f"{kind} {step}", "reward": 1.0}
+            run.add_samples([{"step": step, "kind": kind, "task": f"task {kind} {step}", **answer}])
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(run, console)
+    lines = [line.split("  ") for line in console.file.getvalue().splitlines()[1:]]
+    assert [[part.strip() for part in line if part][2] for line in lines] == ["train 1", *shown]
+
+
 def test_the_best_checkpoint_outlives_the_newest_ones_and_is_named(tmp_path):
     run = RunFolder.create(tmp_path / "run", "steps: 9", "{}")
     checkpoints = Checkpoints(run.checkpoints, keep=2)
