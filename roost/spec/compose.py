@@ -5,6 +5,7 @@ Hydra is imported only where something must be composed, so that planning a plai
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from roost.spec.defaults import (
     read_defaults,
     search_directories,
 )
-from roost.spec.errors import Findings, Where, shown
+from roost.spec.errors import Findings, Where, did_you_mean, shown
 from roost.spec.interpolation import resolve
 from roost.spec.origins import COMMAND_LINE
 from roost.spec.source import Source, is_tame, read_yaml
@@ -132,6 +133,7 @@ def _composed(
             config, used = _load_with_hydra(Path(folder), name, list(overrides))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
             what, why, fix = _in_words(error, directories)
+            why = _near_key(what, source.values) or why
             findings.error(_place(source, overrides), f"cannot be composed: {what}", why, fix)
             return None
     values = OmegaConf.to_container(config, resolve=False)
@@ -198,6 +200,23 @@ def _positions(
 
 def _place(source: Source, overrides: Sequence[str]) -> Where:
     return Where(COMMAND_LINE, path=(" ".join(overrides),)) if overrides else source.where(("defaults",))
+
+
+def _near_key(what: str, values: Mapping[Any, Any]) -> str:
+    """A hint for the key of an override that is not in the config itself.
+
+    >>> _near_key("Could not override 'runner.max_step'.", {"runner": {"max_steps": 5}})
+    'did you mean max_steps?'
+    """
+    found = re.fullmatch(r"Could not override '([^']+)'\.", what)
+    inner: Any = values
+    for part in found[1].split(".") if found else ():
+        if not isinstance(inner, Mapping):
+            break
+        if part not in inner:
+            return did_you_mean(part, map(str, inner))
+        inner = inner[part]
+    return ""
 
 
 def _in_words(error: Exception, directories: Sequence[Path]) -> tuple[str, str, str]:

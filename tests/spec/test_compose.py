@@ -332,3 +332,19 @@ def test_an_agent_of_the_users_own_folder_is_chosen_by_one_override(tmp_path):
         "agent": {"_target_": "my_agents.Mine", "style": "short"},
         "max_interactions": 40,
     }
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("runner.max_step=7", "did you mean max_steps?"),
+        ("runer.max_steps=7", "did you mean runner?"),
+        ("runner.max_steps.of=7", ""),
+        ("other=7", ""),
+    ],
+)
+def test_an_override_of_an_unknown_key_names_a_near_one(override, hint):
+    findings = Findings()
+    assert load({"runner": {"max_steps": 5}}, [override], findings) is None
+    (finding,) = findings.found
+    assert hint in finding.why and ("did you mean" in finding.why) == bool(hint)
