@@ -25,7 +25,7 @@ from roost.cli.options import (
 )
 from roost.placement.plan_file import finding_to_dict
 from roost.spec.compose import load
-from roost.spec.errors import Findings
+from roost.spec.errors import Findings, counted
 from roost.spec.job import Notation
 from roost.spec.notation import read_job
 from roost.view.text import print_findings
@@ -79,7 +79,8 @@ def check_command(
     else:
         errors = sum(findings.num_errors for findings in reports.values())
         warnings = sum(len(findings.warnings) for findings in reports.values())
-        console.print(f"{len(reports)} checked, {len(wrong)} with errors; {errors} errors, {warnings} warnings")
+        found = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+        console.print(f"{len(reports)} checked, {len(wrong)} with errors; {found}")
     if wrong:
         raise typer.Exit(1)
 

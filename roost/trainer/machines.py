@@ -33,7 +33,8 @@ def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str
     simulated = accelerators_to_simulate(job, address, os.environ)
     before = os.environ.get(COUNT_VARIABLE)
     if simulated:
-        say(f"there is no accelerator here: {simulated} are simulated, and everything runs on the CPU")
+        verb = "is" if simulated == 1 else "are"
+        say(f"there is no accelerator here: {simulated} {verb} simulated, and everything runs on the CPU")
         os.environ[COUNT_VARIABLE] = str(simulated)  # for the processes that Ray is about to start
         address = "local"
     say("starting Ray on this machine" if address == "local" else "connecting to Ray")

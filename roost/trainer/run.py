@@ -117,7 +117,7 @@ class EndedAtStart(Exception):
 
     def __init__(self, number: signal.Signals, done: int) -> None:
         how = "while it was starting" if done else "before its first step"
-        back = f"; {done} steps are done: to continue, add --resume to the command" if done else ""
+        back = f"; {counted(done, 'step')} done: to continue, add --resume to the command" if done else ""
         super().__init__(f"{number.name} ended the run {how}; everything that it started is ended{back}")
         self.exit_code = 128 + number
 
@@ -144,7 +144,7 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
 def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
     settings = job.training
     if settings is None:
-        raise ValueError("the job says nothing about training")
+        raise ValueError("the job has no section train")
     options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
     run = RunFolder(options.folder)
     try:

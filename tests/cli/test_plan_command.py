@@ -157,7 +157,7 @@ def test_check_many_files(tmp_path):
     result = run("check", good, bad, good)
     assert result.exit_code == 1
     assert "bad.yaml:1" in result.stdout
-    assert lines_of(result.stdout)[-1] == "2 checked, 1 with errors; 1 errors, 0 warnings"
+    assert lines_of(result.stdout)[-1] == "2 checked, 1 with errors; 1 error, 0 warnings"
     assert run("check", good).exit_code == 0
     assert json.loads(run("check", bad, "--json").stdout)[str(bad)][0]["severity"] == "error"
 

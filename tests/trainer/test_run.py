@@ -98,7 +98,7 @@ def test_a_signal_during_a_relaunch_tells_what_is_done():
     assert str(EndedAtStart(signal.SIGTERM, 0)).startswith("SIGTERM ended the run before its first step; ")
     error = EndedAtStart(signal.SIGTERM, 500)
     assert str(error).startswith("SIGTERM ended the run while it was starting; ")
-    assert str(error).endswith("500 steps are done: to continue, add --resume to the command")
+    assert str(error).endswith("500 steps done: to continue, add --resume to the command")
     assert error.exit_code == 143
 
 
