@@ -131,6 +131,10 @@ def _step_of_resume(
     if resume and str(config).isdecimal() and not config.is_file() and overrides:
         config, overrides = Path(overrides[0]), [str(config), *overrides[1:]]
     numbers = [one for one in overrides if one.isdecimal()] if resume else []
+    words = [one for one in overrides if "=" not in one and one[:1] != "~" and one not in numbers]
+    if resume and words:
+        wrong = str(config) if Path(words[0]).is_file() and not config.is_file() else words[0]
+        raise typer.BadParameter(f"takes the number of a step, not {wrong!r}", param_hint="--resume")
     if len(numbers) + (step is not None) > 1:
         raise typer.BadParameter("name one step to resume from", param_hint="--resume")
     return config, int(numbers[0]) if numbers else step, [one for one in overrides if one not in numbers]

@@ -105,6 +105,12 @@ def test_the_step_to_resume_from_may_stand_before_the_config(tmp_path, model):
     assert "names rank 7, which is out of range" in result.stderr
 
 
+@pytest.mark.parametrize("words", [[ARITHMETIC / "rlinf.yaml", "abc"], ["abc", ARITHMETIC / "rlinf.yaml"]])
+def test_resume_takes_the_number_of_a_step(tmp_path, words):
+    result = trained(tmp_path, "--resume", *words)
+    assert result.exit_code == 2 and "takes the number of a step, not 'abc'" in result.output, result.output
+
+
 # The hub ----------------------------------------------------------------------------------------------------------
 
 
