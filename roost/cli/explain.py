@@ -69,7 +69,9 @@ def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Cons
     """Print all training settings, or one of them."""
     place = Where("command line", path=(wanted,))
     if not plan.training:
-        findings.error(place, "the config only places: it has no section train", fix="explain one of its components")
+        why = "it places components, but does not say how to train"
+        fix = "add a section train, with a task in it, or explain a component"
+        findings.error(place, "the config has no section train", why, fix)
         return
     name = wanted.partition(".")[2]
     if not name:

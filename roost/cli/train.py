@@ -87,7 +87,8 @@ def _checked(
     source = load(config, overrides, findings)
     job = None if source is None else read_job(source, findings, notation)
     if job is not None and job.training is None and not findings.has_errors:
-        findings.error(job.source.where(), "says nothing about training", fix="add a section train, with a task in it")
+        fix = "write train: {task: {_target_: roost.rollout.arithmetic.Arithmetic}}, with the class of your task"
+        findings.error(job.source.where(), "has no section train, which names the task", fix=fix)
     notes = open_console(stderr=True)
     print_findings(findings.found, notes)
     if job is None or job.training is None or findings.has_errors:

@@ -61,11 +61,26 @@ def check_rewards(
     rewards: Mapping[str, Any], parts: Mapping[str, ComponentPlan], where: Where, findings: Findings
 ) -> None:
     """Hold judges against the accelerators of their processes; keys that are no keys are told of by the judge."""
-    for name, component in placed_rewards(rewards, parts).items():
+    used = placed_rewards(rewards, parts)
+    for component in parts:
+        if component.partition(".")[0] == REWARD and component not in used.values():
+            _warn_unused(component, rewards, where, findings)
+    for name, component in used.items():
         keys = rewards[name]
         held = _accelerators_held(parts[component])
         if held and isinstance(keys, Mapping) and keys.get("_target_") == JUDGE:
             _check_judge(keys, held, component, where.under(name), findings)
+
+
+def _warn_unused(component: str, rewards: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    there = f"has {', '.join(rewards)}" if rewards else "is empty"
+    fix = "place reward.NAME for one of them" if rewards else "name a reward there"
+    findings.warn(
+        where,
+        f"{component} is placed, but has nothing to do",
+        f"train.rewards {there}, so it is not started",
+        f"{fix}, or remove {component}",
+    )
 
 
 def _check_judge(keys: Mapping[str, Any], held: list[int], component: str, where: Where, findings: Findings) -> None:

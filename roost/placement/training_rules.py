@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.reward_rules import check_rewards
 from roost.spec.errors import Findings, Where
-from roost.spec.training import Estimator, OldLogprobs, TrainSettings
+from roost.spec.training import HIGHEST_RATE, Estimator, OldLogprobs, TrainSettings, unlike_usual
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
 BY_GROUP = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN)
@@ -60,7 +60,7 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
     for name, (key, why, instead, is_idle) in idle.items():
         if is_idle and name in parts:
             findings.warn(
-                at(key), f"{name} is placed, but has nothing to say", why, f"write {key}: {instead}, or remove {name}"
+                at(key), f"{name} is placed, but has nothing to do", why, f"write {key}: {instead}, or remove {name}"
             )
 
 
@@ -169,6 +169,13 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
             f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}",
             "remove the parallel sizes",
         )
+    rates = {
+        "learning_rate": settings.learner.optimizer.learning_rate,
+        "critic_learning_rate": settings.critic_learning_rate or 0.0,
+    }
+    for name, rate in rates.items():
+        if rate > HIGHEST_RATE:
+            findings.warn(at(name), unlike_usual(rate), "training is likely to diverge in its first steps", "lower it")
     if settings.critic_learning_rate == 0:
         findings.error(
             at("critic_learning_rate"),

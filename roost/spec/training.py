@@ -102,6 +102,20 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
+USUAL_RATES = (1e-7, 1e-3)
+HIGHEST_RATE = 0.1  # above this no model is known to learn
+
+
+def unlike_usual(rate: float) -> str:
+    """A learning rate beside those that are usual.
+
+    >>> unlike_usual(2.0)
+    'is 2, where 1e-07 to 0.001 is usual'
+    """
+    low, high = USUAL_RATES
+    return f"is {rate:g}, where {low:g} to {high:g} is usual"
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
     """AdamW and its learning rate."""

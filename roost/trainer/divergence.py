@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roost.spec.errors import counted
-from roost.spec.training import OptimizerSettings, TrainSettings
+from roost.spec.training import USUAL_RATES, OptimizerSettings, TrainSettings, unlike_usual
 
 SKIPPED = ("skipped", "critic/skipped")  # what an optimizer step of the policy, and of the critic, is told by
-USUAL_RATES = (1e-7, 1e-3)
 
 
 class Diverged(RuntimeError):
@@ -69,8 +68,7 @@ def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
     if not math.isfinite(figures.get("reward/mean", 0.0)):
         return "rewards that are not finite; check the scenario's reward and the train.rewards"
     if rate > USUAL_RATES[1]:
-        low, high = USUAL_RATES
-        return f"learning_rate is {rate:g}, where {low:g} to {high:g} is usual; lower it"
+        return f"learning_rate {unlike_usual(rate)}; lower it"
     if "float16" in (learner.compute_dtype, learner.weight_dtype):
         return "float16 overflows beyond 65504; set compute_dtype and weight_dtype to bfloat16 or float32"
     if learner.optimizer.max_grad_norm == 0:

@@ -138,6 +138,24 @@ def test_drawing_from_a_part_is_a_warning(name):
     assert finding.where.path == ("train", name)
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "critic_learning_rate"])
+def test_a_learning_rate_far_above_the_usual_is_a_warning(name):
+    (finding,) = found(rlinf(WITH_CRITIC, advantage_estimator="gae", **{name: 1e10}))
+    assert (finding.severity, finding.where.path) == (Severity.WARNING, ("train", name))
+    assert finding.what == "is 1e+10, where 1e-07 to 0.001 is usual"
+    assert found(rlinf(WITH_CRITIC, advantage_estimator="gae", **{name: 0.1})) == ()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "why"),
+    [({}, "train.rewards is empty, so it is not started"), ({"a": {}, "b": {}}, "train.rewards has a, b")],
+)
+def test_a_reward_that_is_placed_and_not_used_is_a_warning(rewards, why):
+    (finding,) = found(rlinf({**APART, "reward": "0"}, rewards=rewards))
+    assert (finding.severity, finding.where.path) == (Severity.WARNING, ("train", "rewards"))
+    assert finding.what == "reward is placed, but has nothing to do" and finding.why.startswith(why)
+
+
 SMALL = {"compute_dtype": "bfloat16", "weight_dtype": "bfloat16"}
 
 
