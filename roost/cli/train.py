@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from roost.cli.console import open_console
 from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed
+from roost.runtime.signals import SigtermInterrupts
 from roost.spec.compose import load
 from roost.spec.errors import ConfigError, Findings
 from roost.spec.job import Job, Notation
@@ -18,8 +20,6 @@ from roost.spec.notation import read_job
 from roost.spec.training import TrainSettings
 from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.view.text import print_findings
-
-INTERRUPTED = 130  # as shells report a process that SIGINT ended
 
 
 def train_command(
@@ -62,21 +62,23 @@ def train_command(
         console.print(f"roost: {text}", soft_wrap=True)
 
     import_from_here()
-    try:
-        config, resume_from, changes = _step_of_resume(resume, resume_from, config, overrides or [])
-        say(f"checking {config}")
-        job, settings = _checked(config, changes, notation, address, say)
-        say("loading torch and Ray")
-        run_job = _loaded_run_job()
-        folder = runs / (name or settings.name or config.stem)
-        resumes = resume or resume_from is not None
-        run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
-    except KeyboardInterrupt:
-        # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as unhandled, and
-        # `python -m` then ends by the signal instead of this exit code. The next exec clears the mark.
-        exec("")
-        say("interrupted; everything that was started is ended")
-        raise typer.Exit(INTERRUPTED) from None
+    with SigtermInterrupts() as sigterm:
+        try:
+            config, resume_from, changes = _step_of_resume(resume, resume_from, config, overrides or [])
+            say(f"checking {config}")
+            job, settings = _checked(config, changes, notation, address, say)
+            say("loading torch and Ray")
+            run_job = _loaded_run_job()
+            folder = runs / (name or settings.name or config.stem)
+            resumes = resume or resume_from is not None
+            run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
+        except KeyboardInterrupt:
+            # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as unhandled,
+            # and `python -m` then ends by the signal instead of this exit code. The next exec clears the mark.
+            exec("")
+            say(f"{'SIGTERM ended the run' if sigterm.came else 'interrupted'}; everything that was started is ended")
+            number = signal.SIGTERM if sigterm.came else signal.SIGINT
+            raise typer.Exit(128 + number) from None  # as shells report a process that the signal ended
 
 
 def _checked(

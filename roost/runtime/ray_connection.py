@@ -24,6 +24,7 @@ from roost.runtime.local_ray import (
 from roost.runtime.patient_start import patient_start
 from roost.runtime.ray_address import running_here
 from roost.runtime.reaper_start import Reaper
+from roost.runtime.signals import sigterm_kept_from_ray
 
 NAMESPACE = "roost"
 LOCAL = "local"
@@ -172,7 +173,8 @@ def _start_local() -> Connection:
 def _init(**options: Any) -> None:
     import ray
 
-    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+    with sigterm_kept_from_ray():
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     # Ray's own words about a worker that died, or that cannot be placed, would stand before Roost's, which say why.
     from ray._private.ray_logging import stdout_deduplicator
 

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from roost.runtime.contained import contain_tasks
 from roost.runtime.disk import check_room
 from roost.runtime.group import WorkerGroup
 from roost.runtime.loop_watch import LoopWatch
+from roost.runtime.signals import first_signal
 from roost.runtime.trace.spans import Span
 from roost.spec.model_files import resolve_model
 from roost.spec.training import TrainSettings
@@ -55,7 +56,6 @@ from roost.trainer.run_folder import RunFolder
 from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.watching import Watching
 
-SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
 PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the weights alone
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
@@ -336,30 +336,3 @@ class Running:
             task.cancel()
         else:
             self._watching.note("stopping after this step; once more to end at once")
-
-
-@contextlib.contextmanager
-def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `stop` with the first SIGTERM or SIGINT; the next, whichever of the two it is, ends the process at once.
-
-    `timeout` signals the process and then its group, which makes two at once: these count as one.
-    """
-    loop, wanted = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-    came: list[signal.Signals] = []
-
-    def release() -> None:
-        for number in wanted:
-            loop.remove_signal_handler(number)
-
-    def take(number: signal.Signals) -> None:
-        came.append(number)
-        if len(came) == 1:
-            stop(number)
-            loop.call_later(SAME_SIGNAL_S, release)
-
-    for number in wanted:
-        loop.add_signal_handler(number, take, number)
-    try:
-        yield
-    finally:
-        release()

@@ -1,5 +1,6 @@
-"""Ctrl-C while `roost train` starts: it says so, ends with 130, and leaves nothing behind."""
+"""Ctrl-C or SIGTERM while `roost train` starts: it says so, ends with 130 or 143, and leaves nothing behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 MARK = "ROOST_TEST_MARK"  # the variable by which processes of a test are known
-STRAY = ("never awaited", "Traceback", "never retrieved", "Exception ignored", "RuntimeWarning")
+STRAY = ("SIGTERM received", "never awaited", "Traceback", "never retrieved", "Exception ignored", "RuntimeWarning")
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,15 @@ class Command:
     def engine_starts(self):
         return any((self.folder / "run/logs").glob("rollout/rollout-*.log"))
 
-    def signalled(self, number):
-        """The exit code and what was printed after a signal to the group, as a terminal sends it."""
-        os.killpg(self.process.pid, number)
+    def raylet_starts(self):
+        """Ray's last daemon is there, and ray.init has not come back for a while yet."""
+        with contextlib.suppress(psutil.Error):  # one that ended meanwhile
+            return any("raylet/raylet" in " ".join(process.cmdline()[:1]) for process in self.left())
+        return False
+
+    def signalled(self, number, send):
+        """The exit code and what was printed after a signal."""
+        send(self.process.pid, number)
         code = self.process.wait(HANG_S)
         return code, self.printed.read_text()
 
@@ -91,17 +98,20 @@ POINTS = {
     "imports": lambda command: command.has_said("loading torch and Ray"),
     "tokenizer": lambda command: command.has_said("loading the tokenizer"),
     "ray": lambda command: command.has_said("starting Ray on this machine"),
+    "raylet": Command.raylet_starts,
     "launch": lambda command: command.has_said("starting learners"),
     "engines": Command.engine_starts,
 }
 
 
-def check_ended(command, number, point):
+def check_ended(command, number, point, send=os.killpg):
+    """To the process group, as a terminal and `timeout` signal it, or to the process alone (os.kill)."""
     command.wait_for(lambda: POINTS[point](command))
-    code, printed = command.signalled(number)
+    code, printed = command.signalled(number, send)
     assert code == 128 + number, printed
     last = printed.rstrip().splitlines()[-1]
     assert last.startswith("roost: ") and "ended" in last, printed
+    assert number == signal.SIGINT or "SIGTERM ended the run" in last, printed
     assert not [word for word in STRAY if word in printed], printed
     deadline = time.monotonic() + HANG_S
     while command.left():
@@ -129,6 +139,12 @@ def test_at_other_points(command, point):
     check_ended(command, signal.SIGINT, point)
 
 
+def test_sigterm_while_torch_is_loaded(command):
+    check_ended(command, signal.SIGTERM, "imports")
+
+
 @pytest.mark.long
-def test_sigterm_while_engines_start(command):
-    check_ended(command, signal.SIGTERM, "engines")
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+@pytest.mark.parametrize("point", ["ray", "raylet", "launch", "engines"])
+def test_sigterm_at_other_points(command, point, send):
+    check_ended(command, signal.SIGTERM, point, send)

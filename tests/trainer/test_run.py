@@ -8,18 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 
 import pytest
 
 from roost.engines.errors import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
+from roost.runtime import signals
 from roost.runtime.address import Address
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.spec.errors import Findings, Where
 from roost.trainer import run as run_module
-from roost.trainer import running
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.resuming import RunInUse
 from roost.trainer.run import (
@@ -77,14 +78,14 @@ def test_a_run_that_ends_early_without_a_signal_is_an_error(done, was_stopped, i
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_after_the_first_signal_either_ends_the_process_at_once(first, monkeypatch):
-    monkeypatch.setattr(running, "SAME_SIGNAL_S", 0.0)
+    monkeypatch.setattr(signals, "SAME_SIGNAL_S", 0.0)
     came = []
 
     def handlers():
         return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     async def signalled():
-        with running.first_signal(came.append):
+        with signals.first_signal(came.append):
             for number in (first, first, signal.SIGTERM, signal.SIGINT):  # at once: these count as one
                 os.kill(os.getpid(), number)
             while handlers() != [signal.default_int_handler, signal.SIG_DFL]:
@@ -92,6 +93,39 @@ def test_after_the_first_signal_either_ends_the_process_at_once(first, monkeypat
 
     asyncio.run(asyncio.wait_for(signalled(), HANG_S))
     assert came == [first]
+
+
+def test_without_a_signal_the_handlers_from_before_come_back():
+    def handlers():
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    async def no_signal():
+        before = handlers()
+        with signals.first_signal(lambda _: None):
+            assert handlers() != before
+        assert handlers() == before
+
+    with signals.SigtermInterrupts():
+        asyncio.run(no_signal())
+
+
+def test_sigterm_interrupts_once_and_then_ends_the_process():
+    """As it does while a run is launched, before the trainer's own handlers."""
+    code = """
+        import os, signal
+        from roost.runtime import signals
+        with signals.SigtermInterrupts() as sigterm:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                os.kill(os.getpid(), signal.SIGTERM)  # at once: these count as one
+                print("came" if sigterm.came else "did not come", flush=True)
+                signals.SAME_SIGNAL_S = 0.0
+                os.kill(os.getpid(), signal.SIGTERM)
+                print("not ended", flush=True)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert (ended.stdout, ended.returncode) == ("came\n", -signal.SIGTERM)
 
 
 def test_a_signal_during_a_relaunch_tells_what_is_done():

@@ -1,0 +1,101 @@
+"""What SIGTERM and Ctrl-C do to a run, from its first line to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
+
+
+class SigtermInterrupts:
+    """While this holds, the first SIGTERM raises KeyboardInterrupt, as Ctrl-C does; the next ends the process at once.
+
+    An exception of its own would not arrive everywhere: Ray raises a new KeyboardInterrupt for one that ends a wait.
+    """
+
+    def __init__(self) -> None:
+        self._came_at: float | None = None
+
+    @property
+    def came(self) -> bool:
+        """Whether there was a SIGTERM."""
+        return self._came_at is not None
+
+    def __enter__(self) -> SigtermInterrupts:
+        self._before = signal.signal(signal.SIGTERM, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.came:  # else a second signal of `timeout` may follow while Python ends
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+    def _interrupt(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._came_at is None:
+            self._came_at = now
+            raise KeyboardInterrupt
+        if now - self._came_at >= SAME_SIGNAL_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def sigterm_kept_from_ray() -> Iterator[None]:
+    """`ray.init` inside leaves this program's SIGTERM handler, if it has one, in place.
+
+    Ray would replace it in Python and once more in its native core, whose handler prints a crash report instead, and
+    would reset the signal to its default when Ray is left. Crashes are still reported, by Python's faulthandler.
+    """
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+        yield
+        return
+    from ray._private import ray_constants, utils
+
+    constants: Any = ray_constants
+    replaced: Any = utils
+    is_off, setter = constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER, replaced.set_sigterm_handler
+    constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER, replaced.set_sigterm_handler = True, lambda _: None
+    try:
+        yield
+    finally:
+        constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER, replaced.set_sigterm_handler = is_off, setter
+
+
+@contextlib.contextmanager
+def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `stop` with the first SIGTERM or SIGINT; the next, whichever of the two it is, ends the process at once.
+
+    `timeout` signals the process and then its group, which makes two at once: these count as one. If none came, the
+    handlers from before are put back.
+    """
+    import asyncio  # not above: every command of `roost` imports this file
+
+    loop, wanted = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in wanted}
+    came: list[signal.Signals] = []
+
+    def release() -> None:
+        for number in wanted:
+            loop.remove_signal_handler(number)
+
+    def take(number: signal.Signals) -> None:
+        came.append(number)
+        if len(came) == 1:
+            stop(number)
+            loop.call_later(SAME_SIGNAL_S, release)
+
+    for number in wanted:
+        loop.add_signal_handler(number, take, number)
+    try:
+        yield
+    finally:
+        release()
+        if not came:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
