@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,10 +117,9 @@ def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def not_installed(error: ImportError, install: str) -> str:
     """What to say where a module of our extras is absent; any other import error is raised again, as it is a bug."""
-    name = (error.name or "").partition(".")[0]
-    if name not in EXTRAS or importlib.util.find_spec(name) is not None:
+    if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
         raise error
-    return f"{name} is missing; install it with: {install}"
+    return f"{error.name} is missing; install it with: {install}"
 
 
 def import_from_here() -> None:
