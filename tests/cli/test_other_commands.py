@@ -249,7 +249,7 @@ def import_error(code):
 
 def test_a_module_of_an_extra_that_is_absent_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
-    assert not_installed(import_error("import zmq.asyncio"), "pip install it") == (
+    assert not_installed(import_error("import zmq"), "pip install it") == (
         "zmq is missing; install it with: pip install it"
     )
 
