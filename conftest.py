@@ -1,6 +1,7 @@
 """Rules for all tests and doctests; docs/testing.md has the reasons. Loaded before any of them imports torch."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.g
 
 # Seconds for Ray's control service to start, inherited by all that tests start; 30 are too few on a busy machine.
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "600")
+
+# A shell starts background jobs with Ctrl-C ignored, and all that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test depends on how fast the machine is, or on what an earlier run left in the checkout.
 settings.register_profile(
