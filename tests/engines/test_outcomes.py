@@ -32,6 +32,7 @@ def test_cancelled_before_they_run():
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    gc.collect()  # what other tests left is not warned about below
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         asyncio.run(cancelled())

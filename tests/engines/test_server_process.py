@@ -164,7 +164,7 @@ async def test_nothing_is_left_of_a_start_that_was_cancelled(spec, tmp_path):
     await asyncio.wait([starting])
     assert starting.cancelled()
     assert len(list(tmp_path.glob("*.log"))) == 1, "it was started all the same"
-    assert not left_keepers("engine", tmp_path) and not living(tmp_path)
+    assert until(lambda: not left_keepers("engine", tmp_path) and not living(tmp_path))
 
 
 async def test_a_server_ends_with_a_killed_keeper_and_stop_still_finds_its_children(spec, tmp_path):
