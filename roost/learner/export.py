@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,6 @@ from roost.learner.distributed import rank, world_size
 from roost.spec.training import LearnerSettings
 
 # What comes with a model's weights and is not changed by training.
-READABLE = 0o644
 BESIDE_WEIGHTS = ("*token*", "vocab*", "merges.txt", "chat_template*", "generation_config.json")
 
 
@@ -60,9 +60,11 @@ def _on_first_rank(gathered: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 def _complete(model: str, folder: Path) -> None:
     _copy_beside(model, folder)
+    mask = os.umask(0o077)
+    os.umask(mask)
     for file in folder.iterdir():
         if file.is_file():
-            file.chmod(READABLE)  # safetensors lets nobody but its writer read a file
+            file.chmod(0o666 & ~mask)  # safetensors lets nobody but its writer read a file, whatever the umask
 
 
 def _copy_beside(model: str, folder: Path) -> None:
