@@ -16,7 +16,7 @@ from roost.engines.weights.release import Release, Way
 from roost.engines.weights.send import Sent
 from roost.learner.sample import Floats, Sample
 from roost.learner.token_weights import Totals
-from roost.runtime.failure import WaitedTooLong, WorkerFailed
+from roost.runtime.failure import FailureKind, WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
 from roost.trainer.divergence import check_policy
 from roost.trainer.learner_worker import Receiver
@@ -161,6 +161,8 @@ class LearnerSender:
             asked = [self._receiver_at(engine.url) for engine in engines]
             told = await self._learners.send_weights(asked, version)
         except (WorkerFailed, WaitedTooLong, LookupError) as error:
+            if isinstance(error, WorkerFailed) and error.first.kind is FailureKind.NODE_LOST:
+                raise  # no other way helps, and it is reported only once
             raise UpdateFailed(f"the learner could not send version {version}: {error}") from error
         largest = max(told, key=lambda sent: sent.buckets)
         return replace(largest, failed={url: error for one in told for url, error in one.failed.items()})
