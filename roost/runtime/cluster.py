@@ -176,8 +176,11 @@ class Cluster:
                 report(text)
 
     def raise_if_lost(self) -> None:
-        """Raise `ControlLost` if Ray's control service is gone; waits for workers do so by themselves."""
-        self._control.raise_if_lost()
+        """Raise `ControlLost` or `WorkerFailed` if Ray's control service or the driver's node daemon is gone.
+
+        Waits for workers raise by themselves, but only when they last long enough to look.
+        """
+        self._failures.raise_if_lost()
 
     def get_node_ip(self, rank: int) -> str:
         if not 0 <= rank < self.num_nodes:

@@ -37,6 +37,7 @@ class FailuresSeen:
         self._told_until: dict[Address, float] = {}
         self._closed: dict[str, int] = {}  # when a group was closed: what is told of it after that is old
         self._changed = threading.Condition()
+        self._daemon_lost: Failure | None = None
         self._is_stopped = False
         self._thread = threading.Thread(target=self._follow, name="roost-failures", daemon=True)
         self._thread.start()
@@ -50,7 +51,9 @@ class FailuresSeen:
             except ray.exceptions.RayError as error:
                 if not self._is_stopped:
                     why = f"the node daemon of the driver's machine is lost: {first_line(error, 'no answer')}"
-                    self._add([_failure(Address("daemon", 0), FailureKind.NODE_LOST, why)])
+                    lost = _failure(Address("daemon", 0), FailureKind.NODE_LOST, why)
+                    self._add([lost])
+                    self._daemon_lost = lost
                 return
 
     def _add(self, failures: Sequence[Failure]) -> None:
@@ -88,6 +91,16 @@ class FailuresSeen:
         with self._changed:
             self._closed[group] = time.time_ns()
             self._failures = [failure for failure in self._failures if failure.address.group != group]
+
+    def raise_if_lost(self) -> None:
+        """Raise if Ray's control service or the driver's node daemon is lost, however often that was raised before.
+
+        The daemon keeps the job's directory, without which no other failure is seen.
+        """
+        self._raise_if_lost()
+        lost = self._daemon_lost
+        if lost is not None and time.monotonic() - self._seen_at[lost] > GRACE:
+            raise WorkerFailed([lost])
 
     def raise_if_failed(self, waiting_for: str = "") -> None:
         """End a wait that failures elsewhere may have made endless; it has had the time to end by itself."""

@@ -288,7 +288,7 @@ def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
 
 
 async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:
-    """Train to the end, or until Ray's control service is lost: episodes would continue without noticing."""
+    """Train to the end, or until Ray or its driver's node daemon is lost: short calls would not notice it."""
     task = asyncio.ensure_future(training)
     try:
         while not task.done():

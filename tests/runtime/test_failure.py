@@ -1,8 +1,10 @@
 """Failures: the first cause first, readable, and the same in another process."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,8 @@ from roost.runtime.failure import (
     WorkerFailed,
     in_order_of_cause,
 )
+from roost.runtime.failures_seen import FailuresSeen
+from tests.limits import HANG_S
 
 
 def failure(rank, time_ns, is_consequence=False, **more):
@@ -100,3 +104,19 @@ CAUGHT = {"a lost peer": (PeerLost("x"), ConnectionError), "a long wait": (Waite
 def test_errors_are_caught_as_what_python_calls_them(error, kind):
     with pytest.raises(kind):
         raise error
+
+
+def lost_daemon(*args):
+    raise ray.exceptions.ActorDiedError()
+
+
+def test_the_loss_of_the_drivers_node_daemon_is_raised_every_time(monkeypatch):
+    monkeypatch.setattr("roost.runtime.failures_seen.GRACE", 0.0)
+    seen = FailuresSeen(SimpleNamespace(ask=SimpleNamespace(remote=lost_daemon)), lambda: None)
+    seen._thread.join(HANG_S)
+    with pytest.raises(WorkerFailed, match="the node daemon of the driver's machine is lost"):
+        seen.raise_if_failed()  # settles it
+    seen.raise_if_failed()
+    for _ in range(2):
+        with pytest.raises(WorkerFailed, match="the node daemon of the driver's machine is lost"):
+            seen.raise_if_lost()
