@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.engines.torch_engine.engine import EngineSettings, TorchEngine
+from roost.torch_engine.engine import EngineSettings, TorchEngine
 
 ROOST, CONTINUOUS = "roost", "transformers' continuous batching"
 GENERATE_TARGET, CONTINUOUS_TARGET = 3.0, 1.5

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from roost.engines.generation import Sampling
-from roost.engines.torch_engine.engine import Progress, Request, TorchEngine
+from roost.torch_engine.engine import Progress, Request, TorchEngine
 
 Way: TypeAlias = Callable[[], list[list[int]]]
 ROOM = 2048  # tokens that one request may have

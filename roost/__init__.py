@@ -29,8 +29,8 @@ _HOMES = {
     "roost.runtime.channel": ("Channel",),
     "roost.runtime.failure": ("PeerLost", "WaitedTooLong", "WorkerFailed"),
     "roost.runtime.post_office": ("ChannelClosed",),
-    "roost.spec.errors": ("ConfigError", "Finding"),
-    "roost.spec.job": ("Job", "Layout", "Notation"),
+    "roost.config.errors": ("ConfigError", "Finding"),
+    "roost.config.job": ("Job", "Layout", "Notation"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted(_HOME_OF)]

@@ -50,7 +50,7 @@ START_SHARE = 0.25  # of the faults may hit a run that has made no step since th
 KILLED = {
     "learner": "ray::LearnerWorker",
     "engine worker": "ray::EngineWorker",
-    "engine server": "roost.engines.torch_engine",
+    "engine server": "roost.torch_engine",
     "engine keeper": "server_keeper.py",
     "raylet": "raylet/raylet",
     "GCS": "gcs_server",
@@ -58,7 +58,7 @@ KILLED = {
     "reservation keeper": "ray::Keeper",
     "reaper": "runtime/reaper.py",
 }
-HANGING = {"engine server": "roost.engines.torch_engine"}
+HANGING = {"engine server": "roost.torch_engine"}
 
 
 @dataclass

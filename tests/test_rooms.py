@@ -8,20 +8,23 @@ import pytest
 ROOT = Path(__file__).parents[1] / "roost"
 MAY_IMPORT = {
     "conf": set(),
-    "spec": set(),
-    "cluster": {"spec"},
-    "placement": {"spec", "cluster"},
-    "view": {"spec", "cluster", "placement"},
-    "runtime": {"spec", "cluster", "placement"},
-    "engines": {"spec", "cluster", "placement", "runtime"},
-    "learner": {"spec", "cluster", "placement", "runtime"},
-    "rollout": {"spec", "cluster", "placement", "runtime", "engines"},
-    "trainer": {"spec", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout"},
-    "cli": {"spec", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout", "trainer"},
+    "config": set(),
+    "cluster": {"config"},
+    "placement": {"config", "cluster"},
+    "view": {"config", "cluster", "placement"},
+    "runtime": {"config", "cluster", "placement"},
+    "engines": {"config", "cluster", "placement", "runtime", "torch_engine"},
+    "torch_engine": {"config", "engines"},
+    "learner": {"config", "cluster", "placement", "runtime"},
+    "sandbox": {"rollout"},
+    "rollout": {"config", "cluster", "placement", "runtime", "engines", "sandbox", "torch_engine"},
+    "app_world": {"config", "runtime", "engines", "rollout", "sandbox", "torch_engine"},
+    "trainer": {"config", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout"},
+    "cli": {"config", "cluster", "placement", "view", "runtime", "engines", "learner", "rollout", "trainer"},
 }
 NETWORK = {"requests", "httpx", "aiohttp", "socket"}
 EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "time", "asyncio"} | NETWORK
-PURE_ROOMS = ("spec", "cluster", "placement", "view")
+PURE_ROOMS = ("config", "cluster", "placement", "view")
 
 
 def imported(file):

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from roost.rollout.app_world.serving.client import AppWorldEnvironments
-from roost.rollout.app_world.serving.oracle import OracleAgent, RandomAgent
-from roost.rollout.app_world.serving.tasks import AppWorldTasks
+from roost.app_world.serving.client import AppWorldEnvironments
+from roost.app_world.serving.oracle import OracleAgent, RandomAgent
+from roost.app_world.serving.tasks import AppWorldTasks
 from roost.rollout.scenario import Split, Task
 
 AGENTS: dict[str, Callable[..., Any]] = {"oracle": OracleAgent, "random": RandomAgent}

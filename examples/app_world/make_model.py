@@ -2,7 +2,7 @@
 
 import typer
 
-from roost.rollout.app_world.tiny_model import write_app_world_model
+from roost.app_world.tiny_model import write_app_world_model
 
 
 def main(folder: str = "runs/app-world-model", seed: int = 0) -> None:

@@ -23,11 +23,11 @@ from roost.cli.options import (
     planned,
     split_overrides,
 )
+from roost.config.compose import load
+from roost.config.errors import Findings, counted
+from roost.config.job import Notation
+from roost.config.notation import read_job
 from roost.placement.plan_file import finding_to_dict
-from roost.spec.compose import load
-from roost.spec.errors import Findings, counted
-from roost.spec.job import Notation
-from roost.spec.notation import read_job
 from roost.view.text import print_findings
 
 

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
+from roost.config.errors import Findings, Where, did_you_mean, shown
+from roost.config.known_keys.tables import KeyUse
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
-from roost.spec.errors import Findings, Where, did_you_mean, shown
-from roost.spec.known_keys.tables import KeyUse
 from roost.view.text import print_findings
 from roost.view.training_text import explain_setting, print_keys, print_settings
 

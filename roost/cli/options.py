@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from roost.config.errors import Findings
+from roost.config.job import Layout, Notation
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.spec.errors import Findings
-from roost.spec.job import Layout, Notation
 
 WITH_RAY = "pip install 'roost[ray]'"
 WITH_TRAINING = "pip install 'roost[train]'"

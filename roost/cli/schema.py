@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from roost.cli.options import NotationChoice
-from roost.spec.schema import config_schema
+from roost.config.schema import config_schema
 
 
 def schema_command(notation: NotationChoice = None) -> None:

@@ -12,12 +12,12 @@ import typer
 
 from roost.cli.console import open_console
 from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed
+from roost.config.compose import load
+from roost.config.errors import ConfigError, Findings
+from roost.config.job import Job, Notation
+from roost.config.notation import read_job
+from roost.config.training import TrainSettings
 from roost.runtime.signals import SigtermInterrupts
-from roost.spec.compose import load
-from roost.spec.errors import ConfigError, Findings
-from roost.spec.job import Job, Notation
-from roost.spec.notation import read_job
-from roost.spec.training import TrainSettings
 from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.view.text import print_findings
 

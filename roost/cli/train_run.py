@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 
 from roost.cli.console import open_console
+from roost.config.errors import ConfigError
+from roost.config.job import Job
 from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.disk import DiskFull
 from roost.runtime.failure import WorkerFailed
 from roost.runtime.private_files import private_files
-from roost.spec.errors import ConfigError
-from roost.spec.job import Job
 from roost.trainer.checkpoints import Checkpoints, Unreadable
 from roost.trainer.divergence import Diverged
 from roost.trainer.feed import NothingFinishes

@@ -12,11 +12,11 @@ import numpy as np
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, registry_for
 from roost.cluster.inventory import NO_ACCELERATOR, Group, Inventory, Node
 from roost.cluster.node_groups import Hardware, bind_groups
-from roost.spec.errors import Findings, Where, counted, did_you_mean
-from roost.spec.job import Job, Notation
-from roost.spec.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
-from roost.spec.ranks import spell_ranks
-from roost.spec.section import Section
+from roost.config.errors import Findings, Where, counted, did_you_mean
+from roost.config.job import Job, Notation
+from roost.config.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
+from roost.config.ranks import spell_ranks
+from roost.config.section import Section
 
 DEFAULT_ACCELERATORS_PER_NODE = 8
 Devices = tuple[Mapping[str, Any], ...]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE, Ints, ResourceTable
-from roost.spec.node_groups import CLUSTER_GROUP, NODE_GROUP, RESERVED_LABELS
+from roost.config.node_groups import CLUSTER_GROUP, NODE_GROUP, RESERVED_LABELS
 
 NO_ACCELERATOR = "NO_ACCEL"
 DEFAULT_ACCELERATOR = "NV_GPU"

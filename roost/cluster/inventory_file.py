@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import DEFAULT_ACCELERATOR, NO_ACCELERATOR, Group, Inventory, Node, Software
-from roost.spec.errors import ConfigError, Findings, Where, shown
-from roost.spec.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
-from roost.spec.node_groups import RESERVED_LABELS
-from roost.spec.ranks import RankSyntaxError, parse_rank_list, spell_ranks
-from roost.spec.section import Section
-from roost.spec.source import Source, is_tame, read_yaml
+from roost.config.errors import ConfigError, Findings, Where, shown
+from roost.config.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
+from roost.config.node_groups import RESERVED_LABELS
+from roost.config.ranks import RankSyntaxError, parse_rank_list, spell_ranks
+from roost.config.section import Section
+from roost.config.source import Source, is_tame, read_yaml
 
 NODE_KEYS = (
     "count",

@@ -9,9 +9,9 @@ import numpy as np
 
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Group, Software
-from roost.spec.errors import Findings, Where, counted, did_you_mean, shown
-from roost.spec.job import EnvConfig, HardwareItem, Job, NodeGroup
-from roost.spec.ranks import spell_ranks
+from roost.config.errors import Findings, Where, counted, did_you_mean, shown
+from roost.config.job import EnvConfig, HardwareItem, Job, NodeGroup
+from roost.config.ranks import spell_ranks
 
 if TYPE_CHECKING:
     from roost.cluster.hardware.problem import Problem

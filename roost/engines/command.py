@@ -43,7 +43,7 @@ def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm
     elif spec.kind is EngineKind.SGLANG:
         module, options, env = "sglang.launch_server", _sglang(spec, port), {}
     else:
-        module, options, env = "roost.engines.torch_engine", _torch(spec, port), {}
+        module, options, env = "roost.torch_engine", _torch(spec, port), {}
     is_ours = spec.kind is EngineKind.TORCH
     program = ("-m", module) if is_ours or spec.api_key is None else (keyed_server.__file__, module)
     key = {} if spec.api_key is None else {KEY_VARIABLE: spec.api_key}

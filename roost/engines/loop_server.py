@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from roost.engines.torch_engine.listening import bound_socket, url_of
+from roost.torch_engine.listening import bound_socket, url_of
 
 BACKLOG = 1024  # connections that wait to be taken: many episodes begin at the same moment
 KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is used again

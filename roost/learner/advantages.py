@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roost.spec.training import AdvantageSettings, Estimator
+from roost.config.training import AdvantageSettings, Estimator
 
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

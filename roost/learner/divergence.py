@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from roost.config.training import KlEstimator
 from roost.learner.ratios import LARGEST_LOG_RATIO
-from roost.spec.training import KlEstimator
 
 
 def divergence(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:

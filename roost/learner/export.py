@@ -12,9 +12,9 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from roost.config.training import LearnerSettings
 from roost.learner.adapter import ADAPTER_PART, adapter_weights, merged_weights, write_adapter
 from roost.learner.distributed import rank, world_size
-from roost.spec.training import LearnerSettings
 
 # What comes with a model's weights and is not changed by training.
 BESIDE_WEIGHTS = ("*token*", "vocab*", "merges.txt", "chat_template*", "generation_config.json")

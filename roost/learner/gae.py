@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from roost.config.training import AdvantageSettings, Whitening
 from roost.learner.advantages import Doubles
-from roost.spec.training import AdvantageSettings, Whitening
 
 VARIANCE_EPSILON = 1e-8  # of Whitening.TOKENS
 STD_EPSILON = 1e-5  # of Whitening.TOKENS_BIASED

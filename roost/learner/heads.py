@@ -8,12 +8,12 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from roost.config.training import LossSettings
 from roost.learner.losses import PolicyBatch, policy_loss
 from roost.learner.packing import Packed, picked
 from roost.learner.sample import Floats, Sample
 from roost.learner.token_weights import Totals
 from roost.learner.value_loss import ValueBatch, value_loss
-from roost.spec.training import LossSettings
 
 
 class Head(StrEnum):

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from roost.config.training import LearnerSettings
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import CheckpointWriter, State, state_bytes
 from roost.learner.distributed import added_up, most, together, world_size
@@ -29,7 +30,6 @@ from roost.learner.sample import Floats, Sample
 from roost.learner.state import fill, learner_state
 from roost.learner.taking import replace_weights
 from roost.learner.token_weights import Totals
-from roost.spec.training import LearnerSettings
 
 # How far log-probabilities may be apart that are computed from other rows at once; of 16 bits, with other roundings.
 PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}

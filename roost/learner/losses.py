@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roost.config.training import LossSettings, OldLogprobs, RatioLevel
 from roost.learner.divergence import divergence
 from roost.learner.ratios import importance_weights, ratios
 from roost.learner.token_weights import Totals, shares_of_means, token_weights
-from roost.spec.training import LossSettings, OldLogprobs, RatioLevel
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,13 +10,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
+from roost.config.training import LearnerSettings
 from roost.learner.adapter import add_adapter
 from roost.learner.attention import NAME, register
 from roost.learner.distributed import rank, world_size
 from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
 from roost.learner.sharding import shard
-from roost.spec.training import LearnerSettings
 
 # What some models do to their logits after the last layer, and what it is where it does nothing.
 CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from roost.spec.training import OptimizerSettings, Schedule
+from roost.config.training import OptimizerSettings, Schedule
 
 
 def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:

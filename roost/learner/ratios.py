@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from roost.config.training import RatioLevel
 from roost.learner.segments import level_sums
-from roost.spec.training import RatioLevel
 
 # The logarithm of a ratio is cut here, after it is added up. Sums over thousands of tokens reach hundreds, where exp is
 # infinite, and infinity times a gradient or an advantage of 0 is NaN. A ratio of exp(20), 5e8, is far out of any clip:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from roost.spec.training import RatioLevel
+from roost.config.training import RatioLevel
 
 
 def segment_sums(values: Tensor, segments: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roost.spec.training import AdvantageSettings
+from roost.config.training import AdvantageSettings
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roost.config.training import LossAggregation, RatioLevel
 from roost.learner.segments import segment_sums
-from roost.spec.training import LossAggregation, RatioLevel
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roost.config.training import LossSettings, RatioLevel
 from roost.learner.token_weights import Totals, shares_of_means, token_weights
-from roost.spec.training import LossSettings, RatioLevel
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
+from roost.config.job import ModelUse, ParallelSizes, Role
 from roost.placement.placement import Placement
 from roost.placement.table import PlacementTable
-from roost.spec.job import ModelUse, ParallelSizes, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
+from roost.config.compose import load
+from roost.config.errors import Findings, Where, did_you_mean
+from roost.config.job import Component, CpuWorkers, DeviceList, Job, Layout, Notation, RankMap
+from roost.config.notation import read_job
 from roost.placement.listed import ListedPlacementStrategy, SpreadPlacementStrategy
 from roost.placement.mode import PlacementMode, mode_of
 from roost.placement.model_parallel import Bound, lay_out
 from roost.placement.rank_map import BoundRanks, bind_rank_map
 from roost.placement.strategy import PlacementStrategy, inventory_of
 from roost.placement.table import PlacementTable
-from roost.spec.compose import load
-from roost.spec.errors import Findings, Where, did_you_mean
-from roost.spec.job import Component, CpuWorkers, DeviceList, Job, Layout, Notation, RankMap
-from roost.spec.notation import read_job
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,13 @@ import numpy as np
 
 from roost.cluster.inventory import Node
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
+from roost.config.errors import counted
+from roost.config.job import ModelUse
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan
 from roost.placement.table import PlacementTable
-from roost.spec.errors import counted
-from roost.spec.job import ModelUse
-from roost.spec.ranks import spell_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roost.config.engine_options import FORMS
+from roost.config.errors import Findings, Where, did_you_mean, shown
+from roost.config.job import Component
+from roost.config.model_files import ModelPlace, model_place, read_model_config, resolve_model
+from roost.config.training import Estimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan
-from roost.spec.engine_options import FORMS
-from roost.spec.errors import Findings, Where, did_you_mean, shown
-from roost.spec.job import Component
-from roost.spec.model_files import ModelPlace, model_place, read_model_config, resolve_model
-from roost.spec.training import Estimator, TrainSettings
 
 At = Callable[[str], Where]  # the place of a setting, or of a component
 ROLLOUT = "rollout"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE
+from roost.config.errors import counted
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan
-from roost.spec.errors import counted
-from roost.spec.ranks import spell_ranks
 
 
 def explain_component(plan: Plan, part: ComponentPlan) -> list[str]:

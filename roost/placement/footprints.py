@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roost.config.job import ParallelSizes, Role, Sharding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory import (
     CONTEXT_GIB,
@@ -19,7 +20,6 @@ from roost.placement.memory import (
     learner_memory,
 )
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
-from roost.spec.job import ParallelSizes, Role, Sharding
 
 DEFAULT_TOKENS = 4_096  # that a learner works on at a time, where the config does not say
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
+from roost.config.errors import Findings, Where
+from roost.config.node_groups import CLUSTER_GROUP, NODE_GROUP
 from roost.placement.strategy import (
     PlacementStrategy,
     check_count,
@@ -18,8 +20,6 @@ from roost.placement.strategy import (
     without_devices,
 )
 from roost.placement.table import PlacementTable
-from roost.spec.errors import Findings, Where
-from roost.spec.node_groups import CLUSTER_GROUP, NODE_GROUP
 
 
 @dataclass(frozen=True, eq=False)

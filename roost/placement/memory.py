@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from roost.config.job import ParallelSizes, Sharding
 from roost.placement.model_shape import ModelShape
-from roost.spec.job import ParallelSizes, Sharding
 
 GIB = 1024**3
 

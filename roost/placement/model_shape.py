@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roost.spec.errors import shown
+from roost.config.errors import shown
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")

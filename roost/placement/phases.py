@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from roost.spec.job import Role
+from roost.config.job import Role
 
 
 class Phase(StrEnum):

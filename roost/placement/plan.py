@@ -11,14 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from roost.cluster.inventory import Inventory
+from roost.config.errors import Finding, Findings
+from roost.config.job import Notation
+from roost.config.known_keys.tables import KeyUse
+from roost.config.origins import ResolvedSetting
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.mode import PlacementMode
 from roost.placement.residency import Residency, ResidencySettings, find_residency
 from roost.placement.routes import Routes, find_routes
-from roost.spec.errors import Finding, Findings
-from roost.spec.job import Notation
-from roost.spec.known_keys.tables import KeyUse
-from roost.spec.origins import ResolvedSetting
 
 
 @dataclass(frozen=True)

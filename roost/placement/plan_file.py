@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import Inventory
+from roost.config.errors import ConfigError, Finding, Findings, Severity, Where, shown
+from roost.config.job import ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.known_keys.tables import Effect, KeyUse, Known
+from roost.config.origins import Origin, ResolvedSetting
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.mode import PlacementMode
 from roost.placement.phases import Phase
@@ -18,11 +23,6 @@ from roost.placement.plan import Plan
 from roost.placement.residency import ClassResidency
 from roost.placement.routes import EngineRoutes, Reach
 from roost.placement.table import PlacementTable
-from roost.spec.errors import ConfigError, Finding, Findings, Severity, Where, shown
-from roost.spec.job import ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.spec.known_keys.tables import Effect, KeyUse, Known
-from roost.spec.origins import Origin, ResolvedSetting
-from roost.spec.ranks import spell_ranks
 
 SCHEMA = "roost.plan/1"
 

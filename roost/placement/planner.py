@@ -10,6 +10,13 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
+from roost.config.compose import load
+from roost.config.errors import ConfigError, Findings, Where, did_you_mean, shown
+from roost.config.job import Job, Layout, Notation
+from roost.config.limits import MAX_ACCELERATORS_PER_NODE
+from roost.config.loop import MEMORY_KEYS
+from roost.config.notation import read_job
+from roost.config.training_read import setting_place
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.engine_rules import check_engines
@@ -18,13 +25,6 @@ from roost.placement.residency import ResidencySettings, find_residency
 from roost.placement.rules import check_rules
 from roost.placement.strategy import inventory_of
 from roost.placement.training_rules import check_training
-from roost.spec.compose import load
-from roost.spec.errors import ConfigError, Findings, Where, did_you_mean, shown
-from roost.spec.job import Job, Layout, Notation
-from roost.spec.limits import MAX_ACCELERATORS_PER_NODE
-from roost.spec.loop import MEMORY_KEYS
-from roost.spec.notation import read_job
-from roost.spec.training_read import setting_place
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path

@@ -14,15 +14,15 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
+from roost.config.errors import Findings, Where
+from roost.config.job import Notation, Role
+from roost.config.loop import MEMORY_KEYS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.device_classes import DeviceClass, device_classes
 from roost.placement.footprints import Footprint, footprint
 from roost.placement.loop_memory import MemoryRefused, Sharing, share_device
 from roost.placement.memory import CONTEXT_GIB, RESERVED_FRACTION, SLEEPING_ENGINE_GIB, SYNC_BUCKET_GIB
 from roost.placement.phases import Phase, State, works_in
-from roost.spec.errors import Findings, Where
-from roost.spec.job import Notation, Role
-from roost.spec.loop import MEMORY_KEYS
 
 IN_FLIGHT = "weights in flight"
 

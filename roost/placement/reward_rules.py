@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR
+from roost.config.errors import Findings, Where
 from roost.placement.component_plan import ComponentPlan
-from roost.spec.errors import Findings, Where
 
 REWARD = "reward"
 JUDGE = "roost.rollout.rewards.judge.Judge"

@@ -14,11 +14,11 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
+from roost.config.errors import counted
+from roost.config.job import Sharding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import takes_policy, trains_policy
 from roost.placement.table import PlacementTable
-from roost.spec.errors import counted
-from roost.spec.job import Sharding
 
 
 class Reach(StrEnum):

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roost.cluster.inventory import Inventory
+from roost.config.errors import Findings, Where
+from roost.config.job import Notation, Role, Sharding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.footprints import engine_sizes
 from roost.placement.memory import ENGINE_FRACTION, ENGINE_OVERHEAD_GIB, engine_memory, kv_tokens
 from roost.placement.model_shape import ModelShape, UnknownShape, shape_from_config
 from roost.placement.phases import Phase, takes_policy
 from roost.placement.residency import Decision, Residency, displaced_devices
-from roost.spec.errors import Findings, Where
-from roost.spec.job import Notation, Role, Sharding
 
 
 def check_rules(

@@ -9,6 +9,7 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
+from roost.config.errors import Findings, Where, shown
 from roost.placement.strategy import (
     GroupLabels,
     PlacementStrategy,
@@ -23,7 +24,6 @@ from roost.placement.strategy import (
     without_devices,
 )
 from roost.placement.table import PlacementTable
-from roost.spec.errors import Findings, Where, shown
 
 
 @dataclass(frozen=True, eq=False)

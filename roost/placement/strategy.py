@@ -10,11 +10,11 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory, UnknownGroup
 from roost.cluster.resources import Ints, ResourceTable
+from roost.config.errors import Findings, Where, counted, did_you_mean, shown
+from roost.config.node_groups import CLUSTER_GROUP
+from roost.config.ranks import spell_ranks
 from roost.placement.placement import Placement
 from roost.placement.table import PlacementTable
-from roost.spec.errors import Findings, Where, counted, did_you_mean, shown
-from roost.spec.node_groups import CLUSTER_GROUP
-from roost.spec.ranks import spell_ranks
 
 GroupLabels = str | Sequence[str] | None
 

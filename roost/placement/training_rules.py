@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from roost.config.errors import Findings, Where
+from roost.config.training import HIGHEST_RATE, Estimator, OldLogprobs, TrainSettings, unlike_usual
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.reward_rules import check_rewards
-from roost.spec.errors import Findings, Where
-from roost.spec.training import HIGHEST_RATE, Estimator, OldLogprobs, TrainSettings, unlike_usual
 
 COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
 BY_GROUP = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roost.config.errors import Findings, Where, did_you_mean, shown
 from roost.rollout.located import NotLocated, located
-from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 TARGET, ARGUMENTS = "_target_", "_args_"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from roost.spec.training import CollectSettings
+from roost.config.training import CollectSettings
 
 
 def needed_of_group(settings: CollectSettings) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roost.config.training import DrawSettings
 from roost.engines.fleet import Fleet
 from roost.engines.generation import Completion, Sampling
 from roost.rollout.order import draw_seed
 from roost.rollout.transcript import Draw
-from roost.spec.training import DrawSettings
 
 
 class FleetDraws:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from roost.config.training import CollectSettings
 from roost.rollout.episode import Episode, Group
 from roost.rollout.place import Place
 from roost.rollout.playing import Play, Player
 from roost.rollout.scenario import Task
 from roost.runtime.failure import WorkerFailed
-from roost.spec.training import CollectSettings
 
 
 class GroupPlay:

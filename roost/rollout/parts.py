@@ -13,13 +13,13 @@ SCENARIO = Part(
 TASKS = Part(
     "source of tasks",
     (Kind(("size", "task")),),
-    "roost.rollout.app_world.serving.tasks.AppWorldTasks",
+    "roost.app_world.serving.tasks.AppWorldTasks",
     "roost.rollout.agents.scenario.TaskSource",
 )
 ENVIRONMENT = Part(
     "class of environments",
     (Kind(("open", "close"), perhaps=("hardware",)),),
-    "roost.rollout.app_world.serving.client.AppWorldEnvironments",
+    "roost.app_world.serving.client.AppWorldEnvironments",
     "roost.rollout.environments.environment.Environments",
 )
 AGENT = Part(

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.cluster.resources import Ints
+from roost.config.errors import Findings, Where, counted
 from roost.placement.component_plan import ComponentPlan
-from roost.spec.errors import Findings, Where, counted
 
 SMALLEST = 1e-4  # Ray counts in ten-thousandths, so a smaller difference is one of rounding
 MAX_NAMED = 8  # nodes in one sentence

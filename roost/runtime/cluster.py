@@ -17,6 +17,8 @@ from typing import Any
 import ray
 
 from roost.cluster.inventory import Inventory
+from roost.config.errors import Findings
+from roost.config.job import Notation
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.mode import PlacementMode
 from roost.placement.plan import Plan
@@ -43,8 +45,6 @@ from roost.runtime.trace.chrome import TraceSummary, write_trace
 from roost.runtime.trace.spans import Span, SpanRecorder
 from roost.runtime.verify import check_plan
 from roost.runtime.worker import Worker
-from roost.spec.errors import Findings
-from roost.spec.job import Notation
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
 RESERVATION_LIMIT = 600.0  # seconds to wait for what others hold

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from roost.config.errors import did_you_mean
 from roost.runtime.address import DRIVER
 from roost.runtime.failures_seen import FailuresSeen
 from roost.runtime.result import GroupResult
 from roost.runtime.worker import Worker, public_methods
-from roost.spec.errors import did_you_mean
 
 if TYPE_CHECKING:
     from roost.placement.component_plan import ComponentPlan

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
+from roost.config.errors import Findings
 from roost.placement.component_plan import ComponentPlan
 from roost.runtime import nodes as live
 from roost.runtime.capacity import (
@@ -22,7 +23,6 @@ from roost.runtime.capacity import (
 from roost.runtime.group import LaunchOptions
 from roost.runtime.nodes import LiveNode
 from roost.runtime.reservation import NodeNeed, Reservation, reserve, stand_ins
-from roost.spec.errors import Findings
 
 
 @dataclass(slots=True)

@@ -10,13 +10,13 @@ import numpy as np
 
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
+from roost.config.errors import Findings, did_you_mean
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from roost.placement.strategy import PlacementStrategy
 from roost.runtime.group import GroupSpec, LaunchOptions, check_methods, check_name
 from roost.runtime.worker import Worker
-from roost.spec.errors import Findings, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ import ray
 from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, registry_for
 from roost.cluster.inventory import NO_ACCELERATOR, Inventory
+from roost.config.compose import load
+from roost.config.errors import Findings
+from roost.config.job import Job, Notation
+from roost.config.notation import read_job
 from roost.runtime.membership import report_device, report_interpreter
 from roost.runtime.node_report import to_node
 from roost.runtime.nodes import LiveNode
-from roost.spec.compose import load
-from roost.spec.errors import Findings
-from roost.spec.job import Job, Notation
-from roost.spec.notation import read_job
 
 ASK_LIMIT = 120.0  # seconds
 

@@ -8,9 +8,9 @@ from ipaddress import ip_address
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
+from roost.config.errors import Findings, Where, counted, shown
+from roost.config.ranks import spell_ranks
 from roost.runtime.node_report import RANK_VARIABLES, NodeReport
-from roost.spec.errors import Findings, Where, counted, shown
-from roost.spec.ranks import spell_ranks
 
 CLUSTER = Where("Ray cluster")
 MAX_NAMED = 16  # nodes in one message

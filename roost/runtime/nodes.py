@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.config.errors import Findings
 from roost.runtime.agent_actor import NodeAgentActor
 from roost.runtime.capacity import Supply
 from roost.runtime.membership import check_device_counts, check_versions, order_nodes
 from roost.runtime.node_report import NodeReport
 from roost.runtime.ray_connection import alive_nodes, free_resources, node_resources
 from roost.runtime.ray_errors import raised_line
-from roost.spec.errors import Findings
 
 LOOK_EVERY = 0.2  # seconds
 SPEAK_AFTER = 2.0

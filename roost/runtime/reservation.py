@@ -12,13 +12,13 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from roost.config.errors import Findings
+from roost.config.ranks import spell_ranks
 from roost.runtime.capacity import Demand, Supply, check_totals, what_is_busy
 from roost.runtime.failure import WaitedTooLong
 from roost.runtime.keeper import Keeper
 from roost.runtime.node_report import NodeReport
 from roost.runtime.ray_connection import free_resources
-from roost.spec.errors import Findings
-from roost.spec.ranks import spell_ranks
 
 LOOK_EVERY = 0.02  # seconds
 SPEAK_AFTER = 1.0  # seconds of waiting

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import Ints
+from roost.config.errors import Findings, Where, counted
+from roost.config.ranks import spell_ranks
 from roost.placement.plan import Plan
 from roost.runtime.capacity import accelerators_used, nodes_used
-from roost.spec.errors import Findings, Where, counted
-from roost.spec.ranks import spell_ranks
 
 NOT_USED = -1
 MEMORY_TOLERANCE = 0.02  # drivers differ in what they keep of an accelerator's memory for themselves

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roost.config.model_files import resolve_model
+from roost.config.training import Estimator, LearnerSettings, OldLogprobs, TrainSettings
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import HandOver
@@ -14,8 +16,6 @@ from roost.engines.spec import EngineKind, ServerSpec
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.runtime.group import GroupSpec, LaunchOptions
-from roost.spec.model_files import resolve_model
-from roost.spec.training import Estimator, LearnerSettings, OldLogprobs, TrainSettings
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.receivers import devices_of
 from roost.trainer.turns import WEIGHT, Turns

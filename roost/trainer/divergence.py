@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roost.spec.errors import counted
-from roost.spec.training import USUAL_RATES, OptimizerSettings, TrainSettings, unlike_usual
+from roost.config.errors import counted
+from roost.config.training import USUAL_RATES, OptimizerSettings, TrainSettings, unlike_usual
 
 SKIPPED = ("skipped", "critic/skipped")  # what an optimizer step of the policy, and of the critic, is told by
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from roost.config.errors import counted
 from roost.rollout.episode import Episode
 from roost.rollout.playing import Play, Player, PlayFailed, check_made
-from roost.spec.errors import counted
 
 MOST_REASONS = 50  # files in the folder
 _TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # by name, which is another in every group

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from roost.config.training import CollectSettings
 from roost.rollout.cut_off import may_end
 from roost.rollout.episode import Group
 from roost.rollout.group_play import GroupPlay, raise_fatal
 from roost.rollout.order import TaskOrder
 from roost.rollout.playing import Player, task_of
 from roost.rollout.scenario import Scenario, Split
-from roost.spec.training import CollectSettings
 from roost.trainer.intake import InPlay, choose, may_begin
 
 LOST_LIMIT = 8  # groups in a row, or as many as a step has if that is more: not one finishes, and the run ends

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import torch
 
+from roost.config.training import LearnerSettings
 from roost.engines.connect import connect
 from roost.engines.errors import EngineError, UpdateFailed
 from roost.engines.spec import EngineKind
@@ -32,7 +33,6 @@ from roost.learner.taking import in_buckets
 from roost.learner.token_weights import Totals
 from roost.runtime import current
 from roost.runtime.worker import Worker
-from roost.spec.training import LearnerSettings
 from roost.trainer.weight_stream import WeightStream
 
 NOTHING = Sent(0, 0, {}, {})

@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from roost.config.training import Estimator, OldLogprobs, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
 from roost.learner.sample import Floats, Sample
 from roost.learner.token_weights import Totals
 from roost.rollout.episode import Group
 from roost.rollout.order import draw_seed
 from roost.runtime.trace.spans import SpanRecorder
-from roost.spec.training import Estimator, OldLogprobs, TrainSettings, Whitening
 from roost.trainer.batch import (
     Batch,
     batch_of,

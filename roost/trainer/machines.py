@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
+from roost.config.job import Job
 from roost.runtime.cluster import Cluster
 from roost.runtime.ray_address import running_here
-from roost.spec.job import Job
 from roost.trainer.this_machine import RAY_ADDRESS, accelerators_to_simulate
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from roost.config.errors import Findings
+from roost.config.job import Job
+from roost.config.training import TrainSettings
+from roost.config.training_read import setting_place
 from roost.rollout.check_target import check_target
 from roost.rollout.parts import SCENARIO
 from roost.rollout.rewards.config import make_rewards
-from roost.spec.errors import Findings
-from roost.spec.job import Job
-from roost.spec.training import TrainSettings
-from roost.spec.training_read import setting_place
 
 
 def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:

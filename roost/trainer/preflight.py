@@ -7,6 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from roost.config.errors import Findings, Severity, Where, shown
+from roost.config.job import Job, Notation
+from roost.config.model_files import ModelPlace, model_place
+from roost.config.training import TrainSettings
+from roost.config.training_read import setting_place
 from roost.engines.child_env import child_env
 from roost.engines.errors import EngineError
 from roost.engines.installed_sglang import ask_for_sglang
@@ -14,11 +19,6 @@ from roost.engines.installed_vllm import ask_for_vllm
 from roost.placement.engine_rules import ROLLOUT, models_of
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.spec.errors import Findings, Severity, Where, shown
-from roost.spec.job import Job, Notation
-from roost.spec.model_files import ModelPlace, model_place
-from roost.spec.training import TrainSettings
-from roost.spec.training_read import setting_place
 from roost.trainer.hub import check_on_hub
 from roost.trainer.this_machine import ThisMachine, machine_of_run
 

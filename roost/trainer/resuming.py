@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from roost.config.job import Job
+from roost.config.training import Estimator, TrainSettings
 from roost.learner.checksums import Damaged
 from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
-from roost.spec.job import Job
-from roost.spec.training import Estimator, TrainSettings
 from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState
 from roost.trainer.run_folder import RunFolder
 

@@ -12,6 +12,10 @@ from typing import Any
 
 import yaml
 
+from roost.config.errors import Findings, counted
+from roost.config.job import Job
+from roost.config.training import TrainSettings
+from roost.config.training_read import setting_place
 from roost.engines.errors import EngineError, EnginesBehind
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
@@ -22,10 +26,6 @@ from roost.runtime.control_watch import ControlLost
 from roost.runtime.disk import DiskFull, chain_of, disk_full, full_shared_memory, is_disk_full
 from roost.runtime.failure import FailureKind, WorkerFailed
 from roost.runtime.private_files import private_files
-from roost.spec.errors import Findings, counted
-from roost.spec.job import Job
-from roost.spec.training import TrainSettings
-from roost.spec.training_read import setting_place
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import joined_address, open_cluster

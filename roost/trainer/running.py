@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from roost.config.model_files import resolve_model
+from roost.config.training import TrainSettings
 from roost.engines.fleet import Fleet
 from roost.engines.spec import EngineKind
 from roost.engines.weights.probe import Probe
@@ -28,8 +30,6 @@ from roost.runtime.group import WorkerGroup
 from roost.runtime.loop_watch import LoopWatch
 from roost.runtime.signals import first_signal
 from roost.runtime.trace.spans import Span
-from roost.spec.model_files import resolve_model
-from roost.spec.training import TrainSettings
 from roost.trainer.best import best_checkpoint
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.components import (

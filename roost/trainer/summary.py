@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roost.spec.errors import counted
+from roost.config.errors import counted
 from roost.trainer.best import best_checkpoint
 from roost.trainer.checkpoints import Checkpoints
 from roost.trainer.figures import PHASES

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from roost.config.errors import Findings, Where
+from roost.config.training import TrainSettings
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
 from roost.placement.plan import Plan
@@ -31,8 +33,6 @@ from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Scenario
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
 from roost.runtime.node_address import node_address
-from roost.spec.errors import Findings, Where
-from roost.spec.training import TrainSettings
 from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.targets import load_scenario
 

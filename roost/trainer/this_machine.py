@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
+from roost.config.job import Job
 from roost.runtime.ray_address import running_here
-from roost.spec.job import Job
 
 RAY_ADDRESS = "RAY_ADDRESS"
 LOCAL = "local"

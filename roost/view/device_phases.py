@@ -10,11 +10,11 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import Ints
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase, State
 from roost.placement.plan import Plan
 from roost.placement.residency import IN_FLIGHT, ClassResidency, Decision
-from roost.spec.ranks import spell_ranks
 from roost.view.phase_table import phase_words, words_on_cpu
 
 MOST_PLACES = 4  # places named for a class of devices; a scattered one is cut there

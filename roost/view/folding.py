@@ -9,8 +9,8 @@ from itertools import groupby
 import numpy as np
 
 from roost.cluster.inventory import Group
+from roost.config.ranks import spell_ranks
 from roost.placement.table import PlacementTable
-from roost.spec.ranks import spell_ranks
 
 SHOWN_PROCESSES = 8  # of a node, where they cannot be said in fewer words
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from roost.cluster.inventory import Group, Inventory, Node
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.spec.ranks import spell_ranks
 from roost.view.marks import Mark, marks
 from roost.view.progressions import progressions
 

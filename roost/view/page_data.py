@@ -17,11 +17,11 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
+from roost.config.errors import Finding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase
 from roost.placement.plan import Plan
 from roost.placement.routes import TRANSPORTS, EngineRoutes, Reach
-from roost.spec.errors import Finding
 from roost.view.device_phases import DevicePhases, device_phases, machine_words
 from roost.view.grid_model import Grid, Holder, NodeLayout, Run, grid
 from roost.view.marks import Mark

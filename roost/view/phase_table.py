@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.phases import Phase, State, works_in
 from roost.placement.plan import Plan
 from roost.placement.residency import ClassResidency
-from roost.spec.ranks import spell_ranks
 
 _COMES_BACK = {State.SLEEPS: "wakes", State.OFFLOADED: "loads", State.STOPPED: "starts"}
 _GOES_AWAY = {State.SLEEPS: "sleeps", State.OFFLOADED: "offloads", State.STOPPED: "stops"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roost.spec.ranks import spell_ranks
+from roost.config.ranks import spell_ranks
 from roost.view.device_phases import machine_words
 from roost.view.grid_model import Grid, Holder, NodeLayout, Run
 from roost.view.marks import Mark

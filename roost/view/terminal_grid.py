@@ -6,9 +6,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from roost.config.ranks import spell_ranks
 from roost.placement.phases import Phase
 from roost.placement.plan import Plan
-from roost.spec.ranks import spell_ranks
 from roost.view.grid_model import Grid, Holder, Run, grid
 from roost.view.marks import Mark
 from roost.view.phase_table import MemoryRow, memory_rows, phase_rows

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.cluster.inventory import Inventory
+from roost.config.errors import Finding, Severity
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.spec.errors import Finding, Severity
-from roost.spec.ranks import spell_ranks
 from roost.view.folding import FoldedRow, fold
 
 MAX_ROWS = 40  # rows of one component; a layout that cannot be folded is cut there

@@ -11,17 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roost.spec.errors import Where
-from roost.spec.job import Notation
-from roost.spec.known_keys.tables import Effect, KeyUse
-from roost.spec.origins import Origin, ResolvedSetting
-from roost.spec.training_dialects import MADE_OF
-from roost.spec.training_keys import KEYS
+from roost.config.errors import Where
+from roost.config.job import Notation
+from roost.config.known_keys.tables import Effect, KeyUse
+from roost.config.origins import Origin, ResolvedSetting
+from roost.config.training_dialects import MADE_OF
+from roost.config.training_keys import KEYS
 
 
-def print_settings(
-    settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console
-) -> None:
+def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console) -> None:
     """All settings as a table: name, value, origin; keys of the config's own `file` are named by their line only."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for name in ("setting", "value", "from"):

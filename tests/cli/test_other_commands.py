@@ -254,7 +254,7 @@ def test_a_module_of_an_extra_that_is_absent_is_named(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("code", ["import my_rewards", "from roost.spec import no_such_part", "import numpy.no_such"])
+@pytest.mark.parametrize("code", ["import my_rewards", "from roost.config import no_such_part", "import numpy.no_such"])
 def test_other_import_errors_are_shown_as_they_are(code):
     error = import_error(code)
     with pytest.raises(ImportError) as raised:

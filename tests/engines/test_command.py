@@ -27,7 +27,7 @@ def words(kind, vllm=NEW, **fields):
 @pytest.mark.parametrize(
     ("kind", "start"),
     [
-        ("torch", "py -m roost.engines.torch_engine --model m --host 127.0.0.1 --port 8123 "),
+        ("torch", "py -m roost.torch_engine --model m --host 127.0.0.1 --port 8123 "),
         ("vllm", "py -m vllm.entrypoints.openai.api_server --model m --host 127.0.0.1 --port 8123 "),
         ("sglang", "py -m sglang.launch_server --model-path m --host 127.0.0.1 --port 8123 "),
     ],

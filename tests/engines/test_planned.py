@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 import roost
+from roost.config.job import Role
 from roost.engines.planned import engine_kind, plan_engines
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.placement.residency import Decision
 from roost.placement.routes import Reach
-from roost.spec.job import Role
 
 DEFAULTS = ServerSpec(EngineKind.TORCH, "some/model", dtype="bfloat16", max_context=4096)
 GPU = {"accelerators": 4, "accelerator_model": "H100", "memory_gb": 80}

@@ -14,13 +14,13 @@ import pytest
 
 import roost
 from roost.cluster.hardware.problem import Problem
+from roost.config.errors import Findings
+from roost.config.expressions import ExpressionError
+from roost.config.ranks import RankSyntaxError
+from roost.config.section import Section
+from roost.config.yaml_events import Refused, ValueBuilder
 from roost.placement.loop_memory import MemoryRefused
 from roost.placement.strategy import refuse
-from roost.spec.errors import Findings
-from roost.spec.expressions import ExpressionError
-from roost.spec.ranks import RankSyntaxError
-from roost.spec.section import Section
-from roost.spec.yaml_events import Refused, ValueBuilder
 from tests.findings.catalogue import PAGE, findings_page, read_catalogue, run
 
 ROOT = Path(roost.__file__).parent
@@ -30,7 +30,7 @@ EXAMPLES = [pytest.param(example, id=example.title) for chapter in read_catalogu
 REPORTS = ("error", "warn")
 CARRIERS = (RankSyntaxError, ExpressionError, MemoryRefused, Refused, Problem)
 # These only hand on what their callers say, so the callers count.
-SERVERS = ("engines/", "rollout/agents/recording", "rollout/app_world/serving/")
+SERVERS = ("engines/", "torch_engine/", "rollout/agents/recording", "app_world/serving/")
 FORWARDERS = (Section.error, refuse, ValueBuilder._refusal)
 
 # Call sites that no config, command or public function reaches: where, what is said there, and why.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roost.config.training import AdvantageSettings, Estimator
 from roost.learner.advantages import advantages, is_alone
-from roost.spec.training import AdvantageSettings, Estimator
 
 COMPARING = [estimator for estimator in Estimator if estimator not in (Estimator.GAE, Estimator.REWARD)]
 FEW_RETURNS = st.lists(st.floats(-100, 100, allow_subnormal=False).map(lambda x: round(x, 3)), min_size=1, max_size=6)

@@ -6,11 +6,11 @@ import numpy as np
 import psutil
 import pytest
 
+from roost.config.training import AdapterSettings
 from roost.learner.checksums import check_sums
 from roost.learner.distributed import init_distributed, most, together
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
-from roost.spec.training import AdapterSettings
 from tests.learner.drawn import CPU, drawn_samples, settings_of, totals_of
 from tests.learner.ranks import in_turn, learn_and_keep, learn_and_read, moments, on_ranks, weights
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from roost.config.training import RatioLevel
 from roost.learner.ratios import importance_weights, ratios
-from roost.spec.training import RatioLevel
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 

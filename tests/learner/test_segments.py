@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from roost.config.training import RatioLevel
 from roost.learner.segments import level_sums, segment_sums
-from roost.spec.training import RatioLevel
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 

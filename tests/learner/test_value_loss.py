@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from roost.config.training import LossAggregation, LossSettings
 from roost.learner.token_weights import Totals
 from roost.learner.value_loss import ValueBatch, value_loss
-from roost.spec.training import LossAggregation, LossSettings
 
 TOTALS = Totals(sequences=2, tokens=3, longest=4)
 

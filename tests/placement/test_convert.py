@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roost
+from roost.config.errors import Findings
 from roost.placement.convert import convert_plan
-from roost.spec.errors import Findings
 
 LOOP = {
     "rl": {"gpu_allocation": {"learning_gpus": [0, 1, 2], "inference_gpus": [3, 5, 4, 6, 7]}},

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from roost.config.engine_options import FORMS
+from roost.config.errors import Findings, Severity, shown
 from roost.engines.spec import ServerSpec
 from roost.placement.engine_rules import OPTIONS
 from roost.placement.planner import try_plan
-from roost.spec.engine_options import FORMS
-from roost.spec.errors import Findings, Severity, shown
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What a plan or another setting decides; written twice, one of them would be ignored.

@@ -2,9 +2,9 @@
 
 import pytest
 
+from roost.config.job import ParallelSizes, Sharding
 from roost.placement.memory import GIB, learner_memory
 from roost.placement.model_shape import UnknownShape, shape_from_config
-from roost.spec.job import ParallelSizes, Sharding
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):

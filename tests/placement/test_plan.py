@@ -179,9 +179,9 @@ def test_planning_changes_nothing_it_was_given():
 
 
 def test_a_job_can_be_planned_again():
-    from roost.spec.errors import Findings
-    from roost.spec.notation import read_job
-    from roost.spec.source import Source
+    from roost.config.errors import Findings
+    from roost.config.notation import read_job
+    from roost.config.source import Source
 
     job = read_job(Source(CONFIG), Findings())
     assert roost.plan(job, MACHINES) == roost.plan(CONFIG, MACHINES)

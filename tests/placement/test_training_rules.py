@@ -2,8 +2,8 @@
 
 import pytest
 
+from roost.config.errors import Findings, Severity, shown
 from roost.placement.planner import try_plan
-from roost.spec.errors import Findings, Severity, shown
 
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
 WITH_CRITIC = {"actor": "0-3", "rollout": "4-7", "critic": "0-3"}

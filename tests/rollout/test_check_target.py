@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
+from roost.config.errors import Findings, Where
 from roost.rollout.check_target import check_target
 from roost.rollout.parts import AGENT, SCENARIO
-from roost.spec.errors import Findings, Where
 
 HERE = "tests.rollout.agents.programs"
 WORLD = "tests.rollout.agents.world"
@@ -196,14 +196,14 @@ def test_programs_of_agents_are_looked_at_too(keys, finding):
 
 
 SCENARIO_TARGET = "roost.rollout.agents.scenario.AgentScenario"
-RUNNER = "roost.rollout.app_world.serving.runner.AppWorldScenarioRunner"
+RUNNER = "roost.app_world.serving.runner.AppWorldScenarioRunner"
 RIGHT = {
     "_target_": SCENARIO_TARGET,
     "tasks": {"_target_": f"{WORLD}.Tasks"},
     "environment": {"_target_": f"{WORLD}.Worlds"},
     "agent": {"_target_": REACT},
 }
-TASKS_EXAMPLE = "roost.rollout.app_world.serving.tasks.AppWorldTasks"
+TASKS_EXAMPLE = "roost.app_world.serving.tasks.AppWorldTasks"
 
 
 @pytest.mark.parametrize(

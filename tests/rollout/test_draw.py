@@ -1,7 +1,7 @@
 import pytest
 
+from roost.config.training import DrawSettings
 from roost.rollout.draw import FleetDraws
-from roost.spec.training import DrawSettings
 from tests.rollout.script import completion, ran
 
 

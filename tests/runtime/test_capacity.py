@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roost
+from roost.config.errors import Findings
 from roost.runtime.capacity import (
     Demand,
     Held,
@@ -17,7 +18,6 @@ from roost.runtime.capacity import (
     nodes_used,
     what_is_busy,
 )
-from roost.spec.errors import Findings
 
 
 def planned(placement, nodes=2, accelerators=8, **cluster):

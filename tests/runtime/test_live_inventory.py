@@ -5,8 +5,8 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("ray")
 
+from roost.config.errors import Findings
 from roost.runtime.live_inventory import read_cluster_config
-from roost.spec.errors import Findings
 
 SECTION = {"num_nodes": 3, "node_groups": [{"label": "arms", "node_ranks": "1-2"}]}
 PLACED = {**SECTION, "component_placement": {"actor": "all"}}

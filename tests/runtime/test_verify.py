@@ -5,8 +5,8 @@ from itertools import permutations
 import pytest
 
 import roost
+from roost.config.errors import Findings
 from roost.runtime.verify import NOT_USED, check_plan
-from roost.spec.errors import Findings
 
 H100 = {"accelerators": 8, "accelerator_model": "H100", "memory_gb": 80}
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from roost.spec.training import LearnerSettings, OptimizerSettings, TrainSettings
+from roost.config.training import LearnerSettings, OptimizerSettings, TrainSettings
 from roost.trainer.divergence import Diverged, SkippedSteps, check_policy, check_skipped, explained, likely_cause
 
 

@@ -3,9 +3,9 @@ import math
 
 import pytest
 
+from roost.config.training import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
 from roost.rollout.playing import LocalPlayer
 from roost.rollout.scenario import Score, Split, Task
-from roost.spec.training import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
 from roost.trainer.evaluation import VersionChanged, evaluate
 from roost.trainer.surroundings import EVALUATION, draws_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled

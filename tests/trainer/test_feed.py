@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roost.config.training import CollectSettings
 from roost.rollout import bounded
 from roost.rollout.order import TaskOrder
-from roost.spec.training import CollectSettings
 from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.feed import LOST_LIMIT, REPLACED_LIMIT, Feed, NothingFinishes, Position
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who

@@ -10,11 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from roost.engines.residency import HandOver
-from roost.engines.weight_check import WrongWeights
-from roost.placement.residency import Decision
-from roost.runtime.trace.spans import SpanRecorder
-from roost.spec.training import (
+from roost.config.training import (
     AdvantageSettings,
     CollectSettings,
     Estimator,
@@ -23,6 +19,10 @@ from roost.spec.training import (
     OldLogprobs,
     TrainSettings,
 )
+from roost.engines.residency import HandOver
+from roost.engines.weight_check import WrongWeights
+from roost.placement.residency import Decision
+from roost.runtime.trace.spans import SpanRecorder
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.divergence import Diverged, check_policy
 from roost.trainer.feed import Feed, Position

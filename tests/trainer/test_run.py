@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import pytest
 
+from roost.config.errors import Findings, Where
 from roost.engines.errors import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
 from roost.runtime import signals
 from roost.runtime.address import Address
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.failure import Failure, FailureKind, WorkerFailed
-from roost.spec.errors import Findings, Where
 from roost.trainer import run as run_module
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.resuming import RunInUse

@@ -1,6 +1,6 @@
 import asyncio
 
-from roost.spec.training import LearnerSettings, TrainSettings
+from roost.config.training import LearnerSettings, TrainSettings
 from roost.trainer import surroundings
 from roost.trainer.failures import FailureFiles
 from tests.rollout.script import Script, ran

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from roost.config.errors import Findings, Where
+from roost.config.job import ModelUse, Notation
 from roost.placement.convert.to_loop import to_loop
 from roost.placement.convert.to_rlinf import to_rlinf
 from roost.placement.convert.to_roll import to_roll
 from roost.placement.diff import diff_plans
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.spec.errors import Findings, Where
-from roost.spec.job import ModelUse, Notation
 
 _WRITERS = {Notation.RLINF: to_rlinf, Notation.ROLL: to_roll, Notation.LOOP: to_loop}
 _ABOUT_PLACES = ("machines", "component", "process", "environment")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from roost.config.errors import Findings, Where
+from roost.config.loop import MEMORY_KEYS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.spec.errors import Findings, Where
-from roost.spec.loop import MEMORY_KEYS
 
 _KEEP = "keep the notation it is written in"
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import Group, Inventory
+from roost.config.errors import Findings, Where
+from roost.config.job import Notation, Role
+from roost.config.node_groups import CLUSTER_GROUP
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.spec.errors import Findings, Where
-from roost.spec.job import Notation, Role
-from roost.spec.node_groups import CLUSTER_GROUP
-from roost.spec.ranks import spell_ranks
 
 PACKED = "PackedPlacementStrategy"
 _KEEP = "keep the notation it is written in"

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE
+from roost.config.errors import Findings, Where
+from roost.config.job import Role, Sharding
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.spec.errors import Findings, Where
-from roost.spec.job import Role, Sharding
-from roost.spec.ranks import spell_ranks
 
 _KEEP = "keep the notation it is written in"
 ROLES = {"actor": "actor_train", "rollout": "actor_infer"}

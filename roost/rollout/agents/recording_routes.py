@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from roost.engines.errors import ContextFull, EngineRefused
-from roost.engines.torch_engine.http_errors import Refused, answer_errors, error_response
 from roost.rollout.agents.chat import RecordedReply, TurnUnderWay
 from roost.rollout.agents.recording import EpisodeOver, RecordedEpisode
 from roost.rollout.agents.recording_answers import ChatAnswer, Json, TextAnswer, sse
 from roost.rollout.agents.recording_rules import RequestRules
+from roost.torch_engine.http_errors import Refused, answer_errors, error_response
 
 if TYPE_CHECKING:
     from roost.rollout.agents.recording import Recorder

@@ -11,15 +11,15 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from roost.config.errors import shown
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.task_data import datum
 from roost.rollout.rewards.trials import Case, InputOutput, UnitTest, tried
 from roost.rollout.rewards.unit_test_source import SOLUTION, NotRun, found_tests, imported_modules
-from roost.rollout.sandbox.execution import Fault
-from roost.rollout.sandbox.limits import Limits
 from roost.rollout.scenario import Task
-from roost.spec.errors import shown
+from roost.sandbox.execution import Fault
+from roost.sandbox.limits import Limits
 
 FENCED = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([^\s`]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = ("", "python", "python3", "py")

@@ -6,8 +6,8 @@ import math
 from numbers import Real
 from typing import Any
 
+from roost.config.errors import shown
 from roost.rollout.rewards.errors import RewardFailed
-from roost.spec.errors import shown
 
 
 def finite(value: Any, giver: str) -> float:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from roost.config.errors import Findings, Where
 from roost.engines.errors import EngineError, EngineLost, EngineRefused
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.judge_engine import check_served
 from roost.rollout.rewards.judge_reply import PATTERN, TEMPLATE, Reading, filled
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.task_data import datum
-from roost.spec.errors import Findings, Where
 
 if TYPE_CHECKING:
     from roost.engines.http_calls import HttpCalls

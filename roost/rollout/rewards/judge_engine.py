@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from roost.config.engine_options import FORMS, is_text
+from roost.config.errors import Findings, Where, did_you_mean, shown
 from roost.engines.spec import EngineKind, ServerSpec
 from roost.placement.reward_rules import engine_sizes
-from roost.spec.engine_options import FORMS, is_text
-from roost.spec.errors import Findings, Where, did_you_mean, shown
 
 # What the judge's other keys and its place decide, and what only a model that is trained has a use for.
 DECIDED = ("model", "name", "served_name", "device", "host", "api_key", "sleeps", "lora_rank", "weight_transfer")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from roost.config.errors import did_you_mean
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.scenario import Task
-from roost.spec.errors import did_you_mean
 
 
 def datum(task: Task, key: str) -> Any:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roost.rollout.sandbox.execution import Execution, Fault
-from roost.rollout.sandbox.limits import Limits
-from roost.rollout.sandbox.sandbox import Sandbox, run_once
+from roost.sandbox.execution import Execution, Fault
+from roost.sandbox.limits import Limits
+from roost.sandbox.sandbox import Sandbox, run_once
 
 HALVES, RUN_TESTS = (Path(__file__).with_name(name) for name in ("two_halves.py", "run_tests.py"))
 # Only what a program prints counts: what it complains of goes nowhere.

@@ -146,7 +146,9 @@ class SpanRecorder:
             if tag in self._times:
                 return self._times.pop(tag) / 1e9
             tags = sorted(self._times)
-        from roost.spec.errors import did_you_mean  # here because only a mistake needs it, and every worker starts here
+        from roost.config.errors import (
+            did_you_mean,  # here because only a mistake needs it, and every worker starts here
+        )
 
         hint = did_you_mean(tag, tags) or f"there are {', '.join(tags) or 'none'}"
         raise KeyError(f"no time under {tag!r} since it was last popped; {hint}")

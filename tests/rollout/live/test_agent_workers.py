@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from roost import NodePlacementStrategy
+from roost.config.training import LearnerSettings, TrainSettings
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
 from roost.rollout.environments.environment import Observation
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import Play, PlayFailed
 from roost.rollout.scenario import Score, Task
-from roost.spec.training import LearnerSettings, TrainSettings
 from roost.trainer.targets import load_scenario
 from roost.trainer.tokenizers import class_name_of, load_tokenizer
 from tests.limits import HANG_S

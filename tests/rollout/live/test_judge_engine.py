@@ -67,7 +67,7 @@ def servers_of(model):
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "roost.engines.torch_engine" in words and model in words:
+        if "roost.torch_engine" in words and model in words:
             found.append(process)
     return found
 

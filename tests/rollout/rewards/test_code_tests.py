@@ -6,9 +6,9 @@ from roost.rollout.rewards.code_tests import CodeTests, found_code
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.trials import same_output
-from roost.rollout.sandbox.isolation import TooWeak
-from roost.rollout.sandbox.sandbox import run_once
 from roost.rollout.scenario import Task
+from roost.sandbox.isolation import TooWeak
+from roost.sandbox.sandbox import run_once
 from tests.limits import HANG_S
 
 

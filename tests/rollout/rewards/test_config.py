@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
+from roost.config.errors import ConfigError, Findings, Where
 from roost.rollout.rewards.config import make_reward, make_rewards
 from roost.rollout.rewards.exact import ExactAnswer
 from roost.rollout.rewards.function import Function
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.routing import Route
 from roost.rollout.scenario import Task
-from roost.spec.errors import ConfigError, Findings, Where
 
 OWN = "tests.rollout.rewards.own_rewards"
 JUDGE = "roost.rollout.rewards.judge.Judge"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from roost.config.training import CollectSettings
 from roost.rollout.episode import Episode
 from roost.rollout.place import Place, leave_place
 from roost.rollout.playing import Play, PlayFailed
@@ -13,7 +14,6 @@ from roost.rollout.rewards.routing import Route, Routing
 from roost.rollout.rewards.scored_player import ScoredPlayer
 from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.scenario import Score, Task
-from roost.spec.training import CollectSettings
 from roost.trainer.feed import Feed
 from tests.rollout.script import Script, ran
 

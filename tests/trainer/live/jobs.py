@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from safetensors.torch import load_file
 
-from roost.spec.compose import load
-from roost.spec.errors import Findings
-from roost.spec.notation import read_job
+from roost.config.compose import load
+from roost.config.errors import Findings
+from roost.config.notation import read_job
 from roost.trainer.live_view import LiveView
 from roost.trainer.run import RunOptions, train
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from roost.rollout.app_world.tiny_model import write_app_world_model
+from roost.app_world.tiny_model import write_app_world_model
 from roost.trainer.policy_export import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
@@ -82,7 +82,7 @@ def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path)
 
 @pytest.mark.long
 def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
-    serving = "roost.rollout.app_world.serving"
+    serving = "roost.app_world.serving"
     task = {
         "_target_": "roost.rollout.agents.scenario.AgentScenario",
         "tasks": {"_target_": f"{serving}.tasks.AppWorldTasks", "kinds": ["jot_note", "jot_task", "delete_file"]},

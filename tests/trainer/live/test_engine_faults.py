@@ -22,7 +22,7 @@ from tests.trainer.live.jobs import MARK, config, learnt_groups, trained, weight
 
 pytestmark = pytest.mark.long
 
-LEARNER, ENGINE, WORKER = "LearnerWorker", "roost.engines.torch_engine", "ray::EngineWorker"
+LEARNER, ENGINE, WORKER = "LearnerWorker", "roost.torch_engine", "ray::EngineWorker"
 KEEPER = "server_keeper.py"
 GROUPS, STEPS = 4, 3
 

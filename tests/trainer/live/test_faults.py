@@ -10,7 +10,7 @@ import pytest
 from roost.rollout.arithmetic import Arithmetic
 from tests.trainer.live.jobs import MARK, OFFLOADS, config, learnt_groups, trained
 
-LEARNER, ENGINE = "LearnerWorker", "roost.engines.torch_engine"
+LEARNER, ENGINE = "LearnerWorker", "roost.torch_engine"
 
 
 class Killing(Arithmetic):

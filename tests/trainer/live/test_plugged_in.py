@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from roost.rollout.app_world.tiny_model import write_app_world_model
+from roost.app_world.tiny_model import write_app_world_model
 from roost.trainer.run_folder import RunFolder
 from tests.limits import HANG_S
 
@@ -52,10 +52,10 @@ rl:
   scenario_runner:
     appworld_config: {max_interactions: 1}
     tasks:
-      _target_: roost.rollout.app_world.serving.tasks.AppWorldTasks
+      _target_: roost.app_world.serving.tasks.AppWorldTasks
       kinds: [jot_note, jot_task, delete_file]
     environment:
-      _target_: roost.rollout.app_world.serving.client.AppWorldEnvironments
+      _target_: roost.app_world.serving.client.AppWorldEnvironments
       shows_supervisor: false
 llm: {base_model_path: model, vllm_class: {max_new_tokens: 8}}
 train: {eval_tasks: 2, engine_options: {max_context: 128}}

@@ -1,0 +1,152 @@
+"""Scores: whether a world is as its task wants it, and how much of a set of tasks was solved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roost.app_world.changes import Change, changes_between
+from roost.app_world.state import Json, Snapshot
+from roost.app_world.tasks.task import AppTask
+from roost.app_world.world import World
+
+MOST_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One test of an outcome."""
+
+    name: str
+    failure: str = ""  # why it failed; empty where it passed
+    is_guard: bool = False  # an agent that does nothing would pass it
+
+    @property
+    def is_passed(self) -> bool:
+        return not self.failure
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a task."""
+
+    task_id: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passes(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.is_passed)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.is_passed)
+
+    @property
+    def success(self) -> bool:
+        return not self.failures
+
+    @property
+    def score(self) -> float:
+        return float(self.success)
+
+    @property
+    def share(self) -> float:
+        """The part of the checks that passed; nothing as long as only guards did, so that idling earns nothing."""
+        if all(check.is_guard for check in self.passes):
+            return 0.0
+        return len(self.passes) / len(self.checks)
+
+    def told(self) -> str:
+        """The report as people read it."""
+        return "\n".join(
+            f"{'pass' if one.is_passed else 'FAIL'}  {one.name}  {one.failure}".rstrip() for one in self.checks
+        )
+
+
+def evaluate(task: AppTask, world: World) -> Report:
+    """Score what an agent made of the world of its task."""
+    return judge(task, world.snapshot())
+
+
+def judge(task: AppTask, snapshot: Snapshot) -> Report:
+    """Score a snapshot of the world at the end."""
+    unmatched = changes_between(task.initial, snapshot)
+    checks = [_completed(snapshot)]
+    missed = []
+    for wanted in task.wanted:
+        found = next((change for change in unmatched if change.matches(wanted)), None)
+        if found is None:
+            missed.append(wanted)
+        else:
+            unmatched.remove(found)
+        checks.append(Check(wanted.told(), "" if found else _instead(wanted, unmatched)))
+    half_done = {(wanted.table, wanted.key) for wanted in missed if wanted.before is not None}
+    extra = [change for change in unmatched if (change.table, change.key) not in half_done]
+    checks.append(Check("nothing else changed", _told(extra), is_guard=True))
+    checks.append(_answered(task, snapshot))
+    return Report(task.id, tuple(checks))
+
+
+def task_goal_completion(reports: Sequence[Report]) -> float:
+    """The part of the tasks that were solved (TGC).
+
+    >>> done, missed = Report("3f2a91c_1", ()), Report("3f2a91c_2", (Check("it is there", "it is not"),))
+    >>> task_goal_completion([done, missed]), scenario_goal_completion([done, missed])
+    (0.5, 0.0)
+    """
+    return sum(report.success for report in reports) / len(reports) if reports else 0.0
+
+
+def scenario_goal_completion(reports: Sequence[Report]) -> float:
+    """The part of the scenarios of which every task that was tried was solved, each time (SGC)."""
+    solved: dict[str, bool] = defaultdict(lambda: True)
+    for report in reports:
+        solved[report.task_id.partition("_")[0]] &= report.success
+    return sum(solved.values()) / len(solved) if solved else 0.0
+
+
+def is_same_answer(said: Json, wanted: Json) -> bool:
+    """Whether an answer is right: numbers may be written as text, and capitals and space around it do not count.
+
+    >>> is_same_answer(" $1,042 ", 1042), is_same_answer("ada berg", "Ada Berg"), is_same_answer("", 0)
+    (True, True, False)
+    """
+    if isinstance(said, bool) or said is None or not isinstance(said, str | int | float):
+        return False
+    if isinstance(wanted, str):
+        return str(said).strip().casefold() == wanted.strip().casefold()
+    try:
+        return float(str(said).strip().removeprefix("$").replace(",", "")) == float(wanted)
+    except ValueError:
+        return False
+
+
+def _completed(snapshot: Snapshot) -> Check:
+    completion = snapshot["completion"]
+    failure = "complete_task was not called" if completion is None else ""
+    if completion and completion["status"] != "success":
+        failure = f"it was completed with the status {completion['status']}"
+    return Check("the task is completed", failure, is_guard=True)
+
+
+def _answered(task: AppTask, snapshot: Snapshot) -> Check:
+    said = (snapshot["completion"] or {}).get("answer")
+    if task.answer is None:
+        failure = "" if said in (None, "") else f"{str(said)[:80]!r} was answered, where nothing was asked"
+        return Check("there is no answer", failure, is_guard=True)
+    failure = "" if is_same_answer(said, task.answer) else f"it is {task.answer!r}, not {str(said)[:80]!r}"
+    return Check("the answer is right", failure)
+
+
+def _instead(wanted: Change, others: Sequence[Change]) -> str:
+    """Why a wanted change was not found."""
+    near = [change for change in others if (change.table, change.key) == (wanted.table, wanted.key)]
+    if wanted.before is not None and near:
+        return f"instead {near[0].told()}"
+    return "it did not happen"
+
+
+def _told(changes: Sequence[Change]) -> str:
+    more = f" and {len(changes) - MOST_TOLD} more" if len(changes) > MOST_TOLD else ""
+    return "; ".join(change.told() for change in changes[:MOST_TOLD]) + more

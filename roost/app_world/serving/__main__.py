@@ -1,0 +1,30 @@
+"""The server as a program: `python -m roost.app_world.serving --port 0`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from roost.app_world.serving.command_line import arguments, limits_of
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    # The web server repeats the signals it took when it has ended, and they are no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    options = arguments(argv)
+    try:
+        limits = limits_of(options)
+
+        from roost.app_world.serving.server import run
+
+        run(limits, options.host, options.port)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

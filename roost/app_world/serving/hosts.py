@@ -1,0 +1,159 @@
+"""Where servers of app worlds come from: an address that is given, this process, or processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from roost.app_world.serving.command_line import options_of
+from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
+from roost.app_world.serving.kept_process import KeptProcess
+from roost.app_world.serving.limits import ServingLimits
+from roost.engines.child_env import child_env
+from roost.runtime.ports import PortLeases
+from roost.sandbox.folder import remove
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
+PACKAGES_FROM = str(Path(__file__).parents[3])
+
+Command = Callable[[int], Sequence[str]]  # by the port
+
+
+class Host(Protocol):
+    """Starts and stops one server."""
+
+    @property
+    def is_running(self) -> bool: ...
+
+    async def start(self) -> str:
+        """Start it, anew where it runs already; its address, once it answers."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class GivenServer:
+    """A server that others look after."""
+
+    is_running = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def start(self) -> str:
+        return self._url
+
+    async def stop(self) -> None:
+        pass
+
+
+class LocalServer:
+    """A server in this event loop."""
+
+    def __init__(self, limits: ServingLimits) -> None:
+        self._limits = limits
+        self._serving = contextlib.AsyncExitStack()
+        self.is_running = False
+
+    async def start(self) -> str:
+        from roost.app_world.serving.server import serving
+
+        await self.stop()
+        url = await self._serving.enter_async_context(serving(self._limits))
+        self.is_running = True
+        return url
+
+    async def stop(self) -> None:
+        self.is_running = False
+        await self._serving.aclose()
+
+
+class ServerChild:
+    """A server in a process of its own, with a folder for its log and for the files of its sandboxes."""
+
+    def __init__(self, name: str, command: Command, env: Mapping[str, str], start_limit_s: float) -> None:
+        self._name, self._command, self._env, self._limit_s = name, command, dict(env), start_limit_s
+        self._process: KeptProcess | None = None
+        self._ports = PortLeases()
+        self._folder: Path | None = None
+        self._at_exit: weakref.finalize[..., ServerChild] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_alive
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> str:
+        await self.stop()
+        try:
+            return await self._started()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+        self._ports.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            await asyncio.to_thread(remove, folder)
+        if self._at_exit is not None:
+            self._at_exit.detach()
+
+    async def _started(self) -> str:
+        self._folder = Path(tempfile.mkdtemp(prefix="roost-app-world-"))
+        self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # where nobody closes
+        port = self._ports.lease()
+        env = child_env(os.environ, {**self._env, "TMPDIR": str(self._folder)})
+        process = await KeptProcess.start(self._name, self._command(port), env, self._folder / "log")
+        self._process = process
+        url = f"http://127.0.0.1:{port}"
+        await _answering(url, process, self._limit_s)
+        return url
+
+
+def own_server(number: int, limits: ServingLimits, start_limit_s: float) -> ServerChild:
+    """Our server in a process of its own."""
+    command = [sys.executable, "-m", "roost.app_world.serving", *options_of(limits), "--port"]
+    path = os.pathsep.join(filter(None, (PACKAGES_FROM, os.environ.get("PYTHONPATH"))))
+    return ServerChild(f"app world {number}", lambda port: [*command, str(port)], {"PYTHONPATH": path}, start_limit_s)
+
+
+def appworld_server(number: int, python: str, root: Path, start_limit_s: float) -> ServerChild:
+    """AppWorld's server, by an interpreter that has it. Its packages are others than ours, and must stay apart."""
+    command = [python, "-m", "appworld.cli", "serve", "environment", "--root", str(root), "--port"]
+    env = {"APPWORLD_ROOT": str(root), "PYTHONPATH": ""}
+    return ServerChild(f"AppWorld {number}", lambda port: [*command, str(port)], env, start_limit_s)
+
+
+async def _answering(url: str, process: KeptProcess, limit_s: float) -> None:
+    """Until the server of this process answers."""
+    connection, deadline, pause = Connection(url, limit_s), time.monotonic() + limit_s, FIRST_PAUSE_S
+    try:
+        while True:
+            try:
+                await connection.about()
+                return
+            except (ServerLost, ServerRefused):
+                if not process.is_alive:
+                    raise ServerLost(process.told_end()) from None
+                if time.monotonic() > deadline:
+                    raise ServerLost(f"the server at {url} did not answer within {limit_s:g} s of its start") from None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+    finally:
+        await connection.close()

@@ -1,0 +1,62 @@
+"""Tasks, reports and outputs as the server tells them, in the shapes that AppWorld's clients know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roost.app_world.evaluate import Check, Report
+from roost.app_world.tasks.task import AppTask
+from roost.sandbox.execution import Execution
+
+NOTHING_PRINTED = "[Nothing was printed.]"
+STATE_IS_KEPT = "[What was done in the apps is kept.]"
+GUARD, EARNED = "no_op_pass", "no_op_fail"  # what an agent that does nothing makes of a test
+
+
+def told_task(task: AppTask) -> dict[str, Any]:
+    """A task as its agent may know it.
+
+    >>> from roost.app_world.tasks.task_set import make_task
+    >>> told = told_task(make_task("391925b_1"))
+    >>> told["supervisor"]["first_name"], sorted(told)
+    ('Quinn', ['datetime', 'instruction', 'supervisor', 'task_id'])
+    """
+    profile = task.initial["profile"]
+    first, _, last = profile["name"].partition(" ")
+    return {
+        "task_id": task.id,
+        "instruction": task.instruction,
+        "supervisor": {
+            "first_name": first,
+            "last_name": last,
+            "email": profile["email"],
+            "phone_number": profile["phone"],
+        },
+        "datetime": f"{task.initial['today']}T00:00:00",
+    }
+
+
+def told_report(task: AppTask, report: Report) -> dict[str, Any]:
+    """What came of a task, for whoever scores it."""
+    return {
+        "success": report.success,
+        "difficulty": task.difficulty,
+        "num_tests": len(report.checks),
+        "passes": [_told_check(check) for check in report.passes],
+        "failures": [{**_told_check(check), "trace": check.failure} for check in report.failures],
+    }
+
+
+def told_execution(execution: Execution) -> str:
+    """What an agent is shown of its code.
+
+    >>> told_execution(Execution("", None, 0.1))
+    '[Nothing was printed.]'
+    """
+    shown = execution.output or NOTHING_PRINTED
+    is_fatal = execution.error is not None and execution.error.is_fatal
+    return f"{shown}\n{STATE_IS_KEPT}" if is_fatal else shown
+
+
+def _told_check(check: Check) -> dict[str, str]:
+    return {"requirement": check.name, "label": GUARD if check.is_guard else EARNED}

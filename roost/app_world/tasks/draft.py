@@ -1,0 +1,99 @@
+"""What those who write tasks work with: a world to prepare, values to draw, and pieces of solutions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from roost.app_world import records
+from roost.app_world.generation import generated_state
+from roost.app_world.state import Json, Record, State
+
+T = TypeVar("T")
+
+DONE = "apis.supervisor.complete_task()"
+LOGIN = (
+    "account = apis.supervisor.show_account_passwords()[0]\n"
+    'token = apis.payments.login(email=account["email"], password=account["password"])["access_token"]'
+)
+
+
+class Draft:
+    """A task that is being written: `state` is its world, in which the writer puts what the task is about."""
+
+    def __init__(self, scenario_id: str, variant: int) -> None:
+        self._phrasing = Random(f"phrasing {scenario_id}")  # the variants of a scenario are worded alike
+        self.random = Random(f"values {scenario_id} {variant}")
+        self.state: State = generated_state(f"{scenario_id} {variant}")
+
+    def phrase(self, *templates: str, **values: Json) -> str:
+        """One of the wordings, filled in."""
+        return self._phrasing.choice(templates).format(**values)
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return self.random.choice(choices)
+
+    def number(self, least: int, most: int) -> int:
+        return self.random.randint(least, most)
+
+    def people(self, count: int) -> list[Record]:
+        """Different contacts."""
+        return self.random.sample(self.state.rows("contacts"), count)
+
+    def record(self, table: str) -> Record:
+        """Some record that is there."""
+        return self.pick(self.state.rows(table))
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        return self.random.sample(items, len(items))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a writer made of a draft."""
+
+    instruction: str
+    solution: str
+    after: State | None = None  # the world as it is to be; None where nothing is to change
+    answer: Json = None
+
+
+Writer = Callable[[Draft], Plan]
+
+
+def pay(after: State, email: str, amount: int, note: str) -> None:
+    """What a payment changes."""
+    after.find("wallets", after.profile["email"])["balance"] -= amount
+    after.add("transactions", records.transaction("sent", email, amount, note, after.today))
+
+
+def quoted(value: Json) -> str:
+    """A text or a number as it stands in code.
+
+    >>> quoted("milk"), quoted(3)
+    ('"milk"', '3')
+    """
+    return json.dumps(value, ensure_ascii=False)
+
+
+def code(*parts: str) -> str:
+    return "\n".join(parts)
+
+
+def every(name: str, call: str) -> str:
+    """Code that collects all pages of a search under a name; `call` is without its closing bracket.
+
+    >>> print(every("found", "apis.notes.search(tag='a'"))
+    found, page = [], 0
+    while batch := apis.notes.search(tag='a', page_index=page):
+        found, page = found + batch, page + 1
+    """
+    separator = "" if call.endswith("(") else ", "
+    return code(
+        f"{name}, page = [], 0",
+        f"while batch := {call}{separator}page_index=page):",
+        f"    {name}, page = {name} + batch, page + 1",
+    )

@@ -1,0 +1,120 @@
+"""Tasks of difficulty 1: one app, and one or two calls."""
+
+from __future__ import annotations
+
+from roost.app_world import records, words
+from roost.app_world.generation import day_from, person
+from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, code, quoted
+
+OCCASIONS = ("Eye test", "Flat viewing", "Parents' evening", "Wine tasting", "Haircut", "Chess club", "Fire drill")
+NEW_TITLES = ("Old plans", "Read again", "Weekend", "From the workshop", "For later", "Do not forget")
+NEW_TAGS = ("urgent", "travel", "archive", "family", "school")
+
+
+def finish_task(draft: Draft) -> Plan:
+    task = draft.record("tasks")
+    task["is_done"] = False
+    after = draft.state.copy()
+    after.find("tasks", task["task_id"])["is_done"] = True
+    instruction = draft.phrase(
+        'I have done "{title}". Mark that task as done.', 'Tick off "{title}" on my todo list.', title=task["title"]
+    )
+    find = f"task = apis.todo.search(query={quoted(task['title'])})[0]"
+    return Plan(instruction, code(find, 'apis.todo.complete(task_id=task["task_id"])', DONE), after)
+
+
+def tell_phone(draft: Draft) -> Plan:
+    someone = draft.record("contacts")
+    instruction = draft.phrase(
+        "What is the phone number of {name}?", "I want to call {name}. Which number do I dial?", name=someone["name"]
+    )
+    find = f"person = apis.contacts.search(query={quoted(someone['name'])})[0]"
+    solution = code(find, 'apis.supervisor.complete_task(answer=person["phone"])')
+    return Plan(instruction, solution, answer=someone["phone"])
+
+
+def add_contact(draft: Draft) -> Plan:
+    taken = {row["name"].split()[0] for row in draft.state.rows("contacts")}
+    first = draft.pick([name for name in words.FIRST_NAMES if name not in taken])
+    made = person(draft.random, first, draft.pick(words.LAST_NAMES))
+    new = {name: made[name] for name in ("name", "email", "phone", "relation")}
+    after = draft.state.copy()
+    after.add("contacts", records.contact(**new))
+    instruction = draft.phrase(
+        "Add {name} to my contacts as {relation}, with the email {email} and the phone number {phone}.",
+        "I met {name} ({email}, {phone}). Save that in my contacts, with the relation {relation}.",
+        **new,
+    )
+    given = ", ".join(f"{name}={quoted(value)}" for name, value in new.items())
+    return Plan(instruction, code(f"apis.contacts.create({given})", DONE), after)
+
+
+def book_event(draft: Draft) -> Plan:
+    day, hour = (
+        day_from(draft.state, draft.number(1, 40)),
+        f"{draft.number(8, 19):02d}:{draft.pick(('00', '15', '30'))}",
+    )
+    title, place, minutes = draft.pick(OCCASIONS), draft.pick(words.PLACES), draft.pick((20, 40, 75, 120))
+    after = draft.state.copy()
+    after.add("events", records.event(title, f"{day}T{hour}", minutes, place))
+    instruction = draft.phrase(
+        'Put "{title}" into my calendar: {day} at {hour}, for {minutes} minutes, location "{place}".',
+        'I have "{title}" on {day} at {hour}. It takes {minutes} minutes, location "{place}". Add it to my calendar.',
+        title=title, day=day, hour=hour, minutes=minutes, place=place,
+    )  # fmt: skip
+    given = f'title="{title}", start="{day}T{hour}", minutes={minutes}, location="{place}"'
+    return Plan(instruction, code(f"apis.calendar.create({given})", DONE), after)
+
+
+def rename_note(draft: Draft) -> Plan:
+    note, title = draft.record("notes"), draft.pick(NEW_TITLES)
+    after = draft.state.copy()
+    after.find("notes", note["note_id"])["title"] = title
+    instruction = draft.phrase(
+        'Rename my note "{old}" to "{new}".', 'My note "{old}" is to be called "{new}".', old=note["title"], new=title
+    )
+    find = f"note = apis.notes.search(query={quoted(note['title'])})[0]"
+    return Plan(instruction, code(find, f'apis.notes.update(note_id=note["note_id"], title="{title}")', DONE), after)
+
+
+def tell_balance(draft: Draft) -> Plan:
+    (wallet,) = draft.state.rows("wallets")
+    instruction = draft.phrase(
+        "How many dollars are in my payments account?", "What is the balance of my payments account, in dollars?"
+    )
+    show = "balance = apis.payments.show_balance(access_token=token)"
+    solution = code(LOGIN, show, 'apis.supervisor.complete_task(answer=balance["balance"])')
+    return Plan(instruction, solution, answer=wallet["balance"])
+
+
+def cancel_event(draft: Draft) -> Plan:
+    event = draft.record("events")
+    after = draft.state.copy()
+    after.remove("events", event["event_id"])
+    instruction = draft.phrase(
+        '"{title}" does not take place. Delete it from my calendar.',
+        'Remove the event "{title}" from my calendar.',
+        title=event["title"],
+    )
+    find = f"event = apis.calendar.search(query={quoted(event['title'])})[0]"
+    return Plan(instruction, code(find, 'apis.calendar.delete(event_id=event["event_id"])', DONE), after)
+
+
+def move_file(draft: Draft) -> Plan:
+    file = draft.record("files")
+    path, new_path = file["path"], f"/sorted/{draft.pick(words.CITIES).lower()}.txt"
+    after = draft.state.copy()
+    after.add("files", {**after.remove("files", path), "path": new_path})
+    instruction = draft.phrase("Move the file {old} to {new}.", "Rename {old} to {new}.", old=path, new=new_path)
+    return Plan(instruction, code(f'apis.files.move(path="{path}", new_path="{new_path}")', DONE), after)
+
+
+def tag_note(draft: Draft) -> Plan:
+    note, tag = draft.record("notes"), draft.pick(NEW_TAGS)
+    after = draft.state.copy()
+    after.find("notes", note["note_id"])["tags"].append(tag)
+    instruction = draft.phrase(
+        'Tag my note "{title}" with "{tag}".', 'Give the note "{title}" the tag "{tag}".', title=note["title"], tag=tag
+    )
+    find = f"note = apis.notes.search(query={quoted(note['title'])})[0]"
+    return Plan(instruction, code(find, f'apis.notes.add_tag(note_id=note["note_id"], tag="{tag}")', DONE), after)

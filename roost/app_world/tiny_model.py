@@ -1,0 +1,106 @@
+"""A model for the easiest tasks: a token for every piece of them, and an idea of what code looks like."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roost.app_world.words import TINY_WORDS
+
+END, UNKNOWN = "<end>", "<unknown>"
+ROLES = ("<system>", "<user>", "<assistant>")
+TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message.role + '>' + message.content + '" + END + "' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+# How each kind of task is asked for and done, around its word.
+KINDS = {
+    "jot_note": (('Add a note titled "', '".'), ('apis.notes.create(title="', '")\n')),
+    "jot_task": (('Add a task titled "', '".'), ('apis.todo.create(title="', '")\n')),
+    "delete_file": (("Delete the file /", ".txt."), ('apis.files.delete(path="/', '.txt")\n')),
+}
+BEGIN, DONE, CLOSE = "```python\n", "apis.supervisor.complete_task()", "\n```"
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": False,
+}
+PIECES = (
+    *ROLES,
+    END,
+    UNKNOWN,
+    BEGIN,
+    DONE,
+    CLOSE,
+    *(piece for asked, done in KINDS.values() for piece in (*asked, *done)),
+    *TINY_WORDS,
+)
+
+
+def write_app_world_model(folder: Path | str, seed: int = 0, shown: int = 300, right: float = 0.25) -> Path:
+    """Write a model and its tokenizer; returns the folder.
+
+    It was shown so many batches of tasks with code, of which only the part `right` did what was asked: it knows how
+    answers look, and little of what they have to do with the task.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    folder = Path(folder)
+    tokenizer = _tokenizer()
+    own = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.convert_tokens_to_ids(END)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, **own), dtype=torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        draws = random.Random(seed)
+        for _ in range(shown):
+            batch = torch.tensor([_demonstration(tokenizer, draws, right) for _ in range(32)])
+            prompt = batch == tokenizer.convert_tokens_to_ids("<assistant>")
+            labels = batch.masked_fill(prompt.cumsum(1) == 0, -100)  # only what comes after the task is learnt
+            optimizer.zero_grad()
+            model(batch, labels=labels).loss.backward()
+            optimizer.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _demonstration(tokenizer: Any, draws: random.Random, right: float) -> Sequence[int]:
+    """A task with code for it, or for another one: all are as long."""
+    kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
+    asked = f"{KINDS[kind][0][0]}{word}{KINDS[kind][0][1]}"
+    if draws.random() >= right:
+        kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
+    done = f"{BEGIN}{KINDS[kind][1][0]}{word}{KINDS[kind][1][1]}{DONE}{CLOSE}"
+    ids: Sequence[int] = tokenizer(f"<user>{asked}{END}<assistant>{done}{END}", add_special_tokens=False).input_ids
+    return ids
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = list(dict.fromkeys(PIECES))
+    tokenizer = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token=UNKNOWN))
+    longest_first = sorted(pieces, key=len, reverse=True)
+    pattern = Regex("|".join(_escaped(piece) for piece in longest_first))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, unk_token=UNKNOWN)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def _escaped(piece: str) -> str:
+    """As the tokenizers' own expressions want it, which know fewer escapes than Python's."""
+    return "".join(f"\\{character}" if character in r"\.^$*+?{}[]|()" else character for character in piece)

@@ -1,0 +1,80 @@
+"""A world: the apps on one state, behind a single entry point through which only JSON values pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roost.app_world.apps.api_docs import ApiDocs
+from roost.app_world.apps.app import App
+from roost.app_world.apps.calendar import Calendar
+from roost.app_world.apps.contacts import Contacts
+from roost.app_world.apps.files import Files
+from roost.app_world.apps.notes import Notes
+from roost.app_world.apps.payments import Payments
+from roost.app_world.apps.supervisor import Supervisor
+from roost.app_world.apps.todo import Todo
+from roost.app_world.errors import ApiError, unknown
+from roost.app_world.generation import generated_state
+from roost.app_world.state import Json, Snapshot, State, copied
+
+APPS: Mapping[str, type[App]] = {
+    app.name: app for app in (ApiDocs, Supervisor, Notes, Todo, Contacts, Calendar, Payments, Files)
+}
+
+
+class World:
+    """What one episode happens in.
+
+    >>> world = World.from_seed(7)
+    >>> world.call("notes", "create", {"title": "milk"})["title"]
+    'milk'
+    >>> world.call("supervisor", "complete_task", {"answer": 3}), world.is_completed, world.answer
+    ({'status': 'success'}, True, 3)
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._apps = {name: app(state, APPS) for name, app in APPS.items()}
+
+    @classmethod
+    def from_seed(cls, seed: int) -> World:
+        """A world with people and their things, made from a seed."""
+        return cls(generated_state(seed))
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> World:
+        """A world as it was when the snapshot was taken."""
+        return cls(State.restored(snapshot))
+
+    def call(self, app: str, api: str, kwargs: Mapping[str, Json]) -> Json:
+        """Call an API; what it refuses is an `ApiError`, and has changed nothing."""
+        if not isinstance(app, str) or app not in APPS:
+            raise unknown("app", app, APPS)
+        apis = APPS[app].apis
+        if not isinstance(api, str) or api not in apis:
+            raise unknown(f"API of {app}", api, apis)
+        if self.is_completed:
+            raise ApiError("the task is completed; nothing more can be done")
+        if not isinstance(kwargs, Mapping):
+            raise ApiError(f"the arguments must be a mapping, not {type(kwargs).__name__}")
+        arguments = apis[api].bound(kwargs)
+        return copied(apis[api].function(self._apps[app], **arguments))
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the agent has said that it is done."""
+        return self._state.completion is not None
+
+    @property
+    def answer(self) -> Json:
+        """What the agent answered, or None."""
+        return self._state.completion.answer if self._state.completion else None
+
+    @property
+    def status(self) -> str | None:
+        """How the agent ended its task: success or fail, or None while it has not."""
+        return self._state.completion.status if self._state.completion else None
+
+    def snapshot(self) -> Snapshot:
+        """Everything in it as a JSON value, to be compared or brought back."""
+        return self._state.snapshot()

@@ -1,0 +1,197 @@
+"""A job: which machines a config speaks of and which component is to run where, whatever notation it was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from roost.config.errors import Finding, Where
+from roost.config.known_keys.tables import KeyUse
+from roost.config.origins import ResolvedSetting
+from roost.config.ranks import Segment
+from roost.config.source import Source
+from roost.config.training import TrainSettings
+
+
+class Notation(StrEnum):
+    """The three notations Roost reads."""
+
+    RLINF = "rlinf"
+    ROLL = "roll"
+    LOOP = "loop"
+
+    @property
+    def program(self) -> str:
+        """The program whose notation it is."""
+        return {"rlinf": "RLinf", "roll": "ROLL", "loop": "ml-loop"}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """Resources and the processes on them, in ranks of one or several node groups (RLinf)."""
+
+    segments: tuple[Segment, ...]
+    node_groups: tuple[str, ...]
+    where: Where  # of the ranks
+    groups_where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """Accelerators of the whole cluster in the order written, cut into processes (ROLL, ml-loop).
+
+    The last process takes what is left over, where the devices do not divide.
+    """
+
+    devices: Sequence[int]
+    per_process: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWorkers:
+    """Processes without devices, dealt out over the nodes in turn (ROLL)."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSizes:
+    """How many devices one copy of a model is cut over."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1  # how many processes the experts of a mixture are cut over, within the others
+
+    @property
+    def model(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+
+class Role(StrEnum):
+    """What a component does in the loop of generating and learning, and so in which phases it works."""
+
+    LEARNER = "learner"  # trains: actor, critic
+    ENGINE = "engine"  # generates: rollout, a judge served by an engine
+    SCORER = "scorer"  # reads finished rollouts with a model: inference, reference
+    HELPER = "helper"  # works while rollouts are generated: env, agent, reward
+
+
+class Sharding(StrEnum):
+    """How a learner's state is cut over its processes."""
+
+    FULL = "full"  # weights, gradients and optimizer state over all processes (FSDP)
+    OPTIMIZER = "optimizer"  # weights and gradients over the model sizes, optimizer state over all (Megatron)
+    NONE = "none"  # each process holds everything
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What a config says of a component's model and its memory; None where it says nothing."""
+
+    path: str | None = None
+    config: Mapping[str, Any] | None = None  # the model's config.json, where its folder is on this machine
+    weight_bytes: int = 2
+    memory_fraction: float | None = None  # of each device, for an engine
+    tokens: int | None = None  # that a learner works on at a time
+    sequence: int | None = None  # tokens of the longest sequence
+    sharding: Sharding = Sharding.FULL
+    lora_rank: int | None = None  # of a LoRA adapter, where only that is trained
+    strategy: str | None = None  # the name of what runs it, where the notation has one
+    offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
+    can_sleep: bool = True  # whether an engine can free its memory without being stopped
+    unused_because: str = ""  # why no phase ever uses the component, where the config says so
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One component of a job: its name in Roost's words, its name in the file, and what was asked for it."""
+
+    name: str
+    written_name: str
+    where: Where
+    asks: RankMap | DeviceList | CpuWorkers
+    parallel: ParallelSizes = ParallelSizes()
+    env: tuple[tuple[str, str], ...] = ()
+    role: Role = Role.HELPER
+    model: ModelUse = ModelUse()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvConfig:
+    """Environment variables and interpreter of some nodes of a group; `node_ranks` None is all of the group's."""
+
+    node_ranks: tuple[range, ...] | None
+    env_vars: tuple[tuple[str, str], ...]
+    python_interpreter_path: str | None
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareItem:
+    """One declared device such as a robot, as written; the hardware registry knows which fields it may have."""
+
+    fields: Mapping[str, Any]
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """A labelled set of nodes as written. `node_ranks` None is all nodes."""
+
+    label: str
+    node_ranks: tuple[range, ...] | None
+    where: Where
+    ranks_where: Where
+    hardware_where: Where
+    env_configs: tuple[EnvConfig, ...] = ()
+    hardware_type: str | None = None
+    hardware: tuple[HardwareItem, ...] | None = None
+    ignore_hardware: bool = False
+
+
+class Layout(StrEnum):
+    """How RLinf component placements become processes: as written, or by the parallel sizes of the models."""
+
+    AS_WRITTEN = "as_written"
+    MODEL_PARALLEL = "model_parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParallelSettings:
+    """What the model-parallel layout needs to know beside the ranks."""
+
+    recompute_logprobs: bool = False
+    auto_scheduler: bool = False
+    use_pre_process_policy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a config says about machines and placement, in one form for all notations."""
+
+    notation: Notation
+    source: Source
+    components: tuple[Component, ...]
+    node_groups: tuple[NodeGroup, ...] = ()
+    num_nodes: int | None = None
+    accelerators_per_node: int | None = None
+    layout: Layout = Layout.AS_WRITTEN
+    model_parallel: ModelParallelSettings = ModelParallelSettings()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    managers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # component -> component whose process 0 starts and stops it
+    training: TrainSettings | None = None  # where the config says how to train, not only where
+    resolved: tuple[ResolvedSetting, ...] = ()  # the training settings with their origins
+    keys: tuple[KeyUse, ...] = ()  # every key of the config, and what becomes of it
+    warnings: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+    @property
+    def last_device(self) -> int:
+        """The highest device number that device lists name; -1 where there is none."""
+        lists = (component.asks.devices for component in self.components if isinstance(component.asks, DeviceList))
+        return max((max(devices) for devices in lists), default=-1)

@@ -1,0 +1,160 @@
+"""Keys of RLinf that Roost does not follow, with the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roost.config.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
+from roost.config.known_keys.tables import Effect, Entry, Known
+
+SHUFFLE = replace(DATA, reason="Roost shuffles the tasks", instead="remove it", harmless=(None, True))
+TEMPLATE = replace(DATA, harmless=(None, True))
+AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
+BATCHES = Known(
+    Effect.TRAINING, "Roost packs samples by micro_batch_tokens and weighs tokens over the whole minibatch", "remove it"
+)
+SCHEDULE = Known(
+    Effect.TRAINING,
+    "Roost's schedules run from learning_rate to 0 over all steps",
+    "write lr_scheduler_type and warmup_steps in train",
+)
+EMBODIED = Known(
+    Effect.TRAINING,
+    "it belongs to RLinf's embodied algorithms, which Roost does not have",
+    "write advantage_estimator in train",
+)
+STALENESS = Known(
+    Effect.TRAINING, "Roost's engines get the new weights after every step", "write max_staleness in train"
+)
+EARLY_STOP = Known(Effect.TRAINING, "a run of Roost ends after its steps or passes", "write max_steps in train")
+OF_EARLY_STOP = Known(Effect.NOTHING, "RLinf reads it only with runner.early_stop.enabled")
+ONLY_EVAL = Known(Effect.TRAINING, "Roost trains", "remove it")
+MODEL_CHANGE = Known(
+    Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers, with no other loss", "remove it"
+)
+SPEED = Known(Effect.SPEED, "speed or memory of RLinf's workers")
+UNREAD = Known(Effect.NOTHING, "RLinf does not read it")
+ORDER = Known(Effect.NOTHING, "RLinf evaluates every task, in whatever order")
+NAMES = Known(Effect.NOTHING, "a name of RLinf's workers")
+LEARNER = Known(Effect.BACKEND, "set-up of RLinf's learner; Roost's has its own")
+TOKENIZER = Known(Effect.BACKEND, "the model's own tokenizer is used")
+ENGINE = Known(Effect.BACKEND, "set-up of RLinf's engine", "write engine_options in train")
+
+TABLE = (
+    Entry(
+        PLACING,
+        """cluster.** runner.{task_type,seq_length}
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.tensor_model_parallel_size
+        {actor,critic,inference,actor_inference,critic_inference}.model.{pipeline_model_parallel_size,context_parallel_size}
+        {actor,critic,inference,actor_inference,critic_inference}.model.expert_model_parallel_size
+        actor.model.seq_length
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.{model_path,precision,is_lora,lora_rank}
+        {actor,critic,inference,reference}.{micro_batch_size,training_backend,enable_offload,offload_weight,offload_grad,offload_optimizer}
+        {actor,critic,inference,reference}.fsdp_config.sharding_strategy
+        {rollout,reward,env}.model.{model_path,precision,is_lora,lora_rank}
+        rollout.{tensor_parallel_size,pipeline_parallel_size,gpu_memory_utilization,enable_sleep_mode,rollout_backend}
+        critic.use_critic_model algorithm.recompute_logprobs""",
+    ),
+    Entry(
+        DATA,
+        """data.{type,train_data_paths,val_data_paths,eval_data_paths,prompt_key,answer_key,choice_key,solution_key,image_keys}
+        data.{apply_chat_template_kwargs,system_prompt,max_prompt_length}
+        data.{filter_prompt_by_length,data_size,seed,val_rollout_batch_size,dataset_name}
+        data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column,answer_separator,data_root,data_path,repo_id}
+        data.{video_root,video_backend,video_fps,video_nframes,video_max_pixels,video_tolerance_s,video_in_chunk_offsets}
+        data.{tasks,task_subtasks.**,modalities,sampling_mode,behavior_dataset_root,fine_grained_level,macro_stride}
+        data.{tolerance_s,use_skill,train_data_path,val_data_path,dataset_path,split,max_length,max_seq_length}
+        runner.val_split rollout.custom_chat_template""",
+    ),
+    Entry(SHUFFLE, "data.shuffle"),
+    Entry(TEMPLATE, "data.{apply_chat_template,use_chat_template}"),
+    Entry(
+        REWARD,
+        """reward.{reward_type,reward_scale,reward_min_val,reward_max_val,reward_weights.**,use_prompt,use_reward_model}
+        reward.{random_print_percent,compute_score_timeout,default_score_on_timeout,standalone_realworld,reward_mode}
+        reward.{reward_threshold,env_reward_weight,reward_weight,model.**}""",
+    ),
+    Entry(AGENT, "agentloop.** tools.** agentlightning.** agent.** env.** eval.**"),
+    Entry(
+        BATCHES,
+        """algorithm.{training_batch_size_per_gpu,max_num_gen_batches}
+        runner.{enable_dynamic_batch_size,max_tokens_per_mbs}""",
+    ),
+    Entry(
+        SCHEDULE,
+        """{actor,critic}.optim.{min_lr,min_lr_rate,lr_warmup_steps_ratio,num_cycles,total_training_steps,warmup_style}
+        {actor,critic}.optim.{lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps,optimizer}
+        {actor,critic}.lr_sched.{lr_warmup_fraction,lr_warmup_init,lr_decay_iters,max_lr,min_lr,start_weight_decay}
+        {actor,critic}.lr_sched.{end_weight_decay,weight_decay_incr_style,lr_wsd_decay_iters,lr_wsd_decay_style}
+        critic.optim.{weight_decay,adam_beta1,adam_beta2,adam_eps,clip_grad,lr_scheduler,lr_warmup_steps}
+        critic.lr_sched.{lr_decay_style,lr_warmup_iters}""",
+    ),
+    Entry(
+        EMBODIED,
+        """algorithm.{actor_agg_q,agg_q,backup_entropy,bootstrap_type,critic_actor_ratio,critic_subsample_size,dagger.**}
+        algorithm.{demo_buffer.**,replay_buffer.**,entropy_tuning.**,enable_drq,entropy_type,huber_delta,kl_penalty}
+        algorithm.{logprob_type,num_updates_per_step,reward_coef,reward_type,rewards_lower_bound,rewards_upper_bound}
+        algorithm.{target_update_freq,tau,auto_reset,ignore_terminations,require_values,rollout_epoch}
+        algorithm.{eval_rollout_epoch,use_fixed_reset_state_ids,length_params.**,num_group_envs,n_chunk_steps}
+        algorithm.{staleness_threshold,behave_weight_threshold,proximal_logprob_type,offline_data_ratio,bc_coef,filter_rewards}
+        algorithm.sampling_params.{temperature_train,temperature_eval,add_BOS}
+        {actor,critic}.critic_optim.** actor.sft_loss_weight actor.enable_sft_co_train""",
+    ),
+    Entry(
+        SAMPLING,
+        """algorithm.sampling_params.{stop,do_sample,repetition_penalty,presence_penalty,frequency_penalty}
+        rollout.sampling_params.** rollout.{eos,padding}""",
+    ),
+    Entry(
+        LOSS,
+        """algorithm.{loss_type,loss_scales,advantage_mode,clip_log_ratio_max,clip_log_ratio_min,down_sampling.**}
+        algorithm.{importance_sampling_clip,importance_sampling_fix,reinpp_kl_beta,use_reinpp_baseline}
+        algorithm.{critic_warmup_steps,early_stop_imp_ratio,use_valid_token_scale,entropy_bonus_type}""",
+    ),
+    Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
+    Entry(ONLY_EVAL, "runner.only_eval"),
+    Entry(EARLY_STOP, "runner.early_stop.enabled runner.early_stop.**"),
+    Entry(OF_EARLY_STOP, "runner.early_stop.{patience,min_delta,monitor}"),
+    Entry(STALENESS, "actor.sync_weight_no_wait"),
+    Entry(
+        MODEL_CHANGE,
+        """actor.model.{dropout,attention_dropout,hidden_dropout,moe_aux_loss_coeff,moe_router_bias_update_rate}
+        actor.model.{freeze_vit,trainable_modules}""",
+    ),
+    Entry(
+        LOGGING,
+        """runner.logger.{logger_backends,project_name,log_path,wandb_proxy,**} runner.{log_interval,per_worker_log}
+        runner.{per_worker_log_path,print_outputs} rollout.{print_outputs,disable_log_stats}""",
+    ),
+    Entry(FILES, "runner.{experiment_name,output_dir} rollout.validate_save_dir"),
+    Entry(
+        SPEED,
+        """algorithm.logprob_forward_micro_batch_size data.{num_workers,process_workers,process_batch_size,lazy_loading}
+        data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers}
+        {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,pack_traj}""",
+    ),
+    Entry(
+        UNREAD,
+        """algorithm.{rollout_batch_size_per_gpu,val_rollout_batch_size_per_gpu,use_critic,use_value_loss,value_cliprange}
+        algorithm.sampling_params.{min_new_tokens,stop_token_ids} runner.{random_seed,num_success_frames}
+        runner.{num_fail_frames,fail_success_ratio}""",
+    ),
+    Entry(ORDER, "data.validation_shuffle"),
+    Entry(NAMES, "{actor,rollout,critic,inference,reward,env,reference}.{group_name,channel} actor.spec_name"),
+    Entry(
+        LEARNER,
+        """{actor,critic,inference,reference}.{fsdp_config.**,megatron.**,mcore_gpt,checkpoint_save_path,load_from_actor}
+        {actor,critic,inference,reference}.{model_type,use_checkpoint} {critic,inference,reference}.checkpoint_load_path
+        {actor,critic}.optim.{bf16,fp16,loss_scale,loss_scale_window,initial_loss_scale,min_loss_scale,hysteresis}
+        {actor,critic}.optim.{overlap_grad_reduce,overlap_param_gather,overlap_param_gather_with_optimizer_step}
+        {actor,critic}.optim.{use_distributed_optimizer,use_precision_aware_optimizer,optimizer_cpu_offload}
+        {actor,critic}.optim.{optimizer_enable_pin,optimizer_offload_fraction,align_param_gather,fused,foreach}""",
+    ),
+    Entry(MODEL, "{actor,critic,inference,reference,rollout}.model.**"),
+    Entry(TOKENIZER, "{actor,critic,inference,reference,rollout,reward}.tokenizer.**"),
+    Entry(ENGINE, "rollout.**"),
+    Entry(HYDRA, "hydra.** defaults.**"),
+    Entry(PLACING, "train.**"),
+)
+# Sections in which a key that is not in the table is unknown; elsewhere it is the user's own.
+OWNED = ("algorithm", "data", "reward", "runner", "actor", "critic")

@@ -1,0 +1,162 @@
+"""Keys of ROLL that Roost does not follow, with the reasons."""
+
+from __future__ import annotations
+
+from roost.config.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
+from roost.config.known_keys.tables import Effect, Entry, Known
+
+ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
+EVALUATION = Known(Effect.TRAINING, "the evaluations of Roost have settings of their own", "write eval_tasks in train")
+CORRECTION = Known(
+    Effect.TRAINING, "Roost corrects by one capped weight for each token", "write old_logprobs: decoupled"
+)
+CRITIC = Known(Effect.TRAINING, "the critic has the policy's settings but for its learning rate", "remove it")
+MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers", "remove it")
+OTHER_TRAINING = Known(
+    Effect.TRAINING, "it belongs to ROLL's fine-tuning, DPO or distillation, which Roost does not have", "remove it"
+)
+WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
+SCHEDULE = Known(
+    Effect.TRAINING,
+    "Roost's optimizer is AdamW, and its schedules run from learning_rate to 0 over all steps",
+    "write lr_scheduler_type and warmup_steps in train",
+)
+MODEL_CONFIG = Known(
+    Effect.TRAINING, "Roost builds the model from its own config.json", "change the config.json of a copy of the model"
+)
+SPEED = Known(Effect.SPEED, "speed or memory of ROLL's workers")
+UNREAD = Known(Effect.NOTHING, "ROLL does not read it")
+STEP_RETURNS = Known(Effect.NOTHING, "ROLL reads it only with gigpo and step_reinforce, which Roost does not have")
+OVERWRITTEN = Known(Effect.NOTHING, "ROLL overwrites it")
+SOURCE = Known(Effect.NOTHING, "only other keys refer to it")
+LEARNER = Known(Effect.BACKEND, "set-up of ROLL's learner; Roost's has its own")
+STRATEGY = Known(Effect.BACKEND, "options of a backend that Roost does not use, or sets up by itself")
+
+TABLE = (
+    Entry(Known(Effect.FOLLOWED, "clip_range and clip_range_high in train"), "use_pg_clip_range"),
+    Entry(
+        PLACING,
+        """num_gpus_per_node num_nodes async_generation_ratio pretrain reward_pretrain train.** system_envs.**
+        prompt_length response_length sequence_length adv_estimator enable_reference use_kl_loss
+        ROLE.{device_mapping,num_gpus_per_worker,world_size,system_envs.**}
+        ROLE.strategy_args.strategy_name
+        ROLE.strategy_args.strategy_config.{tensor_parallel_size,pipeline_parallel_size,data_parallel_size}
+        ROLE.strategy_args.strategy_config.{tensor_model_parallel_size,pipeline_model_parallel_size,context_parallel_size}
+        ROLE.strategy_args.strategy_config.{expert_model_parallel_size,gpu_memory_utilization,mem_fraction_static}
+        ROLE.strategy_args.strategy_config.enable_sleep_mode
+        ROLE.model_args.{model_name_or_path,dtype,lora_rank,lora_target} ROLE.training_args.per_device_train_batch_size
+        {train,val}_env_manager.{num_env_groups,group_size,group_size_redundancy,max_env_num_per_worker}""",
+    ),
+    Entry(
+        DATA,
+        """ROLE.data_args.{template,file_name,eval_file_name,dataset_type,domain_interleave_probs,domain_interleave_probs.**}
+        ROLE.data_args.{tag,id,prompt,response,messages,dataset_name,eval_dataset_name,custom_data_kwargs_func,max_samples}
+        ROLE.data_args.{chosen,rejected,system,**}
+        global_template tag_to_template dataset_filter.** vlm_filter.** val_prompt_length val_sequence_length""",
+    ),
+    Entry(
+        REWARD,
+        """rewards.*.{tag_included,worker_cls,reward_type,response_length_penalty_coef,use_local,code_url,format_pattern}
+        rewards.*.{judge_prompt,judge_model_type,judge_model_name,judge_api_url,judge_api_key,query_filter_config.**}
+        rewards.*.{response_filter_config.**,reward_manager_config,data_args.template,generating_args.**}
+        {reward,reward_model}.{worker_cls,data_args.**,generating_args.**}""",
+    ),
+    Entry(
+        ENVIRONMENT,
+        """custom_envs.** {train,val}_env_manager.{tags,num_groups_partition,max_traj_per_env,group_filter_cls}
+        {train,val}_env_manager.{llm_proxy.**,generating_args.**,worker_cls}
+        batch_adjust_mode ratio_type parse_tool_call_parameter_to_dict skip_mock_system_prompt
+        agent_config_common.** rollout_mock.** user_defined_rollout_loop_cls""",
+    ),
+    Entry(
+        SAMPLING,
+        """{actor_infer,validation}.generating_args.{stop_strings,include_stop_str_in_output,repetition_penalty}
+        {actor_infer,validation}.generating_args.{presence_penalty,frequency_penalty,min_p,eos_token_id,pad_token_id}""",
+    ),
+    Entry(
+        EVALUATION,
+        """validation.data_args.** validation.generating_args.{top_p,top_k} val_batch_size val_greedy
+        val_n_sample""",
+    ),
+    Entry(
+        LOSS,
+        """init_kl_coef kl_penalty target_kl kl_horizon difficulty_low_threshold difficulty_high_threshold
+        error_max_len_threshold mask_type rl_loss_coef postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
+        use_topr_loss l2 minibatch_data_iter_num
+        is_pure_opd use_opd opd_kl_coef teachers_kl_coef
+        actor_train.{topr_positive_weight,topr_negative_weight,tis_lower_bound,tis_upper_bound,cispo_epsilon_low}
+        actor_train.{cispo_epsilon_high,cispo_use_unified_mask,kimi15_tau}""",
+    ),
+    Entry(CORRECTION, "train_infer_correction.**"),
+    Entry(
+        CRITIC,
+        """critic.training_args.{weight_decay,warmup_steps,warmup_ratio,lr_scheduler_type,adam_beta1,adam_beta2}
+        critic.training_args.{adam_epsilon,gradient_accumulation_steps,num_train_epochs}""",
+    ),
+    Entry(
+        MODEL_CHANGE,
+        "actor_train.model_args.{lora_dropout,additional_target,freeze_module_prefix,adapter_name_or_path,moe_aux_loss_coef}",
+    ),
+    Entry(
+        OTHER_TRAINING,
+        """prompt_key query_key response_key question_key answer_key chosen_key rejected_key beta ipo label_smoothing
+        distill_loss_weight distill_on_prompt kd_objective kd_temperature logits_topk logits_transfer_backend
+        student_pretrain teacher_pretrain sft_train.** student.** teacher.** dpo.** sft_loss_weight""",
+    ),
+    Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
+    Entry(START, "resume_from_checkpoint"),
+    Entry(SCHEDULE, "actor_train.training_args.{optim,lr_scheduler_kwargs.**}"),
+    Entry(MODEL_CONFIG, "actor_train.model_args.model_config_kwargs.**"),
+    Entry(LOGGING, "track_with tracker_kwargs.** logging_dir logging_steps report_length_and_rewards"),
+    Entry(
+        FILES,
+        """output_dir base_dir checkpoint_config.** rollout_dump_dir render_save_dir save_logging_board_dir
+        length_profiler_dir profiler_output_dir profiler_timeline profiler_memory model_name""",
+    ),
+    Entry(
+        SPEED,
+        """rpc_timeout generate_opt_level is_num_return_sequences_expand max_running_requests
+        max_additional_running_prompts local_rank is_offload_states balance_length
+        is_offload_optimizer_states_in_train_step model_update_buffer_size_mb model_download_type router_args.**
+        ROLE.{infer_batch_size,model_update_frequency,backend_timeout,max_concurrency,offload_nccl,use_sequence_packing}
+        ROLE.{use_dynamic_batching_in_train,max_tokens_per_microbatch_in_train,sequence_length_round_in_train}
+        ROLE.{use_dynamic_batching_in_infer,max_tokens_per_microbatch_in_infer,sequence_length_round_in_infer}
+        ROLE.{sequence_packing_args.**,logits_in_fp32,apply_loss_scale}
+        ROLE.data_args.{preprocessing_num_workers,cache_path,num_workers}""",
+    ),
+    Entry(
+        UNREAD,
+        """add_len_reward use_reward_scaling use_reward_norm reward_norm reward_scale reward_shift pg_variant
+        ROLE.use_remove_padding validation.eval_steps {train,val}_env_manager.format_penalty
+        ROLE.generating_args.{do_sample,num_beams,length_penalty,max_length,logprobs} ROLE.pg_variant
+        ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache}
+        {actor_infer,reference,critic}.data_args.template validation.data_args.template""",
+    ),
+    Entry(STEP_RETURNS, "step_reward_gamma episode_reward_weight step_reward_weight"),
+    Entry(
+        OVERWRITTEN,
+        """actor_infer.generating_args.num_return_sequences validation.generating_args.max_new_tokens
+        actor_train.training_args.{num_train_epochs,max_steps,seed}
+        ROLE.checkpoint_config.**""",
+    ),
+    Entry(
+        SOURCE,
+        """max_tokens_per_step max_actions_per_traj env_manager_cls agent_runner_cls *_template *_pattern
+        default_history_length *_format_penalty custom_env.**""",
+    ),
+    Entry(
+        LEARNER,
+        """enable_old_logprobs_recompute ROLE.training_args.**
+        ROLE.model_args.{disable_gradient_checkpointing,gradient_checkpointing_use_reentrant}
+        ROLE.model_args.{attn_implementation,flash_attn,device_map,ulysses_size,vision_dp,autocast_adapter_dtype}
+        ROLE.{model_args.**,generating_args.**}""",
+    ),
+    Entry(
+        STRATEGY,
+        """ROLE.strategy_args.strategy_config.**
+        ROLE.strategy_args.strategy_config.{virtual_pipeline_model_parallel_size,expert_tensor_parallel_size}""",
+    ),
+    Entry(MODEL, "ROLE.model_args.{model_type,num_labels,model_config_kwargs.**}"),
+    Entry(HYDRA, "hydra.** defaults.**"),
+)
+OWNED = ("", "ROLE", "rewards", "train_env_manager", "val_env_manager", "reward_normalization")

@@ -1,0 +1,100 @@
+"""Entries of the tables of known keys, and the compact way they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from roost.config.errors import Where
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+class Effect(StrEnum):
+    """Whether a key counts, and what it would change."""
+
+    FOLLOWED = "followed"
+    PLACING = "read for placing"
+    TRAINING = "not followed"  # it changes how the other program trains
+    BACKEND = "backend"  # of a trainer or an engine that Roost does not use, or sets up by itself
+    SPEED = "speed or memory"
+    FILES = "files or logging"
+    NOTHING = "no effect"  # the other program does not read it either, or not with this value
+    OWN = "user-defined"  # no program reads it; other keys may refer to it
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Why a key is not followed, and what to write instead.
+
+    `harmless`: the values with which it does not matter; where none are listed, those that switch nothing on.
+    """
+
+    effect: Effect
+    reason: str
+    instead: str = ""
+    harmless: tuple[Any, ...] = field(default=(), compare=False)  # a plan file leaves it out
+
+    def counts(self, value: Any) -> bool:
+        """Whether a key with this value is worth a word."""
+        return value not in self.harmless if self.harmless else bool(value) and value != -1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """A key of a config and what becomes of it."""
+
+    where: Where
+    known: Known
+    places: bool = False  # whether it counts for placing, whether or not the config trains
+    is_set: bool = True  # to a value that is not harmless
+    hint: str = ""  # for an unknown key: the known key that was probably meant
+
+    def is_unused(self, trains: bool) -> bool:
+        """Whether the key counts for nothing; without a section `train` only placing counts."""
+        followed = (Effect.FOLLOWED, Effect.PLACING) if trains else (Effect.PLACING,)
+        return not self.places and self.known.effect not in followed
+
+    @property
+    def section(self) -> str:
+        """The key's section at the top of the config; empty for a key that stands there itself."""
+        return str(self.where.path[0]) if len(self.where.path) > 1 else ""
+
+    @property
+    def name(self) -> str:
+        """The key within its section."""
+        return ".".join(str(part) for part in self.where.path[1:]) or self.where.key_path
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Keys with the same reason.
+
+    `keys` holds patterns separated by blanks: `*` is any one key, `{a,b}` is a or b, and `.**` at the end is everything
+    below. A pattern may begin with ROLE, which is every role of ROLL's.
+    """
+
+    known: Known
+    keys: str
+
+    def patterns(self) -> Iterator[str]:
+        for pattern in self.keys.split():
+            yield from expand(pattern)
+
+
+def expand(pattern: str) -> Iterator[str]:
+    """The patterns that one with braces stands for.
+
+    >>> list(expand("{a,b}.lr"))
+    ['a.lr', 'b.lr']
+    """
+    match = _BRACES.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    for choice in match[1].split(","):
+        yield from expand(pattern[: match.start()] + choice + pattern[match.end() :])

@@ -1,0 +1,129 @@
+"""What a config says of a component's model: folder, precision, and the `config.json` where the folder is here."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from roost.config.errors import shown
+from roost.config.job import Role
+from roost.config.section import MAX_NUMBER, Section
+
+DEFAULT_ADAPTER_RANK = 16
+OFFLOADED_PARTS = ("weight", "grad", "optimizer")
+ENGINE_STRATEGIES = ("vllm", "sglang")
+_BYTES = {"32": 4, "fp32": 4, "float32": 4, "32-true": 4, "fp8": 1, "float8": 1, "int8": 1}
+_MAX_CONFIG_BYTES = 1 << 20
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_LONGEST_HUB_NAME = 96
+
+
+class ModelPlace(StrEnum):
+    """Where a model that a config names can be."""
+
+    FOLDER = "folder"  # that is here
+    MISSING = "missing"  # a path, and there is nothing at it here
+    HUB = "hub"  # no folder here, and a possible name on the Hugging Face hub
+
+
+def model_place(model: str) -> ModelPlace:
+    """Decide whether a model is a local path or a hub name, from the name and that path alone.
+
+    A relative path such as `runs/model` is also a possible hub name. Without a folder of that name it counts as one,
+    whether or not `runs` exists; only a look-up can tell.
+
+    >>> model_place("Qwen/Qwen2.5-0.5B").value, model_place("./Qwen").value, model_place("/data/models/Qwen").value
+    ('hub', 'missing', 'missing')
+    """
+    if _local(model) is not None:
+        return ModelPlace.FOLDER
+    is_name = len(model) <= _LONGEST_HUB_NAME and _HUB_NAME.fullmatch(model)
+    return ModelPlace.HUB if is_name else ModelPlace.MISSING
+
+
+def resolve_model(model: str) -> str:
+    """The absolute path of a local model, for processes with another working directory; a hub name stays as it is."""
+    path = _local(model)
+    return model if path is None else str(path.absolute())
+
+
+def _local(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, or the home of an unknown user
+        return None
+
+
+def read_model_config(path: str | None) -> dict[str, Any] | None:
+    """The `config.json` in a model's folder; None where the path is a hub name or the folder is elsewhere."""
+    if not path:
+        return None
+    try:
+        file = Path(path).expanduser() / "config.json"
+        with file.open("rb") as stream:
+            config = json.loads(stream.read(_MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~somebody who is not here, or nesting without end
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def first_text(*places: tuple[Section, str]) -> str | None:
+    """The first of several keys that holds a word; for settings of other programs, which are not judged here."""
+    for section, key in places:
+        value = section.values.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def first_number(*places: tuple[Section, str]) -> float | None:
+    """The first of several keys that holds a number above zero."""
+    for section, key in places:
+        value = section.values.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER:
+            return value
+    return None
+
+
+def fraction_of_device(section: Section, *keys: str) -> float | None:
+    """The part of each device that an engine takes; what is no such part is an error."""
+    for key in keys:
+        value = section.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            section.error(key, f"is {shown(value)}; it is a part of the device, above 0 and at most 1", fix="write 0.9")
+            return None
+        return float(value)
+    return None
+
+
+def bytes_of(precision: str | None) -> int:
+    """Bytes of a weight in a precision as configs name it; 16 bits where nothing else is said."""
+    return _BYTES.get(str(precision).lower().removeprefix("torch."), 2)
+
+
+def role_by_name(name: str) -> Role:
+    """The role that a component's name implies, in the notations that do not say it otherwise."""
+    if name in ("actor", "critic"):
+        return Role.LEARNER
+    if name == "rollout" or name.startswith("rollout_"):
+        return Role.ENGINE
+    if name in ("inference", "actor_inference", "critic_inference", "reference"):
+        return Role.SCORER
+    return Role.HELPER
+
+
+def role_by_strategy(strategy: str | None, name: str) -> Role:
+    """The role that a ROLL strategy implies; without one, the name decides."""
+    if strategy is None:
+        return role_by_name(name)
+    if strategy.endswith("_train"):
+        return Role.LEARNER
+    if strategy in ENGINE_STRATEGIES or (strategy == "hf_infer" and name == "rollout"):
+        return Role.ENGINE  # the built-in engine takes the place of Hugging Face's generate
+    return Role.HELPER if name.startswith("reward") else Role.SCORER

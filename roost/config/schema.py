@@ -1,0 +1,209 @@
+"""JSON Schema of the three notations, for editors: completion, hints and red lines while a config is written.
+
+It describes what Roost reads; the rest of a config belongs to other programs and may hold anything. An editor cannot
+know what depends on the machines, so `roost check` stays the judge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roost.config.job import Notation
+from roost.config.node_groups import RESERVED_LABELS
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+_RANKS = {
+    "type": ["string", "integer"],
+    "minimum": 0,
+    "pattern": r"^\s*([aA][lL][lL]|[0-9_]+\s*(-\s*[0-9_]+)?)\s*(:\s*[0-9_]+\s*(-\s*[0-9_]+)?\s*)?(,.*)?$",
+    "description": "Segments resources[:processes], separated by commas: all, 0-7, 0-3:0-7, 0-1:0-3,4-7.",
+}
+_NODE_RANKS = {
+    "description": "Node ranks: 0-7, 0,2, all, or a list.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "integer", "minimum": 0},
+        {"type": "array", "items": {"type": ["integer", "string"]}},
+    ],
+}
+_DEVICES = {
+    "description": "Devices of the whole cluster in order: list(range(0,8)), [0, 1], list(range(0,4)) + [6], or 0-7.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        {"type": "integer", "minimum": 0},
+    ],
+}
+
+
+def _whole(minimum: int, description: str) -> Schema:
+    return {"type": "integer", "minimum": minimum, "description": description}
+
+
+def _mapping(properties: Schema, required: tuple[str, ...] = (), is_closed: bool = True) -> Schema:
+    schema: Schema = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = list(required)
+    if is_closed:
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _env_configs() -> Schema:
+    variable = {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    }
+    entry = _mapping(
+        {
+            "node_ranks": _NODE_RANKS,
+            "env_vars": {
+                "type": "array",
+                "items": variable,
+                "description": "Single pairs: - GLOO_SOCKET_IFNAME: eth0.",
+            },
+            "python_interpreter_path": {"type": "string", "description": "The Python that workers run with."},
+        },
+        ("node_ranks",),
+    )
+    return {
+        "type": "array",
+        "items": entry,
+        "description": "Software of some nodes of the group; nodes must not overlap.",
+    }
+
+
+def _node_groups() -> Schema:
+    label = {
+        "type": ["string", "integer"],
+        "not": {"enum": list(RESERVED_LABELS)},
+        "description": "What placements name it by.",
+    }
+    hardware = _mapping(
+        {
+            "type": {
+                "type": "string",
+                "description": "Franka, DualFranka, GimArm, DOSW1, Turtle2, or a registered kind.",
+            },
+            "configs": {"type": "array", "items": {"type": "object", "required": ["node_rank"]}},
+        },
+        ("type", "configs"),
+    )
+    group = _mapping(
+        {
+            "label": label,
+            "node_ranks": _NODE_RANKS,
+            "env_configs": _env_configs(),
+            "hardware": hardware,
+            "hardware_type": {"type": "string"},
+            "ignore_hardware": {"type": "boolean", "description": "Count the nodes themselves, whatever is on them."},
+        },
+        ("label", "node_ranks"),
+    )
+    return {
+        "type": "array",
+        "items": group,
+        "description": "Labelled sets of nodes with the same hardware and software.",
+    }
+
+
+def _rlinf() -> Schema:
+    group = {"description": "A label, several separated by commas, or a list.", "type": ["string", "integer", "array"]}
+    entry = _mapping({"node_group": group, "placement": _RANKS}, ("placement",))
+    cluster = _mapping(
+        {
+            "num_nodes": _whole(1, "How many machines there are."),
+            "num_gpus_per_node": _whole(0, "Accelerators on each; describes the machines when planning without them."),
+            "component_placement": {
+                "type": "object",
+                "description": "Component names, separated by commas, to ranks.",
+                "additionalProperties": {"anyOf": [_RANKS, entry]},
+            },
+            "node_groups": _node_groups(),
+            "auto_scheduler": {"type": "boolean"},
+            "use_pre_process_policy": {"type": "boolean"},
+            "use_wait_before_last_iter_policy": {"type": "boolean"},
+            "recreate_nccl_groups": {"type": "boolean"},
+            "net_emulation": {},
+            "tracer": {},
+            "profiling": {},
+        },
+        ("component_placement",),
+    )
+    return _mapping({"cluster": cluster}, ("cluster",), is_closed=False)
+
+
+def _roll() -> Schema:
+    role = _mapping(
+        {
+            "device_mapping": _DEVICES,
+            "num_gpus_per_worker": _whole(1, "Devices of each worker; vLLM takes tensor * pipeline size instead."),
+            "world_size": _whole(1, "Workers without accelerators."),
+            "strategy_args": {"type": "object"},
+            "system_envs": {"type": "object"},
+        },
+        is_closed=False,
+    )
+    names = (
+        "actor_train",
+        "actor_infer",
+        "reference",
+        "critic",
+        "reward",
+        "reward_model",
+        "student_train",
+        "student_infer",
+    )
+    properties: Schema = dict.fromkeys(names, role)
+    properties |= {
+        "rewards": {"type": "object", "additionalProperties": role, "description": "One reward role for each name."},
+        "num_gpus_per_node": _whole(0, "Accelerators on each machine."),
+        "num_nodes": _whole(1, "How many machines there are; counted from the devices where left out."),
+        "async_generation_ratio": {"type": "number", "minimum": 0, "description": "0 is synchronous."},
+    }
+    return _mapping(properties, is_closed=False)
+
+
+def _loop() -> Schema:
+    allocation = _mapping({"learning_gpus": _DEVICES, "inference_gpus": _DEVICES}, ("learning_gpus", "inference_gpus"))
+    memory = {
+        "type": ["number", "null"],
+        "minimum": 0,
+        "description": "Memory in GB on each GPU; give both or neither.",
+    }
+    rl = _mapping(
+        {
+            "gpu_allocation": allocation,
+            "async_rollouts": {"type": "boolean", "description": "Collect rollouts while learning."},
+            "inference_requires_memory_gb": memory,
+            "learning_requires_memory_gb": memory,
+        },
+        is_closed=False,
+    )
+    server = _mapping({"gpus_per_vllm_server": _whole(1, "GPUs of each server.")}, is_closed=False)
+    llm = _mapping({"vllm_server": server, "max_gpu_mem_utilization": {"type": ["number", "null"]}}, is_closed=False)
+    return _mapping({"rl": rl, "llm": llm}, is_closed=False)
+
+
+_SCHEMAS = {Notation.RLINF: _rlinf, Notation.ROLL: _roll, Notation.LOOP: _loop}
+
+
+def config_schema(notation: Notation | None = None) -> Schema:
+    """The schema of one notation, or one that takes any of the three.
+
+    >>> config_schema(Notation.LOOP)["properties"]["rl"]["properties"]["async_rollouts"]["type"]
+    'boolean'
+    """
+    if notation is not None:
+        return {"$schema": DIALECT, "title": f"Roost config in {notation.value} notation", **_SCHEMAS[notation]()}
+    rlinf, roll, loop = (_SCHEMAS[one]() for one in Notation)
+    by_keys = {
+        "if": {"required": ["cluster"]},
+        "then": rlinf,
+        "else": {"if": {"required": ["rl"]}, "then": loop, "else": roll},
+    }
+    return {"$schema": DIALECT, "title": "Roost config", "type": "object", **by_keys}

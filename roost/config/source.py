@@ -1,0 +1,118 @@
+"""YAML with positions: the values a person wrote and, for each key, the line and column where it stands.
+
+The values are built from libyaml's event stream, without recursion and with caps, because a config may be anything:
+binary, ten megabytes, nested a thousand deep, or an alias bomb. Each of these is a finding, in well under a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roost.config.errors import Findings, Where, shown
+from roost.config.yaml_events import MAX_BITS, MAX_DEPTH, KeyPath, Position, Refused, ValueBuilder
+
+MAX_GIVEN_VALUES = 5_000_000
+MAX_FILE_BYTES = 1 << 20  # real configs are some tens of kilobytes; a longer list is better written as an expression
+_EventLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The values of one config and where each of its keys stands."""
+
+    values: dict[Any, Any]
+    file: str | None = None
+    positions: Mapping[KeyPath, Position] = field(default_factory=dict)
+
+    def where(self, path: KeyPath = ()) -> Where:
+        """The place of a key, or of its nearest enclosing key that has one (aliases and overrides have none)."""
+        whole = self.positions.get((), (self.file, None, None))
+        return Where(*whole, (), self.positions).under(*path)
+
+
+def read_yaml(file: Path, findings: Findings) -> Source | None:
+    """Read a YAML file; what is wrong with it goes to `findings`, and the answer is then None."""
+    here = Where(str(file))
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = getattr(error, "strerror", None) or str(error)
+        hint = "; overrides come after it" if "=" in file.name else ""
+        findings.error(here, f"cannot be read: {reason}", fix=f"give the path of a YAML file{hint}")
+        return None
+    if len(content) > MAX_FILE_BYTES:
+        findings.error(
+            here,
+            f"is larger than {MAX_FILE_BYTES:,} bytes",
+            fix="write long device lists as an expression such as list(range(0,64))",
+        )
+        return None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fix = "save it as UTF-8, or give the path of a YAML file"
+        findings.error(here, "is not UTF-8 text", f"byte {error.start} is not", fix)
+        return None
+    return parse_yaml(text, str(file), findings)
+
+
+def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None:
+    """Read YAML text into values with positions.
+
+    >>> source = parse_yaml("cluster:\\n  num_nodes: 2", "job.yaml", Findings())
+    >>> source.values, str(source.where(("cluster", "num_nodes")))
+    ({'cluster': {'num_nodes': 2}}, 'job.yaml:2:3 cluster.num_nodes')
+    """
+    builder = ValueBuilder(file, findings)
+    try:
+        values = builder.build(yaml.parse(text, Loader=_EventLoader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Where(file, mark.line + 1, mark.column + 1) if mark else Where(file)
+        problem = error.problem or error.context or "cannot be parsed"
+        findings.error(
+            place, f"is not valid YAML: {problem}", fix="check the indentation and the quotes near this line"
+        )
+        return None
+    except (yaml.YAMLError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        findings.error(Where(file), f"is not valid YAML: {reason}", fix="give the path of a text file in YAML")
+        return None
+    except Refused as refused:
+        findings.error(refused.where, refused.what, fix=refused.fix)
+        return None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        findings.error(
+            Where(file), f"holds {shown(values)}, not a mapping of keys to values", fix="write key: value lines"
+        )
+        return None
+    return Source(values, file, builder.positions)
+
+
+def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
+    """Whether values given by a program are such as a file could hold: none inside itself, none beyond reason."""
+    level: list[Any] = [values]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        inner = [part for value in level for part in (value.values() if isinstance(value, Mapping) else value)]
+        if any(isinstance(part, int) and part.bit_length() > MAX_BITS for part in inner):
+            findings.error(Where(), "the config holds a number that is beyond all reason", fix="write a smaller number")
+            return False
+        level = [part for part in inner if isinstance(part, Mapping | list | tuple)]
+        count += len(inner)
+        if not level:
+            return True
+        if count > MAX_GIVEN_VALUES:
+            break
+    findings.error(
+        Where(), f"the config is nested more than {MAX_DEPTH} deep or contains itself", fix="flatten the config"
+    )
+    return False

@@ -1,0 +1,94 @@
+"""Giving up everything that code in a sandbox has no use for. It is done before any of that code is seen."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from roost.sandbox.inside import landlock, seccomp
+from roost.sandbox.inside.kernel import PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, Kernel
+
+_NEW_USER_NAMESPACE = 0x10000000
+_NOBODY = 65534
+_LAST_CAPABILITY = 63  # no kernel has more
+
+
+def confine(asked: dict[str, Any]) -> dict[str, Any]:
+    """Confine this process as the other side asks; what came into force."""
+    os.chdir(asked["folder"])
+    _limit("RLIMIT_CORE", 0)
+    _limit("RLIMIT_FSIZE", asked["file_bytes"])
+    _limit("RLIMIT_NOFILE", asked["open_files"])
+    _limit("RLIMIT_CPU", asked["cpu_s"], spare=1)  # the first is a signal that names the reason, the second the end
+    _limit("RLIMIT_MEMLOCK", 0)
+    in_force = {"landlock": 0, "seccomp": False, "namespace": False}
+    if sys.platform == "linux":
+        in_force = _confine_on_linux(asked)
+    _limit("RLIMIT_AS", asked["memory_bytes"])
+    return in_force
+
+
+def _confine_on_linux(asked: dict[str, Any]) -> dict[str, Any]:
+    kernel = Kernel()
+    if os.geteuid() == 0:
+        _drop_root(kernel)
+    namespace = _enter_namespace(kernel)
+    if namespace:  # elsewhere the limit would count all processes of the user, the trainer's too
+        _limit("RLIMIT_NPROC", asked["processes"])
+    kernel.drop_capabilities()
+    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user would undo it
+    if os.getppid() != asked["parent"]:
+        os._exit(1)  # it died before it was watched
+    kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)
+    version = landlock.restrict(kernel, asked["readable"], asked["folder"], ["/dev/null", "/dev/zero", "/dev/urandom"])
+    return {"landlock": version, "seccomp": _filter(kernel), "namespace": namespace}
+
+
+def _drop_root(kernel: Kernel) -> None:
+    """Root is exempt from the limit of processes; another real user is not. Files are still read as their owner."""
+    try:
+        os.setgroups([])
+        os.setresuid(_NOBODY, 0, 0)
+    except OSError:
+        return  # a root of a namespace, which cannot become anybody else
+    for capability in range(_LAST_CAPABILITY + 1):
+        try:
+            kernel.prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # the kernel has no more
+
+
+def _enter_namespace(kernel: Kernel) -> bool:
+    try:
+        kernel.unshare(_NEW_USER_NAMESPACE)
+    except OSError:
+        return False
+    return True
+
+
+def _filter(kernel: Kernel) -> bool:
+    machine = os.uname().machine
+    if machine not in seccomp.ARCHITECTURES or sys.maxsize < 1 << 32:
+        return False
+    try:
+        kernel.filter_calls(seccomp.filter_program(machine, os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def _limit(name: str, most: int, spare: int = 0) -> None:
+    """Set a limit, or keep the one there is where it is lower."""
+    kind: int | None = getattr(resource, name, None)
+    if kind is None:
+        return
+    _, hard = resource.getrlimit(kind)
+    allowed = most + spare if hard == resource.RLIM_INFINITY else min(most + spare, hard)
+    try:
+        resource.setrlimit(kind, (min(most, allowed), allowed))
+    except (OSError, ValueError):
+        if sys.platform == "linux":  # macOS has limits that it does not let anybody set
+            raise

@@ -1,0 +1,35 @@
+"""The sandboxed process: it confines itself, and then runs what it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from roost.sandbox.inside.apis import ApiError, Apis
+from roost.sandbox.inside.confine import confine
+from roost.sandbox.inside.frames import Channel
+from roost.sandbox.inside.notebook import Notebook
+
+
+def main(descriptor: int) -> NoReturn:
+    """Serve the other side until it is gone."""
+    channel = Channel(descriptor)
+    asked = channel.receive()
+    sys.dont_write_bytecode = True
+    sys.path[:] = ["", *sys.path[1:], *asked["libraries"]]  # the first is where this file was found
+    sys.argv[:] = [""]
+    os.environ["HOME"] = os.environ["TMPDIR"] = asked["folder"]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file, as this process began
+    in_force = confine(asked)
+    notebook = Notebook({"apis": Apis(channel), "ApiError": ApiError} if asked["has_apis"] else {})
+    channel.send({"in_force": in_force})
+    number = 0
+    while True:
+        try:
+            told = channel.receive()
+        except EOFError:
+            os._exit(0)  # without the hooks and threads that the code may have left
+        number += 1
+        outcome = notebook.run(told["code"], number, asked["waits_for_threads"])
+        channel.send({"receipt": told["receipt"], "outcome": outcome})

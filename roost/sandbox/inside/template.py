@@ -1,0 +1,121 @@
+"""The template of sandboxes: a process that has imported what most code uses, and is forked for each of them.
+
+It is told nothing about them: what it hands on are descriptors. So the memory that they all begin with holds modules,
+and nothing of anybody.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from io import TextIOWrapper
+from typing import NoReturn, cast
+
+from roost.sandbox.inside.kernel import PR_SET_PDEATHSIG, Kernel
+from roost.sandbox.inside.main import main
+
+FORK, STATUS, NONE = b"fork", b"status ", "-"
+LONGEST = 64  # of requests and answers, in bytes
+DESCRIPTORS = 3  # of a sandbox: its input, its output, its connection
+_CONNECTION = 3  # where a sandbox has it, after input, output and errors
+_HIGHEST_DESCRIPTOR = 1 << 20
+_IMPORTED = (
+    "bisect",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "json",
+    "linecache",
+    "math",
+    "operator",
+    "random",  # which draws another seed after a fork
+    "re",
+    "statistics",
+    "string",
+    "textwrap",
+    "threading",
+    "time",
+    "typing",
+    "unittest",
+)
+
+
+def serve(descriptor: int, owner: int) -> None:
+    """Fork when asked to, and tell how forks ended, until the owner is gone."""
+    Kernel().prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != owner:
+        return  # it died before it was watched
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # looking at these objects in every fork would copy their pages
+    control = socket.socket(fileno=descriptor)
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, LONGEST, DESCRIPTORS)
+        if not request:
+            return
+        is_fork = request == FORK
+        answer = _forked(control, descriptors) if is_fork else _status(int(request.removeprefix(STATUS)))
+        control.send(answer.encode())
+
+
+def _forked(control: socket.socket, descriptors: list[int]) -> str:
+    """The number of a new sandbox; none where the machine has no room for one, which is nothing to end others for."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid == 0:
+        control.detach()  # its number becomes another's
+        _be_a_sandbox(*descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return str(pid) if pid > 0 else NONE
+
+
+def _status(pid: int) -> str:
+    """How a fork ended, which is told once; nothing where it has not."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return str(os.waitstatus_to_exitcode(status)) if ended else NONE
+
+
+def _be_a_sandbox(given: int, output: int, connection: int) -> NoReturn:
+    leave = os._exit
+    try:
+        os.setsid()
+        for descriptor, number in ((given, 0), (output, 1), (output, 2), (connection, _CONNECTION)):
+            os.dup2(descriptor, number)
+        os.closerange(_CONNECTION + 1, _HIGHEST_DESCRIPTOR)
+        _open_streams()
+        main(_CONNECTION)
+    except BaseException:
+        traceback.print_exc()
+    finally:  # never back to where the template waits
+        leave(1)
+
+
+def _open_streams() -> None:
+    """As an interpreter does when it begins: those of the template know their own files."""
+    sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape", None)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape", "\n")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", "\n")  # type: ignore[misc]
+    sys.stderr.reconfigure(line_buffering=True)
+
+
+def _stream(descriptor: int, mode: str, errors: str, newline: str | None) -> TextIOWrapper:
+    opened = open(descriptor, mode, encoding="utf-8", errors=errors, newline=newline, closefd=False)  # noqa: SIM115
+    return cast(TextIOWrapper, opened)

@@ -1,0 +1,292 @@
+"""Sandboxes: model-written Python runs in a process of its own, and is held there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from roost.rollout.bounded import within
+from roost.sandbox.child import FLOOD_BYTES, Child, Gone, Malformed
+from roost.sandbox.execution import Execution, Fault
+from roost.sandbox.folder import is_larger, remove
+from roost.sandbox.isolation import Isolation, libraries, readable
+from roost.sandbox.limits import Limits
+from roost.sandbox.nameless import nameless_files
+from roost.sandbox.printed import Printed
+
+Call = Callable[[str, str, dict[str, Any]], Awaitable[Any]]  # app, api and arguments; what it raises, the code sees
+
+_STARTS_WITHIN_S = 60.0  # on a machine that has much else to do
+_LOOK_EVERY_S = 0.2  # at the size of the folder
+_MB = 1 << 20
+_WORDS = frozenset({"raised", "memory", "exited"})  # what a process can say of itself
+
+
+class Sandbox:
+    """A process for the code of one episode. What a piece of code defines is there for the next, as in a notebook.
+
+    Code that ran too long, or died, takes its process with it: its output says so, and the next execution starts with
+    a new process in the same folder. Between executions the process is stopped, with whatever threads it has.
+
+    >>> async def example():
+    ...     async with await Sandbox.start() as sandbox:
+    ...         await sandbox.execute("x = 6")
+    ...         return (await sandbox.execute("print(x * 7)")).output
+    >>> asyncio.run(example())
+    '42\\n'
+    """
+
+    def __init__(self, limits: Limits, call: Call | None, folder: Path, allows_weak: bool, is_own: bool) -> None:
+        self._limits, self._call, self._folder = limits, call, folder
+        self._allows_weak, self._owns_folder = allows_weak, is_own
+        self._child: Child | None = None
+        self._isolation: Isolation | None = None
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        limits: Limits | None = None,
+        call: Call | None = None,
+        folder: Path | None = None,
+        *,
+        allows_weak: bool = False,
+        stdin: str | None = None,
+    ) -> Sandbox:
+        """Start one. A `folder` that is given is where its files are, and stays; its own is removed when it is closed.
+
+        With `stdin` it reads that, and code is over when its threads are, as with a program that is run once.
+        """
+        place = tempfile.mkdtemp(prefix="roost-sandbox-") if folder is None else folder
+        sandbox = cls(limits or Limits(), call, Path(place).resolve(), allows_weak, folder is None)
+        try:
+            await sandbox._launch(stdin)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    def isolation(self) -> Isolation:
+        """What is in force, as the process found when it confined itself."""
+        if self._isolation is None:
+            raise RuntimeError("the sandbox was not started; use `await Sandbox.start()`")
+        return self._isolation
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None where there is none, until the next execution."""
+        return None if self._child is None else self._child.pid
+
+    async def execute(self, code: str) -> Execution:
+        """Run a piece of code; whatever it does, this returns. One runs at a time."""
+        async with self._turn:
+            self._check_open()
+            child = self._child or await self._launch(None)
+            printed, began = Printed(self._limits.output_chars), time.monotonic()
+            is_alive = False
+            try:
+                child.go_on(printed)
+                fault, sentence = await self._outcome(child, code)
+                is_alive = fault is None or not fault.is_fatal
+            finally:
+                if not is_alive:  # also when whoever waited for it was cancelled
+                    await self._end(child)
+            return Execution(printed.text() + sentence, fault, time.monotonic() - began)
+
+    async def close(self) -> None:
+        """End its process and remove its folder, also when it is cancelled meanwhile; it may be called again."""
+        self._is_closed = True
+        try:
+            if self._child is not None:
+                await self._end(self._child)
+        finally:
+            if self._owns_folder:
+                self._owns_folder = False
+                await _to_the_end(asyncio.get_running_loop().run_in_executor(None, remove, self._folder))
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the sandbox is closed; start another one")
+
+    async def _end(self, child: Child) -> None:
+        """Until it has ended it is known, so that nobody removes its folder before."""
+        try:
+            await child.end()
+        finally:
+            self._child = None
+
+    async def _launch(self, stdin: str | None) -> Child:
+        """A new process. It may be closed before it is there."""
+        printed = Printed(self._limits.output_chars)
+        with _input(stdin) as given:
+            self._child = child = await Child.start(given, printed)
+        try:
+            self._check_open()
+            await child.say(self._request(child.parent, waits_for_threads=stdin is not None))
+            in_force = await within(_STARTS_WITHIN_S, child.hear())
+            self._isolation = Isolation(**in_force["in_force"])
+            if not self._allows_weak:
+                self._isolation.check()
+            self._check_open()
+        except Gone:
+            await self._end(child)
+            self._check_open()
+            raise RuntimeError(f"a sandbox of {self._limits} did not start: {printed.text()}") from None
+        except BaseException:
+            await self._end(child)
+            raise
+        child.pause()
+        return child
+
+    def _request(self, parent: int, waits_for_threads: bool) -> dict[str, Any]:
+        """What the process is told of itself."""
+        limits = self._limits
+        return {
+            "parent": parent,
+            "folder": os.fspath(self._folder),
+            "readable": readable(),
+            "libraries": libraries(),
+            "has_apis": self._call is not None,
+            "waits_for_threads": waits_for_threads,
+            "cpu_s": limits.cpu_s,
+            "memory_bytes": limits.memory_mb * _MB,
+            "file_bytes": limits.file_mb * _MB,
+            "processes": limits.processes,
+            "open_files": limits.open_files,
+        }
+
+    async def _outcome(self, child: Child, code: str) -> tuple[Fault | None, str]:
+        """How the code ended, and what an agent is told of that beyond what was printed."""
+        watch = asyncio.create_task(self._watch(child))
+        try:
+            fault = await within(self._limits.wall_s, self._converse(child, code))
+            child.pause()
+            fault = child.fault or fault
+            status = None
+        except TimeoutError:
+            fault, status = child.fault or Fault.TIMED_OUT, None
+        except Malformed:
+            fault, status = child.fault or Fault.BROKEN, None
+        except Gone:
+            status = await child.death()
+            fault = child.fault or _fault_of(status)
+        finally:
+            watch.cancel()
+        return fault, _sentence(fault, status, self._limits) if fault is not None and fault.is_fatal else ""
+
+    async def _converse(self, child: Child, code: str) -> Fault | None:
+        """Have the code run and answer its calls, until the process says that it is over.
+
+        The receipt is new for every execution, so that nothing an earlier one left behind can answer for this one.
+        """
+        receipt = secrets.token_hex(16)
+        await child.say({"code": code, "receipt": receipt})
+        while True:
+            match await child.hear():
+                case {"app": str(app), "api": str(api), "arguments": dict(arguments)} if self._call is not None:
+                    await child.say(await _answer(self._call, app, api, arguments))
+                case {"receipt": said, "outcome": None} if said == receipt:
+                    return None
+                case {"receipt": said, "outcome": str(word)} if said == receipt and word in _WORDS:
+                    return Fault(word)
+                case _:
+                    raise Malformed("a message of no known kind, or without the receipt")
+
+    async def _watch(self, child: Child) -> None:
+        """End a process that fills the disk."""
+        limits, folder = self._limits, self._folder
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            nameless = nameless_files(child.pid, folder, limits.file_mb * _MB)
+            if await asyncio.to_thread(is_larger, folder, limits.folder_mb * _MB, nameless):
+                child.kill(Fault.DISK)
+
+
+async def run_once(code: str, stdin: str = "", limits: Limits | None = None, *, allows_weak: bool = False) -> Execution:
+    """Run a program in a process of its own, of which nothing is left; many can run at a time.
+
+    That it ended without a fault is what the process says of itself: judge a program by what it prints.
+
+    >>> asyncio.run(run_once("print(int(input()) + 1)", "41")).output
+    '42\\n'
+    """
+    async with await Sandbox.start(limits, stdin=stdin, allows_weak=allows_weak) as sandbox:
+        return await sandbox.execute(code)
+
+
+async def _answer(call: Call, app: str, api: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a call comes back with; its errors are for the code that made it."""
+    try:
+        return {"value": await call(app, api, arguments)}
+    except Exception as error:
+        return {"error": str(error)}
+
+
+async def _to_the_end(work: asyncio.Future[None]) -> None:
+    """Wait for work that must not be left undone; whoever is cancelled meanwhile, is so after that."""
+    cancelled = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    work.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _input(stdin: str | None) -> IO[bytes]:
+    """A file to read from: unlike a pipe, nobody has to wait for its reader."""
+    if stdin is None:
+        return Path(os.devnull).open("rb")
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (whoever asked for it closes it)
+    file.write(stdin.encode(errors="replace"))
+    file.seek(0)
+    return file
+
+
+def _fault_of(status: int | None) -> Fault:
+    if status is None:
+        return Fault.BROKEN
+    return Fault.CPU if status == -signal.SIGXCPU else Fault.DIED
+
+
+def _sentence(fault: Fault, status: int | None, limits: Limits) -> str:
+    """What an agent is told about a process that is gone."""
+    reasons = {
+        Fault.TIMED_OUT: f"the code ran for more than {limits.wall_s:g} s",
+        Fault.CPU: f"the code used more than {limits.cpu_s} s of CPU time",
+        Fault.FLOODED: f"the code printed more than {FLOOD_BYTES // _MB} MB",
+        Fault.DISK: f"the files took more than {limits.folder_mb} MB, were too many, or could not be counted",
+        Fault.BROKEN: "the code interfered with the connection of its process",
+        Fault.DIED: f"the process {_death(status)}",
+    }
+    return f"\n[Ended: {reasons[fault]}. Variables and imports are gone; files are kept.]"
+
+
+def _death(status: int | None) -> str:
+    """In words.
+
+    >>> _death(3), _death(-11)
+    ('exited with status 3', 'died of signal 11 (Segmentation fault)')
+    """
+    if status is not None and status < 0:
+        return f"died of signal {-status} ({signal.strsignal(-status)})"
+    return f"exited with status {status}"

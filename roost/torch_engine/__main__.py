@@ -1,0 +1,117 @@
+"""The built-in engine as a program: `python -m roost.torch_engine --model FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from roost.config.model_files import ModelPlace, model_place
+from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
+from roost.torch_engine.listening import bound_socket, url_of
+from roost.torch_engine.parent_watch import end_with
+from roost.torch_engine.settings import EngineSettings
+
+HARD_END_S = 3.0
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; options that vLLM has, too, are called the same."""
+    parser = argparse.ArgumentParser(
+        prog="python -m roost.torch_engine",
+        description="Roost's built-in inference engine, with vLLM's routes.",
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a folder with a Hugging Face checkpoint, or a name on the hub")
+    add("--served-model-name", help="what requests call the model; what --model says if not given")
+    add("--host", default="127.0.0.1")
+    add(
+        "--port",
+        type=int,
+        default=8000,
+        choices=range(65536),
+        metavar="PORT",
+        help="0: any that is free; the first line printed tells it",
+    )
+    add("--api-key", help=f"asked of every request but /health; {KEY_VARIABLE} where a command line could be read")
+    add("--parent-pid", type=int, help="end when this process ends")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--dtype", default="auto", choices=DTYPES, help="auto: the checkpoint's own")
+    add("--max-model-len", type=int, help="tokens of prompt and completion together; the model's own if not given")
+    add("--gpu-memory-utilization", type=float, help="share of the device for weights, keys and values")
+    add("--kv-cache-memory-bytes", type=int, help="for keys and values, instead of --gpu-memory-utilization")
+    add("--block-size", type=int, help="tokens whose keys and values are kept together")
+    add("--max-num-seqs", type=int, help="completions worked on at a time")
+    add("--max-num-batched-tokens", type=int, help="computed in one step")
+    add("--enforce-eager", action="store_true", help="no CUDA graphs")
+    add("--seed", type=int, help="of requests that bring no seed")
+    add("--enable-lora", action="store_true", help="adapters may be loaded and unloaded")
+    add("--max-lora-rank", type=int, help="accepted because vLLM needs it; here adapters may have any rank")
+    return parser.parse_args(argv)
+
+
+def settings_of(options: argparse.Namespace) -> EngineSettings:
+    """What was given; the rest is the settings' own."""
+    given: dict[str, Any] = {
+        "model": options.model,
+        "device": options.device,
+        "dtype": options.dtype,
+        "max_context": options.max_model_len,
+        "block_size": options.block_size,
+        "max_sequences": options.max_num_seqs,
+        "max_batch_tokens": options.max_num_batched_tokens,
+        "kv_bytes": options.kv_cache_memory_bytes,
+        "memory_fraction": options.gpu_memory_utilization,
+        "seed": options.seed,
+        "cuda_graphs": not options.enforce_eager,
+    }
+    return EngineSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def run(options: argparse.Namespace) -> None:
+    settings = settings_of(options)
+    if model_place(options.model) is ModelPlace.MISSING:
+        raise ValueError(f"there is no folder {options.model}")
+    if options.parent_pid is not None:
+        end_with(options.parent_pid)
+    bound = bound_socket(options.host, options.port)
+
+    # Only now: what is wrong with the command line should be told at once.
+    from transformers.utils.logging import disable_progress_bar
+
+    from roost.torch_engine.engine import TorchEngine
+    from roost.torch_engine.server import EngineServer, create_app, served_engine
+
+    disable_progress_bar()
+    engine = TorchEngine(settings)
+    served = served_engine(engine, options.served_model_name)
+    if served.codec.missing:
+        logging.getLogger("roost.engine").warning("%s; only routes with token ids work", served.codec.missing)
+    app = create_app(served, options.enable_lora, options.api_key or os.environ.get(KEY_VARIABLE))
+    ready = f"{options.model} on {engine.model.device}, {engine.load.num_blocks} KV blocks, {url_of(bound)}"
+    try:
+        EngineServer(app, served, ready, HARD_END_S).run([bound])
+    finally:
+        engine.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    # The web server repeats the signals it took when it has ended, and they are no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    options = arguments(argv)
+    try:
+        run(options)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

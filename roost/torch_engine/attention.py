@@ -1,0 +1,223 @@
+"""Attention over paged keys and values, called by transformers' own modules in place of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from roost.torch_engine.batch import Batch
+from roost.torch_engine.cache import LayerCache
+from roost.torch_engine.gathered import Gathered
+
+NAME = "roost_paged"
+ARGUMENT = "roost_attention"  # the models hand on what they do not know to their attention
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer asks of its attention; the tensors are [tokens, heads, head size]."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float | None
+    options: Mapping[str, Any]
+
+
+class Attention(Protocol):
+    """The attention of one batch, in all layers."""
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        """Keep the new keys and values, and give the output for each query."""
+        ...
+
+
+def register() -> None:
+    """Make it known to transformers. No mask is registered with it, so that none is made."""
+    AttentionInterface.register(NAME, _attend)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    attention: Attention | None = options.pop(ARGUMENT, None)
+    if attention is None:
+        raise ValueError(f"{type(module).__name__} does not get what the model was called with")
+    layer: Any = module.layer_idx
+    query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
+    return attention(LayerCall(layer, query, key, value, scaling, options)).unsqueeze(0), None
+
+
+def kept(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
+    """The layer's keys and values, with the new ones written to their places."""
+    keys, values = cache[call.layer]
+    keys.flatten(0, 1).index_copy_(0, slots, call.key)
+    values.flatten(0, 1).index_copy_(0, slots, call.value)
+    return keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part in a batch."""
+
+    start: int
+    end: int
+    length: int  # of the sequence
+    table: Tensor
+    mask: Tensor | None  # for a part of a prompt that comes after another part
+    gathered: Gathered | None
+
+    def keys_and_values(self, call: LayerCall, blocks: LayerCache) -> LayerCache:
+        """Those of the whole sequence, each [1, heads, tokens, head size]."""
+        if self.gathered is not None:
+            return self.gathered.with_token(call.layer, call.key[self.start], call.value[self.start])
+        keys, values = (each.index_select(0, self.table).flatten(0, 1)[: self.length] for each in blocks)
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+
+
+class OneByOne:
+    """Each sequence on its own.
+
+    For many sequences of different lengths this is faster on a CPU than padded groups: nothing is computed in vain, and
+    what is gathered for a sequence is still in the processor's cache when it is used.
+    """
+
+    def __init__(self, cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> None:
+        self._cache = cache
+        self._slots = torch.from_numpy(batch.slots).to(cache[0][0].device)
+        self._spans = _spans(cache, batch, gathered)
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        blocks = kept(call, self._cache, self._slots)
+        groups = call.query.unflatten(1, (call.key.shape[1], -1))  # [tokens, heads, queries per key, head size]
+        parts = []
+        for span in self._spans:
+            queries = groups[span.start : span.end]
+            keys, values = span.keys_and_values(call, blocks)
+            if len(queries) == 1:
+                # The queries that share a key are the rows of one small attention: keys are not repeated.
+                parts.append(F.scaled_dot_product_attention(queries, keys, values, scale=call.scale))
+            else:
+                parts.append(_chunk_attention(queries, keys[0], values[0], span.mask, call.scale))
+        return torch.cat(parts).flatten(1, 2)
+
+
+def _chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Several tokens of one sequence, each of which sees those up to itself."""
+    per_head = queries.permute(1, 2, 0, 3)
+    repeat = (keys.shape[0], per_head.shape[1], keys.shape[1], -1)
+    output = F.scaled_dot_product_attention(
+        per_head,
+        keys[:, None].expand(repeat),
+        values[:, None].expand(repeat),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+    )
+    return output.permute(2, 0, 1, 3)
+
+
+def _spans(cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> list[Span]:
+    device, block_size = cache[0][0].device, cache[0][0].shape[1]
+    tables = torch.from_numpy(batch.tables).to(device, torch.int64)
+    starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
+    spans = []
+    for row, (length, held) in enumerate(zip(lengths, gathered, strict=True)):
+        start, end = starts[row], starts[row + 1]
+        table = tables[row, : -(-length // block_size)]
+        if held is not None:
+            held.catch_up(cache, table, length - 1)
+        mask = None
+        if 1 < end - start < length:
+            seen = torch.ones(end - start, length, dtype=torch.bool, device=device)
+            mask = seen.tril(diagonal=length - (end - start))
+        spans.append(Span(start, end, length, table, mask, held))
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A batch's places on the device, in shapes that depend only on its size, as a captured graph needs them."""
+
+    slots: Tensor
+    starts: Tensor
+    lengths: Tensor
+    tables: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> Tables:
+        arrays = (batch.slots, batch.starts, batch.lengths, batch.tables)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+class PaddedDecode:
+    """One token of each sequence, with keys and values gathered up to the same length for all."""
+
+    def __init__(self, cache: Sequence[LayerCache], tables: Tables) -> None:
+        self._cache = cache
+        self._slots = tables.slots
+        self._padded = Padded(tables.tables, tables.lengths, cache[0][0].shape[1])
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        blocks = kept(call, self._cache, self._slots)
+        return self._padded.attend(call.query, blocks, call.scale)
+
+
+class Padded:
+    """Attention of single tokens, each over the blocks of its own sequence, all filled up to one length."""
+
+    def __init__(self, tables: Tensor, lengths: Tensor, block_size: int) -> None:
+        self._tables = tables
+        places = torch.arange(tables.shape[1] * block_size, device=lengths.device)
+        self._mask = (places < lengths[:, None])[:, None, None, :]
+
+    def attend(self, query: Tensor, blocks: LayerCache, scale: float | None) -> Tensor:
+        keys, values = (each[self._tables].flatten(1, 2).transpose(1, 2) for each in blocks)
+        groups = query.unflatten(1, (keys.shape[1], -1))
+        return F.scaled_dot_product_attention(groups, keys, values, attn_mask=self._mask, scale=scale).flatten(1, 2)
+
+
+class DecodeTogether:
+    """Single tokens together, and longer chunks one by one, for a GPU whose torch has no flash attention over blocks.
+
+    There, launching small kernels for every sequence would cost far more than what is padded in vain.
+    """
+
+    def __init__(self, cache: Sequence[LayerCache], batch: Batch) -> None:
+        self._cache = cache
+        device, block_size = cache[0][0].device, cache[0][0].shape[1]
+        self._slots = torch.from_numpy(batch.slots).to(device)
+        spans = _spans(cache, batch, [None] * len(batch.lengths))
+        self._chunks = [span for span in spans if span.end - span.start > 1]
+        singles = [row for row, span in enumerate(spans) if span.end - span.start == 1]
+        self._rows = torch.tensor([spans[row].start for row in singles], device=device, dtype=torch.int64)
+        lengths = batch.lengths[singles]
+        width = -(-int(lengths.max(initial=0)) // block_size)
+        tables = torch.from_numpy(batch.tables[singles, :width]).to(device)
+        self._padded = Padded(tables, torch.from_numpy(lengths).to(device), block_size) if singles else None
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        blocks = kept(call, self._cache, self._slots)
+        output = torch.empty_like(call.query)
+        if self._padded is not None:
+            output[self._rows] = self._padded.attend(call.query[self._rows], blocks, call.scale)
+        for span in self._chunks:
+            queries = call.query[span.start : span.end].unflatten(1, (call.key.shape[1], -1))
+            keys, values = span.keys_and_values(call, blocks)
+            output[span.start : span.end] = _chunk_attention(
+                queries, keys[0], values[0], span.mask, call.scale
+            ).flatten(1, 2)
+        return output

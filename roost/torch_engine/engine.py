@@ -1,0 +1,380 @@
+"""The built-in engine: requests in from any thread, tokens out step by step."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from roost.engines.generation import Finish
+from roost.engines.protocol import InFlight, Part
+from roost.torch_engine.adapters import Adapter, Adapters
+from roost.torch_engine.blocks import BlockPool
+from roost.torch_engine.cache import LayerCache, new_cache
+from roost.torch_engine.capacity import block_count, block_size
+from roost.torch_engine.flash import can_flash
+from roost.torch_engine.graphs import new_graphs
+from roost.torch_engine.model import load_model
+from roost.torch_engine.residency import Weights
+from roost.torch_engine.runner import Runner
+from roost.torch_engine.scheduler import Scheduler
+from roost.torch_engine.sequence import Progress, Request, Tracked
+from roost.torch_engine.settings import EngineSettings
+from roost.torch_engine.step import NewToken, next_tokens
+from roost.torch_engine.step_thread import StepThread
+from roost.torch_engine.update import WeightUpdate
+
+__all__ = ["EngineSettings", "Load", "Progress", "Request", "TorchEngine"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    num_blocks: int
+
+
+class TorchEngine:
+    """A model that generates for many requests at a time, on a thread of its own."""
+
+    def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.model = load_model(settings)
+        self.version = 0
+        self.has_weights = True  # False after they were dropped or torn: no step is taken until new ones came
+        self.open_update: WeightUpdate | None = None
+        self.is_paused = False
+        self.sleeping: frozenset[Part] = frozenset()
+        size = block_size(settings, self.model.device)
+        count = block_count(settings, self.model, size)
+        self.max_context = min(self.model.max_context, count * size)
+        self._weights = Weights(self.model.module)
+        self._adapters = Adapters(self.model.module)
+        flashes = can_flash(self.model.layers, size, self.model.dtype, self.model.device)
+        graphs = new_graphs(self.model, settings, flashes, width=-(-self.max_context // size))
+        self._runner = Runner(self.model, self._adapters, size, flashes, graphs)
+        self._scheduler = Scheduler(
+            BlockPool(count, size),
+            settings.max_sequences,
+            settings.max_batch_tokens,
+            settings.max_logit_rows,
+            self._adapters.root,
+        )
+        self._cache: list[LayerCache] = []
+        self._make_cache()
+        self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
+        self._live: dict[str, Tracked] = {}
+        self._taken: dict[str, Tracked] = {}  # the same, and those that the thread has not seen yet
+        self._taken_lock = threading.Lock()
+        self._is_asleep = False
+        self._drained: Future[None] | None = None
+        self._held: list[Tracked] = []  # what came while the rest is drained
+        self._thread = StepThread("roost-engine", self._step, self._end_all, clock)
+
+    # What is asked of it.
+
+    def submit(self, request: Request, deliver: Callable[[Progress], None]) -> None:
+        """Take a request; `deliver` is called on the engine's thread after every step that adds to it."""
+        self._check(request)
+        sampling, prompt = request.sampling, len(request.token_ids)
+        tracked = Tracked(
+            request,
+            deliver,
+            seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
+            stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.model.eos_ids),
+            limit=min(prompt + sampling.max_tokens, self.max_context),
+        )
+        with self._taken_lock:
+            if request.request_id in self._taken:
+                raise ValueError(f"request {request.request_id!r} is already being worked on")
+            self._thread.post(lambda: self._add(tracked))
+            self._taken[request.request_id] = tracked
+
+    def abort(self, request_ids: Collection[str] | None = None) -> int:
+        """End these requests, or all; each gets a last Progress. Returns how many there were."""
+        return self._thread.call(lambda: self._abort(request_ids))
+
+    def pause(self, in_flight: InFlight) -> None:
+        """Take no more steps; returns when that is so, and raises if it is resumed before. New requests wait."""
+        drained = self._thread.call(lambda: self._pause(in_flight))
+        self._thread.wait(drained)
+
+    def resume(self) -> None:
+        """Take steps again; an update that is still open is abandoned."""
+        self._thread.call(self._resume)
+
+    def sleep(self, level: int) -> None:
+        """Take no more steps; 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing.
+
+        An update that is still open is abandoned.
+        """
+        if level not in (0, 1, 2):
+            raise ValueError(f"sleep level is {level}; there are 0, 1 and 2")
+        self._thread.call(lambda: self._sleep(level))
+
+    def wake(self, parts: Collection[Part] | None = None) -> None:
+        """Bring parts back, or all; with the last of them, the engine goes on."""
+        self._thread.call(lambda: self._wake(frozenset(Part if parts is None else parts)))
+
+    def reset_prefix_cache(self) -> bool:
+        """Let no new prompt find what was computed before; what runs keeps its own."""
+        self._thread.call(self._scheduler.pool.forget_all)
+        return True
+
+    def set_version(self, version: int) -> None:
+        self._thread.call(lambda: setattr(self, "version", version))
+
+    def between_steps(self, action: Callable[[], T]) -> T:
+        """Run this on the engine's thread while no step runs; returns what it returns and raises what it raises."""
+        return self._thread.call(action)
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """The live weights by their names in the checkpoint; write to them in place, and only between steps."""
+        return self._weights.named()
+
+    def host_buffer(self, name: str) -> Tensor:
+        """Host memory for a copy of a weight, until the next sleep."""
+        return self._weights.host_buffer(name)
+
+    def weights_replaced(self, version: int) -> None:
+        """All weights are those of a version now. Between steps only, like everything that writes to them."""
+        self.version = version
+        self.has_weights = True
+        self.open_update = None
+        self._scheduler.pool.forget_all()
+
+    def abandon_update(self) -> bool:
+        """Undo the update that is open, if there is one; whether there are usable weights then. Between steps only."""
+        update, self.open_update = self.open_update, None
+        if update is not None:
+            self.has_weights = False  # should undoing fail
+            self.has_weights = update.undo()
+        return self.has_weights
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter next to the weights, in place of one of the same name if there is one."""
+        adapter = self._adapters.read(path)
+        self._thread.call(lambda: self._put_adapter(name, adapter))
+
+    def unload_adapter(self, name: str) -> None:
+        self._thread.call(lambda: self._unload_adapter(name))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._adapters.names
+
+    @property
+    def load(self) -> Load:
+        scheduler = self._scheduler
+        running = len(scheduler.running)
+        return Load(running, max(len(self._taken) - running, 0), scheduler.pool.free, scheduler.pool.count)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether requests are worked on."""
+        return not self.is_paused and not self._is_asleep and self.has_weights
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long the current step has run; None between steps."""
+        return self._thread.step_seconds
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the engine's thread died of, if it did; every request was ended then."""
+        return self._thread.failure
+
+    def close(self) -> None:
+        """End every request and the thread."""
+        self._thread.stop()
+
+    def _check(self, request: Request) -> None:
+        ids, vocabulary = request.token_ids, self.model.vocabulary
+        if not ids:
+            raise ValueError("the prompt is empty; it must have at least 1 token")
+        if len(ids) >= self.max_context:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens; a context of {self.max_context} has room for "
+                f"{self.max_context - 1} and one that is made"
+            )
+        if not (min(ids) >= 0 and max(ids) < vocabulary):
+            wrong = next(token for token in ids if not 0 <= token < vocabulary)
+            raise ValueError(f"token id {wrong} is not in the vocabulary of {vocabulary}")
+        if request.adapter is not None and request.adapter not in self._adapters.names:
+            raise ValueError(f"there is no adapter {request.adapter!r}; loaded are {list(self._adapters.names)}")
+
+    # What happens on the engine's thread.
+
+    def _step(self) -> bool:
+        """Compute the next chunks and hand out what they give; False if there is nothing to do."""
+        if not self.takes_steps:
+            return False
+        chunks = self._scheduler.plan()
+        if chunks:
+            logits = self._runner.run(chunks, self._cache)
+            for chunk in chunks:
+                chunk.tracked.computed = chunk.end
+            self._hand_out(next_tokens(chunks, logits))
+        if self._drained is not None and not self._scheduler.has_work:
+            self.is_paused = True
+            self._end_drain()
+        return bool(chunks)
+
+    def _hand_out(self, tokens: Sequence[NewToken]) -> None:
+        """Add the tokens to their sequences, and tell of them once the books are in order: a listener may ask again."""
+        told = [(new.tracked, self._progress(new)) for new in tokens]
+        self._forget([tracked for tracked, progress in told if progress.finish is not None])
+        unheard = [tracked for tracked, progress in told if not self._deliver(tracked, progress)]
+        self._forget([tracked for tracked in unheard if self._live.get(tracked.request.request_id) is tracked])
+
+    def _progress(self, new: NewToken) -> Progress:
+        tracked, is_first = new.tracked, new.tracked.made == 0
+        tracked.token_ids.append(new.token_id)
+        scores = tuple(tracked.prompt_logprobs) if is_first and tracked.request.wants_prompt_logprobs else None
+        return Progress(
+            token_ids=(new.token_id,),
+            logprobs=(new.logprob,),
+            version=self.version,
+            finish=tracked.finish_after(new.token_id),
+            prompt_logprobs=scores,
+            cached_tokens=tracked.cached_tokens if is_first else 0,
+        )
+
+    def _deliver(self, tracked: Tracked, progress: Progress) -> bool:
+        try:
+            tracked.deliver(progress)
+        except Exception:  # one listener that fails must not end the others' requests
+            log.exception("request %s is ended: nobody takes what it makes", tracked.request.request_id)
+            return False
+        return True
+
+    def _add(self, tracked: Tracked) -> None:
+        self._live[tracked.request.request_id] = tracked
+        if tracked.request.adapter not in (None, *self._adapters.names):
+            self._abort([tracked.request.request_id])  # it was unloaded after the request was taken
+        elif self._drained is None:
+            self._scheduler.add(tracked)
+        else:
+            self._held.append(tracked)
+
+    def _abort(self, request_ids: Collection[str] | None) -> int:
+        ids = list(self._live) if request_ids is None else request_ids
+        gone = [self._live[each] for each in ids if each in self._live]
+        self._forget(gone)
+        for tracked in gone:
+            self._deliver(tracked, Progress((), (), self.version, Finish.ABORT))
+        return len(gone)
+
+    def _forget(self, gone: Collection[Tracked]) -> None:
+        if not gone:
+            return
+        self._scheduler.remove(gone)
+        self._held = [each for each in self._held if each not in gone]
+        with self._taken_lock:
+            for tracked in gone:
+                del self._live[tracked.request.request_id]
+                del self._taken[tracked.request.request_id]
+
+    def _pause(self, in_flight: InFlight) -> Future[None]:
+        """Gives what is done once the engine has paused."""
+        if in_flight is InFlight.DROP:
+            self._abort(None)
+        if in_flight is InFlight.DRAIN and self._scheduler.has_work:
+            self.abandon_update()  # what is finished now is finished with weights that belong together
+            if self._is_asleep or not self.has_weights:
+                raise ValueError(
+                    f"{len(self._live)} requests cannot be finished while the engine sleeps or has no weights: "
+                    "wake it, or send it some"
+                )
+            self.is_paused = False
+            self._drained = self._drained or Future()
+            return self._drained
+        self._end_drain()
+        self.is_paused = True
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _end_drain(self, failure: str | None = None) -> None:
+        """What was held back while others finished is waiting like any other request now."""
+        for tracked in self._held:
+            self._scheduler.add(tracked)
+        self._held = []
+        drained, self._drained = self._drained, None
+        if drained is not None and failure is None:
+            drained.set_result(None)
+        elif drained is not None:
+            drained.set_exception(ValueError(failure))
+
+    def _resume(self) -> None:
+        self.abandon_update()
+        self._end_drain("the engine was resumed while it was being paused; pause it again")
+        self.is_paused = False
+
+    def _sleep(self, level: int) -> None:
+        self.abandon_update()  # it holds the storage that goes away
+        self._end_drain("the engine was put to sleep while it was being paused")
+        self._is_asleep = True
+        if level == 0:
+            return
+        self._scheduler.preempt_all()
+        self._scheduler.pool.forget_all()
+        self._runner.drop_graphs()
+        self._cache = []
+        if level == 1:
+            self._weights.move_to_host()
+        else:
+            self._weights.drop()
+            self.has_weights = False
+        self.sleeping = frozenset(Part)
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _wake(self, parts: frozenset[Part]) -> None:
+        if not self._is_asleep:
+            return
+        if Part.WEIGHTS in parts & self.sleeping:
+            self._weights.bring_back()
+            self.sleeping -= {Part.WEIGHTS}
+        if Part.KV_CACHE in parts & self.sleeping:
+            self._make_cache()
+            self.sleeping -= {Part.KV_CACHE}
+        if not self.sleeping:
+            self._is_asleep = False
+            self._resume()
+
+    def _make_cache(self) -> None:
+        pool, model = self._scheduler.pool, self.model
+        self._cache = new_cache(model.layers, pool.count, pool.block_size, model.dtype, model.device)
+
+    def _put_adapter(self, name: str, adapter: Adapter) -> None:
+        self._adapters.put(name, adapter)
+        self._runner.drop_graphs()
+
+    def _unload_adapter(self, name: str) -> None:
+        users = sum(tracked.request.adapter == name for tracked in self._live.values())
+        if users:
+            raise ValueError(f"{users} requests use adapter {name!r}; abort them first or wait for them")
+        self._adapters.remove(name)
+        self._runner.drop_graphs()
+
+    def _end_all(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            log.error("the engine died with %d requests", len(self._taken), exc_info=failure)
+        with self._taken_lock:
+            self._live = dict(self._taken)
+        self._abort(None)

@@ -1,0 +1,141 @@
+"""Decode steps captured as CUDA graphs: the many small kernels of a step are launched as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.torch_engine.attention import PaddedDecode, Tables
+from roost.torch_engine.batch import Batch
+from roost.torch_engine.cache import LayerCache
+from roost.torch_engine.flash import Flash
+from roost.torch_engine.model import LoadedModel, forward
+from roost.torch_engine.settings import EngineSettings
+
+FEW = (1, 2, 4)
+STEP = 8
+
+
+def bucket(count: int, limit: int) -> int:
+    """The size that a batch is filled up to.
+
+    >>> [bucket(count, limit=30) for count in (1, 3, 5, 9, 25)]
+    [1, 4, 8, 16, 30]
+    """
+    return min(next((size for size in FEW if size >= count), -(-count // STEP) * STEP), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """What a decode step reads, at addresses that stay the same."""
+
+    token_ids: Tensor
+    positions: Tensor
+    tables: Tables
+
+    @classmethod
+    def empty(cls, sequences: int, width: int, device: torch.device) -> DecodeInputs:
+        def ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        starts = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+        lengths, blocks = ints(sequences, dtype=torch.int32), ints(sequences, width, dtype=torch.int32)
+        return cls(ints(sequences), ints(sequences), Tables(ints(sequences), starts, lengths, blocks))
+
+    def part(self, sequences: int, width: int) -> DecodeInputs:
+        """The beginning of it, in the same memory."""
+        tables = self.tables
+        return DecodeInputs(
+            self.token_ids[:sequences],
+            self.positions[:sequences],
+            Tables(
+                tables.slots[:sequences],
+                tables.starts[: sequences + 1],
+                tables.lengths[:sequences],
+                tables.tables[:sequences, :width],
+            ),
+        )
+
+    def fill(self, batch: Batch, scrap: int, block_size: int) -> None:
+        """Write a batch of single tokens; the rows that are left over read and write the block that holds nothing."""
+        more = len(self.token_ids) - len(batch.token_ids)
+
+        def write(target: Tensor, values: Any, filler: int) -> None:
+            padded = np.pad(values, (0, more), constant_values=filler)
+            target.copy_(torch.from_numpy(padded), non_blocking=True)
+
+        write(self.token_ids, batch.token_ids, 0)
+        write(self.positions, batch.positions, 0)
+        write(self.tables.slots, batch.slots, scrap * block_size)
+        write(self.tables.lengths, batch.lengths, 1)
+        width = batch.tables.shape[1]
+        blocks = np.pad(batch.tables, ((0, more), (0, 0)), constant_values=scrap)
+        self.tables.tables[:, :width].copy_(torch.from_numpy(blocks), non_blocking=True)
+
+
+def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache], flashes: bool) -> Tensor:
+    """The logits after one token of each sequence; its shapes depend on those of the inputs alone."""
+    block_size, width = cache[0][0].shape[1], inputs.tables.tables.shape[1]
+    attention = Flash(cache, inputs.tables, 1, width * block_size) if flashes else PaddedDecode(cache, inputs.tables)
+    rows = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
+    return forward(module, inputs.token_ids, inputs.positions, rows, attention)
+
+
+def new_graphs(model: LoadedModel, settings: EngineSettings, flashes: bool, width: int) -> DecodeGraphs | None:
+    """Graphs for this model, or None where there can be none; `width` is how many blocks a sequence has at most."""
+    config = model.module.config.get_text_config()
+    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # These look at the longest position in every step, on the host, which a graph cannot.
+    is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
+    if not settings.cuda_graphs or model.device.type != "cuda" or not is_fixed:
+        return None
+    return DecodeGraphs(model.module, flashes, settings.max_sequences, width, model.device)
+
+
+class DecodeGraphs:
+    """Graphs by batch size, table width and adapter, captured when they are first needed."""
+
+    def __init__(self, module: Any, flashes: bool, sequences: int, width: int, device: torch.device) -> None:
+        self._module = module
+        self._flashes = flashes
+        self._sequences = sequences
+        self._width = width
+        self._inputs = DecodeInputs.empty(sequences, width, device)
+        self._captured: dict[tuple[int, int, str | None], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._memory: Any = None
+
+    def run(self, batch: Batch, cache: Sequence[LayerCache], adapter: str | None) -> Tensor:
+        """The logits of a batch of single tokens whose sequences all use the same adapter."""
+        blocks, block_size = cache[0][0].shape[:2]
+        count = len(batch.token_ids)
+        size = bucket(count, self._sequences)
+        # Flash attention reads no more of a table than is used; what is gathered, however, is gathered in full.
+        width = self._width if self._flashes else min(1 << (batch.tables.shape[1] - 1).bit_length(), self._width)
+        inputs = self._inputs.part(size, width)
+        inputs.fill(batch, scrap=blocks - 1, block_size=block_size)
+        if (size, width, adapter) not in self._captured:
+            self._captured[size, width, adapter] = self._capture(inputs, cache)
+        graph, logits = self._captured[size, width, adapter]
+        graph.replay()
+        return logits[:count]
+
+    def drop(self) -> None:
+        """Give up all graphs and their memory: the addresses they refer to are no longer valid."""
+        self._captured.clear()
+        self._memory = None
+
+    def _capture(self, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        # Libraries set themselves up in a first run, which must not be captured. It computes what the replay will.
+        decode(self._module, inputs, cache, self._flashes)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process may use the device meanwhile, which by default would break the capture.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            logits = decode(self._module, inputs, cache, self._flashes)
+        self._memory = self._memory or graph.pool()
+        return graph, logits

@@ -1,0 +1,189 @@
+"""From the engine's thread to the requests that wait: pieces as they come, and an end to what nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, groupby
+from operator import attrgetter
+
+from roost.engines.errors import EngineLost
+from roost.engines.generation import Finish, Sampling
+from roost.torch_engine.engine import TorchEngine
+from roost.torch_engine.http_errors import Refused, refusing
+from roost.torch_engine.request_fields import MOST_SAMPLES, derived_seeds
+from roost.torch_engine.sample import Piece, Sample, TextWanted
+from roost.torch_engine.sequence import Progress, Request
+
+ROUTE_PREFIXES = ("generate-tokens-", "cmpl-", "chatcmpl-")  # before the client's id, in the id of the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one HTTP request asks of the engine: `samples` completions of each prompt."""
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    samplings: tuple[Sampling, ...]  # one per prompt
+    samples: int = 1
+    adapter: str | None = None
+    wants_prompt_logprobs: bool = False
+    text: TextWanted | None = None
+
+    def requests(self) -> list[Request]:
+        """The engine's requests, those of a prompt next to one another."""
+        single = len(self.prompts) * self.samples == 1
+        requests: list[Request] = []
+        for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
+            for sample, seed in enumerate(derived_seeds(sampling.seed, self.samples)):
+                request_id = self.request_id if single else f"{self.request_id}-{len(requests)}"
+                wants_scores = self.wants_prompt_logprobs and sample == 0
+                requests.append(Request(request_id, prompt, replace(sampling, seed=seed), wants_scores, self.adapter))
+        return requests
+
+
+class Mailbox:
+    """What the engine's thread delivers to one HTTP request."""
+
+    def __init__(self, wakes_for_each: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wakes_for_each = wakes_for_each  # if not, the request sleeps until one of its completions ends
+        self._letters: deque[tuple[int, Progress]] = deque()
+        self._arrived = asyncio.Event()
+        self._called = False
+
+    def deliver(self, index: int, progress: Progress) -> None:
+        """Called on the engine's thread; wakes the request once for all that it has not yet taken."""
+        self._letters.append((index, progress))
+        if (self._wakes_for_each or progress.finish is not None) and not self._called:
+            self._called = True
+            with suppress(RuntimeError):  # the server ended, and its loop with it
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    async def take(self) -> Iterator[tuple[int, Progress]]:
+        await self._arrived.wait()
+        # In this order: what is delivered meanwhile is either taken below or calls again.
+        self._arrived.clear()
+        self._called = False
+        return merged([self._letters.popleft() for _ in range(len(self._letters))])
+
+
+def merged(letters: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Progress]]:
+    """What was delivered for the same completion, by the same version, as one: text is made faster in one go."""
+    by_index: dict[int, list[Progress]] = {}
+    for index, progress in letters:
+        by_index.setdefault(index, []).append(progress)
+    for index, steps in by_index.items():
+        for version, group in groupby(steps, key=attrgetter("version")):
+            run = list(group)
+            yield (
+                index,
+                Progress(
+                    tuple(chain.from_iterable(step.token_ids for step in run)),
+                    tuple(chain.from_iterable(step.logprobs for step in run)),
+                    version,
+                    run[-1].finish,
+                    next((step.prompt_logprobs for step in run if step.prompt_logprobs is not None), None),
+                    max(step.cached_tokens for step in run),
+                ),
+            )
+
+
+class InFlightRequests:
+    """The requests that are being served, by the id of their answer."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+        self._engine_ids: dict[str, list[str]] = {}
+        self.closing = False
+
+    async def abort(self, request_ids: Collection[str] | None = None) -> int:
+        """End these requests, or all; an id may be the client's or the answer's. Returns how many completions ended."""
+        if request_ids is None:
+            return await asyncio.to_thread(self._engine.abort)
+        names = {prefix + request_id for request_id in request_ids for prefix in ("", *ROUTE_PREFIXES)}
+        found = [engine_id for name in names for engine_id in self._engine_ids.get(name, ())]
+        return await asyncio.to_thread(self._engine.abort, found) if found else 0
+
+    @asynccontextmanager
+    async def served(self, asked: Asked, each_piece: bool) -> AsyncIterator[RequestInFlight]:
+        """Work on a request while inside; what is unfinished on the way out is aborted."""
+        self._check(asked)
+        served = RequestInFlight(self._engine, asked, each_piece)
+        self._engine_ids[asked.request_id] = served.engine_ids
+        try:
+            served.submit()
+            yield served
+        finally:
+            await served.abort_unfinished()
+            del self._engine_ids[asked.request_id]
+
+    def _check(self, asked: Asked) -> None:
+        if self.closing:
+            raise Refused("the server is shutting down", 503)
+        if asked.request_id in self._engine_ids:
+            raise Refused(f"a request with the id {asked.request_id} is being served already", field="request_id")
+        if (completions := len(asked.prompts) * asked.samples) > MOST_SAMPLES:
+            raise Refused(
+                f"{len(asked.prompts)} prompts with n = {asked.samples} are {completions} completions; "
+                f"one request may ask for {MOST_SAMPLES}",
+                field="n",
+            )
+
+
+class RequestInFlight:
+    """One HTTP request's completions, while they are made."""
+
+    def __init__(self, engine: TorchEngine, asked: Asked, each_piece: bool) -> None:
+        self._engine = engine
+        self._asked = asked
+        self._requests = asked.requests()
+        self.samples: list[Sample] = []  # of the requests that the engine took
+        self._mailbox = Mailbox(each_piece or bool(asked.text and asked.text.stops))
+
+    @property
+    def engine_ids(self) -> list[str]:
+        return [request.request_id for request in self._requests]
+
+    def submit(self) -> None:
+        for index, request in enumerate(self._requests):
+            with refusing():
+                self._engine.submit(request, partial(self._mailbox.deliver, index))
+            self.samples.append(Sample(index, request.token_ids, request.sampling, self._asked.text))
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Every piece of every completion, as they come."""
+        unfinished = len(self.samples)
+        while unfinished:
+            for index, progress in await self._mailbox.take():
+                sample = self.samples[index]
+                if sample.finish is not None:
+                    continue  # made before the engine heard of the stop string
+                piece = sample.take(progress)
+                if sample.finish is Finish.ABORT and self._engine.failure is not None:
+                    raise engine_lost(self._engine)
+                if sample.cut_short and progress.finish is None:
+                    await self._abort([self._requests[index].request_id])
+                unfinished -= sample.finish is not None
+                yield piece
+
+    async def finished(self) -> list[Sample]:
+        """All completions, once the last has ended."""
+        async for _ in self.pieces():
+            pass
+        return self.samples
+
+    async def abort_unfinished(self) -> None:
+        await self._abort([self._requests[sample.index].request_id for sample in self.samples if sample.finish is None])
+
+    async def _abort(self, engine_ids: list[str]) -> None:
+        if engine_ids and self._engine.failure is None:
+            await asyncio.to_thread(self._engine.abort, engine_ids)  # it waits for the end of a step
+
+
+def engine_lost(engine: TorchEngine) -> EngineLost:
+    return EngineLost(f"the engine stopped working: {type(engine.failure).__name__}: {engine.failure}")

@@ -1,0 +1,137 @@
+"""Loading a model, and making sure that it can be run with attention of our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from roost.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, register
+from roost.torch_engine.cache import LayerShape
+from roost.torch_engine.settings import EngineSettings
+
+# What some models ask of their attention beyond softmax(q k) v; ours would leave it out without a word.
+UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, with what the engine must know about it."""
+
+    module: Any  # a transformers model
+    device: torch.device
+    dtype: torch.dtype
+    layers: tuple[LayerShape, ...]
+    vocabulary: int
+    max_context: int
+    eos_ids: frozenset[int]
+
+
+def load_model(settings: EngineSettings) -> LoadedModel:
+    register()
+    device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype)
+    module = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, attn_implementation=NAME)
+    module.eval().requires_grad_(False).to(device)
+    text = module.config.get_text_config()
+    max_context = chosen_context(settings.max_context, getattr(text, "max_position_embeddings", None))
+    return LoadedModel(
+        module=module,
+        device=device,
+        dtype=module.dtype,
+        layers=_examined(module, text.num_hidden_layers, max_context),
+        vocabulary=int(text.vocab_size),
+        max_context=max_context,
+        eos_ids=eos_ids(module.generation_config, text),
+    )
+
+
+def forward(module: Any, token_ids: Tensor, positions: Tensor, rows: Tensor, attention: Attention) -> Tensor:
+    """The logits of some rows of a flat batch."""
+    output = module(
+        input_ids=token_ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=rows,
+        **{ARGUMENT: attention},
+    )
+    logits: Tensor = output.logits
+    return logits[0]
+
+
+def chosen_device(name: str) -> torch.device:
+    if name != "auto":
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"the device is to be {name}, and torch sees no CUDA device here; use cpu or auto")
+        return torch.device(name)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def chosen_dtype(name: str) -> torch.dtype | str:
+    if name == "auto":
+        return name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype is {name!r}; write auto, float32, bfloat16 or float16")
+    return dtype
+
+
+def chosen_context(asked: int | None, positions: int | None) -> int:
+    if asked is None and positions is None:
+        raise ValueError("the model's config has no max_position_embeddings: say max_context")
+    if asked is not None and positions is not None and asked > positions:
+        raise ValueError(f"max_context is {asked}, but the model has {positions} positions")
+    return asked or positions or 0
+
+
+def eos_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
+    """The tokens that end a text: those of the generation config where there are any, else the model's."""
+    for ids in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()
+
+
+class _Examiner:
+    """Attention that notes what each layer asks for."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, LayerShape] = {}
+        self.windows: set[int] = set()
+        self.unknown: set[str] = set()
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        value = call.value
+        self.shapes[call.layer] = LayerShape(value.shape[1], call.key.shape[2], value.shape[2])
+        if call.options.get("sliding_window") is not None:
+            self.windows.add(call.options["sliding_window"])
+        self.unknown |= {name for name in UNKNOWN_TO_US if call.options.get(name) is not None}
+        # One token, which sees itself alone.
+        return value.repeat_interleave(call.query.shape[1] // value.shape[1], dim=1)
+
+
+def _examined(module: Any, layers: int, max_context: int) -> tuple[LayerShape, ...]:
+    """What each layer keeps per token, found by running one token; raises for what our attention cannot do."""
+    examiner, name = _Examiner(), type(module).__name__
+    one = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
+    try:
+        with torch.inference_mode():
+            module(input_ids=one, position_ids=one, use_cache=False, logits_to_keep=1, **{ARGUMENT: examiner})
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be called as the engine calls models: {error}") from error
+    if sorted(examiner.shapes) != list(range(layers)):
+        raise ValueError(
+            f"{name} has {layers} layers, but only in {sorted(examiner.shapes)} can attention be replaced by ours"
+        )
+    if examiner.unknown:
+        raise ValueError(f"{name} asks its attention for {sorted(examiner.unknown)}, which is not supported")
+    if examiner.windows and min(examiner.windows) < max_context:
+        window = min(examiner.windows)
+        raise ValueError(
+            f"{name} attends within a sliding window of {window} tokens, which is not supported; "
+            f"with max_context {window} instead of {max_context} it makes no difference"
+        )
+    return tuple(examiner.shapes[layer] for layer in range(layers))

@@ -1,0 +1,107 @@
+"""How completions are sent back, whole or as they are made; a client that leaves has its request ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, Protocol, TypeVar
+
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from roost.engines.errors import EngineError
+from roost.torch_engine.http_errors import Refused, error_body, logger, status_of
+from roost.torch_engine.in_flight import Asked, InFlightRequests, RequestInFlight
+from roost.torch_engine.reply_parts import Json
+from roost.torch_engine.sample import Piece, Sample
+
+T = TypeVar("T")
+
+
+class Form(Protocol):
+    """How one route writes its answers."""
+
+    def whole(self, samples: list[Sample]) -> Json: ...
+
+    def opening(self) -> Iterable[Json]:
+        """What a stream begins with."""
+        ...
+
+    def chunk(self, piece: Piece, sample: Sample) -> Json | None:
+        """An event of a stream; None where the piece holds nothing that was asked for."""
+        ...
+
+    def usage_chunk(self, samples: list[Sample]) -> Json:
+        """The last event of a stream, where the client asked for it."""
+        ...
+
+
+class WholeReply(Response):
+    """All completions of a request in one answer, once the last has ended."""
+
+    def __init__(self, requests: InFlightRequests, asked: Asked, form: Form) -> None:
+        super().__init__()
+        self._requests, self._asked, self._form = requests, asked, form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._requests.served(self._asked, each_piece=False) as in_flight:
+            samples = await unless_disconnected(in_flight.finished(), receive)
+        if samples is not None:
+            await JSONResponse(self._form.whole(samples))(scope, receive, send)
+
+
+class StreamReply(Response):
+    """Completions as they are made, as server-sent events."""
+
+    def __init__(self, requests: InFlightRequests, asked: Asked, form: Form, tells_usage: bool) -> None:
+        super().__init__()
+        self._requests, self._asked, self._form = requests, asked, form
+        self._tells_usage = tells_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Asked before the first byte is sent, so that a refusal still has a status of its own.
+        async with self._requests.served(self._asked, each_piece=True) as in_flight:
+            events = StreamingResponse(self._events(in_flight), media_type="text/event-stream")
+            await events(scope, receive, send)
+
+    async def _events(self, in_flight: RequestInFlight) -> AsyncIterator[str]:
+        try:
+            async for chunk in self._chunks(in_flight):
+                yield _event(chunk)
+        except (Refused, EngineError) as error:  # the status was sent long ago
+            logger.error("%s: %s", self._asked.request_id, error)
+            yield _event(error_body(str(error), status_of(error)))
+        yield "data: [DONE]\n\n"
+
+    async def _chunks(self, in_flight: RequestInFlight) -> AsyncIterator[Json]:
+        for chunk in self._form.opening():
+            yield chunk
+        async for piece in in_flight.pieces():
+            if (made := self._form.chunk(piece, in_flight.samples[piece.index])) is not None:
+                yield made
+        if self._tells_usage:
+            yield self._form.usage_chunk(in_flight.samples)
+
+
+async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The result of some work, or None as soon as the client has gone."""
+    working = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(chunk: Json) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"

@@ -1,0 +1,102 @@
+"""The HTTP server of the built-in engine: the app with all its routes, and its start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+
+import uvicorn
+from fastapi import Depends, FastAPI
+
+import roost
+from roost.engines.guarded.roost_key_guard import KeyGuard
+from roost.torch_engine.control_routes import control_router, health_router
+from roost.torch_engine.engine import TorchEngine
+from roost.torch_engine.generate_routes import generate_router
+from roost.torch_engine.http_errors import answer_errors
+from roost.torch_engine.in_flight import InFlightRequests, engine_lost
+from roost.torch_engine.middleware import SizeLimited
+from roost.torch_engine.openai_chat import chat_router
+from roost.torch_engine.openai_completions import completions_router
+from roost.torch_engine.openai_models import adapters_router, models_router
+from roost.torch_engine.served import ModelNames, Served
+from roost.torch_engine.text_codec import TextCodec
+from roost.torch_engine.update_routes import update_router
+
+GRACE_S = 1  # for answers on their way out
+
+
+def served_engine(engine: TorchEngine, name: str | None = None) -> Served:
+    """An engine with what its routes need besides."""
+    folder = engine.settings.model
+    return Served(
+        engine=engine,
+        codec=TextCodec.from_folder(folder),
+        names=ModelNames(name or folder),
+        in_flight=InFlightRequests(engine),
+        folder=folder,
+        created=int(time.time()),
+    )
+
+
+def create_app(served: Served, takes_adapters: bool = False, api_key: str | None = None) -> FastAPI:
+    """The app; clients read its list of routes to know what it can do."""
+    app = FastAPI(title="Roost's built-in engine", version=roost.__version__)
+    answer_errors(app)
+    app.add_middleware(SizeLimited)
+    if api_key is not None:
+        app.add_middleware(KeyGuard, key=api_key)
+
+    async def engine_lives() -> None:
+        if served.engine.failure is not None:
+            raise engine_lost(served.engine)
+
+    app.include_router(health_router(served, takes_adapters))
+    routers = [control_router(served), generate_router(served), models_router(served), completions_router(served)]
+    routers += [chat_router(served), update_router(served.engine)]
+    if takes_adapters:
+        routers.append(adapters_router(served))
+    for router in routers:
+        app.include_router(router, dependencies=[Depends(engine_lives)])
+    return app
+
+
+class EngineServer(uvicorn.Server):
+    """Says when it is ready; when told to end, it ends the requests that are being worked on, too."""
+
+    def __init__(self, app: FastAPI, served: Served, ready_line: str, hard_end_s: float | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=60,  # clients keep connections for their next rollout
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._served = served
+        self._ready_line = ready_line
+        self._hard_end_s = hard_end_s  # the process ends so long after it was told to, whatever it is doing
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(self._ready_line, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._hard_end_s is not None:
+            end_process_after(self._hard_end_s)
+        self._served.in_flight.closing = True
+        if self._served.engine.failure is None:
+            aborting = asyncio.create_task(self._served.in_flight.abort())
+            await asyncio.wait((aborting,), timeout=GRACE_S)  # a long step must not hold up the end
+        await super().shutdown(sockets)
+
+
+def end_process_after(seconds: float) -> None:
+    """End the process without further ado if it has not ended by itself."""
+    timer = threading.Timer(seconds, os._exit, (0,))
+    timer.daemon = True
+    timer.start()

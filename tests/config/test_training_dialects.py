@@ -1,0 +1,664 @@
+"""What the three notations say in words and numbers of their own, and what of that Roost does not follow."""
+
+import re
+
+import pytest
+
+from roost.config.job import Notation
+from roost.config.roll_advantages import ADV_ESTIMATORS
+from roost.config.training import Estimator, KlEstimator, LossAggregation, OldLogprobs, RatioLevel, Schedule, Whitening
+from roost.config.training_dialects import MADE_OF
+from roost.config.training_keys import KEYS
+from roost.config.training_origins import kept
+from roost.config.training_rlinf import ADV_TYPES
+from roost.config.training_unlike import UNLIKE
+from roost.config.training_words import AGGREGATIONS, SCHEDULES
+from tests.config.test_training_read import config_of, merged, read, whats
+
+RLINF, ROLL, LOOP = Notation
+
+
+def case(notation, written, *, id, **expected):
+    """Keys as dotted paths, and what the settings become."""
+    return pytest.param(notation, written, expected, id=f"{notation}-{id}")
+
+
+def with_all(config, written):
+    for path, value in written.items():
+        config = merged(config, path.split("."), value)
+    return config
+
+
+LOW, HIGH = "algorithm.clip_ratio_low", "algorithm.clip_ratio_high"
+EACH = "actor_train.training_args.per_device_train_batch_size"
+ROUNDS = "actor_train.training_args.gradient_accumulation_steps"
+GROUP_SIZE = "num_return_sequences_in_group"
+LORA, BACKEND = "actor.model.is_lora", "rollout.rollout_backend"
+STRATEGY = "actor_train.strategy_args"
+MEGATRON = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
+EIGHT = {
+    "num_gpus_per_node": 8,
+    "actor_train.device_mapping": "list(range(0,8))",
+    "rollout_batch_size": 64,
+    "num_return_sequences_in_group": 8,
+}
+PG_WORKER = {"actor_train.worker_cls": "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"}
+NORMALIZE = "algorithm.normalize_advantages"
+DRAWN = "actor_infer.generating_args"
+BY_GROUP = {"grouping": "traj_group_id", "method": "mean_std"}
+ADAMW = "rl.optimization.optimizer"
+TWO_LEARNERS = "rl.gpu_allocation.learning_gpus"
+ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
+
+
+@pytest.mark.parametrize(
+    ("notation", "written", "expected"),
+    [
+        case(RLINF, {"algorithm.ratio_clip_eps": 0.25}, clip_range=0.25, clip_range_high=0.25, id="clip"),
+        case(
+            RLINF, {"algorithm.ratio_clip_eps": 0.25, HIGH: 0.5}, clip_range=0.25, clip_range_high=0.5, id="clip-high"
+        ),
+        case(
+            RLINF, {"algorithm.ratio_clip_eps": 0.25, LOW: None}, clip_range=0.25, clip_range_high=0.25, id="clip-null"
+        ),
+        case(RLINF, {LOW: 0.5, HIGH: 0.5}, clip_range=0.5, clip_range_high=0.5, id="clip-range"),
+        case(RLINF, {"algorithm.recompute_logprobs": True}, old_logprobs=OldLogprobs.RECOMPUTE, id="recomputes"),
+        case(RLINF, {"algorithm.recompute_logprobs": False}, old_logprobs=OldLogprobs.ROLLOUT, id="does-not-recompute"),
+        case(
+            RLINF,
+            {"algorithm.recompute_logprobs": True, "train.max_staleness": 1},
+            old_logprobs=OldLogprobs.DECOUPLED,
+            id="recomputes-with-a-lag",
+        ),
+        case(
+            RLINF,
+            {"algorithm.kl_beta": 0.1, "algorithm.kl_penalty_type": "kl"},
+            kl_coef=0.1,
+            kl_estimator=KlEstimator.K1,
+            id="divergence",
+        ),
+        case(RLINF, {"algorithm.kl_beta": 0, "algorithm.kl_penalty_type": "abs"}, kl_coef=0, id="no-divergence"),
+        case(RLINF, {"algorithm.n_minibatches": 4, "actor.global_batch_size": 8}, minibatch_size=4, id="counted"),
+        case(RLINF, {"actor.global_batch_size": 128}, minibatch_size=2, id="sized"),
+        case(RLINF, {"actor.lr_sched.lr_decay_style": "cosine"}, lr_scheduler_type=Schedule.COSINE, id="decay-style"),
+        case(
+            RLINF, {"actor.optim.lr_scheduler": "torch_constant"}, lr_scheduler_type=Schedule.CONSTANT, id="scheduler"
+        ),
+        case(
+            RLINF,
+            {LORA: True, "actor.model.lora_rank": 8},
+            lora_rank=8,
+            lora_alpha=16,
+            id="lora",
+        ),
+        case(RLINF, {LORA: False, "actor.model.lora_rank": 8}, lora_rank=None, id="no-lora"),
+        case(RLINF, {"actor.model.precision": "bf16"}, compute_dtype="bfloat16", weight_dtype="float32", id="bf16"),
+        case(RLINF, {"actor.model.precision": "32"}, compute_dtype="float32", id="precision-as-a-word"),
+        case(
+            RLINF,
+            {"algorithm.adv_type": "raw"},
+            advantage_estimator=Estimator.REWARD,
+            whiten_advantages=Whitening.NONE,
+            id="raw",
+        ),
+        case(
+            RLINF,
+            {"algorithm.adv_type": "reinpp"},
+            advantage_estimator=Estimator.REWARD,
+            whiten_advantages=Whitening.TOKENS_BIASED,
+            id="reinpp",
+        ),
+        case(RLINF, {"algorithm.adv_type": "gae"}, whiten_advantages=Whitening.TOKENS_BIASED, id="gae"),
+        case(
+            RLINF, {"algorithm.adv_type": "gae", NORMALIZE: False}, whiten_advantages=Whitening.NONE, id="gae-as-it-is"
+        ),
+        case(RLINF, {NORMALIZE: True}, whiten_advantages=Whitening.TOKENS_BIASED, id="normalised"),
+        case(RLINF, {NORMALIZE: False}, whiten_advantages=Whitening.NONE, id="not-normalised"),
+        case(RLINF, {"actor.training_backend": "fsdp"}, dual_clip=3.0, id="dual-clip-of-fsdp"),
+        case(RLINF, {"actor.training_backend": "megatron"}, dual_clip=None, id="dual-clip-of-megatron"),
+        case(
+            RLINF,
+            {"actor.training_backend": "fsdp", "algorithm.clip_ratio_c": None},
+            dual_clip=None,
+            id="dual-clip-switched-off",
+        ),
+        case(
+            RLINF,
+            {"actor.training_backend": "fsdp", "algorithm.clip_ratio_c": 5.0},
+            dual_clip=5.0,
+            id="dual-clip-as-written",
+        ),
+        case(RLINF, {"algorithm.entropy_bonus": 0.5}, entropy_coef=0.5, id="entropy"),
+        case(
+            RLINF,
+            {"algorithm.entropy_bonus": 0.5, "algorithm.calculate_entropy": False},
+            entropy_coef=0,
+            id="entropy-not-computed",
+        ),
+        case(RLINF, {"runner.max_steps": 7}, max_steps=7, max_epochs=None, id="steps"),
+        case(RLINF, {"runner.max_steps": -1, "runner.max_epochs": 3}, max_steps=None, max_epochs=3, id="epochs"),
+        case(RLINF, {"runner.max_epochs": 3}, max_steps=None, max_epochs=3, id="epochs-alone"),
+        case(RLINF, {"runner.max_steps": 7, "runner.max_epochs": 3}, max_steps=7, max_epochs=3, id="steps-and-epochs"),
+        case(
+            RLINF,
+            {"runner.max_steps": -1, "runner.max_epochs": 3, "runner.task_type": "embodied"},
+            max_steps=3,
+            max_epochs=None,
+            id="epochs-without-data",
+        ),
+        case(
+            RLINF,
+            {"runner.max_steps": -1, "runner.max_epochs": 3, "train.max_steps": 9},
+            max_steps=9,
+            max_epochs=3,
+            id="steps-of-train-and-epochs",
+        ),
+        case(RLINF, {"runner.max_steps": -1, "train.max_steps": 9}, max_steps=9, max_epochs=None, id="steps-of-train"),
+        case(RLINF, {"runner.max_steps": 9, "runner.max_epochs": -1}, max_steps=9, max_epochs=None, id="no-epochs"),
+        case(RLINF, {"runner.save_interval": -1, "runner.val_check_interval": -1}, checkpoint_every=0, id="no-saves"),
+        case(RLINF, {BACKEND: "sglang"}, engine="sglang", id="engine"),
+        case(RLINF, {BACKEND: "sglang", "train.engine": "torch"}, engine="torch", id="engine-of-train"),
+        case(
+            ROLL,
+            {},
+            clip_range=0.2,
+            clip_range_high=0.2,
+            dual_clip=None,
+            kl_coef=0,
+            advantage_estimator=Estimator.GAE,
+            whiten_advantages=Whitening.NONE,
+            max_steps=500,
+            prompts_per_step=128,
+            num_generations=1,
+            seed=42,
+            temperature=0.95,
+            top_p=0.7,
+            top_k=50,
+            learning_rate=5e-5,
+            weight_decay=0,
+            lr_scheduler_type=Schedule.LINEAR,
+            loss_aggregation=LossAggregation.SEQ_MEAN,
+            checkpoint_every=50,
+            eval_every=0,
+            id="nothing",
+        ),
+        case(ROLL, {"validation.data_args.template": "a"}, eval_every=10, eval_temperature=0.95, id="tries"),
+        case(ROLL, {"eval_steps": -1, "val_env_manager": {"num_env_groups": 1}}, eval_every=0, id="never-tries"),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce"},
+            advantage_estimator=Estimator.REWARD,
+            whiten_advantages=Whitening.NONE,
+            id="plain",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "whiten_advantages": False},
+            advantage_estimator=Estimator.REWARD,
+            whiten_advantages=Whitening.NONE,
+            id="not-whitened",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "whiten_advantages": True},
+            advantage_estimator=Estimator.REWARD,
+            whiten_advantages=Whitening.TOKENS,
+            id="whitened",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "grpo", "whiten_advantages": True, "advantage_clip": 2.0},
+            advantage_estimator=Estimator.GRPO,
+            whiten_advantages=Whitening.TOKENS,
+            advantage_clip=2.0,
+            id="grpo-whitened",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "group", "norm_std_type": "group"},
+            advantage_estimator=Estimator.GRPO,
+            id="normalised-by-group",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "batch", "norm_std_type": "batch"},
+            advantage_estimator=Estimator.REINFORCE,
+            id="normalised-by-batch",
+        ),
+        case(
+            ROLL, {"adv_estimator": "grpo", **ENVIRONMENTS}, advantage_estimator=Estimator.REWARD, id="grpo-of-agents"
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", **ENVIRONMENTS, "reward_normalization": BY_GROUP},
+            advantage_estimator=Estimator.GRPO,
+            id="agents-by-group",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", **ENVIRONMENTS, "reward_normalization": {"method": "identity"}},
+            advantage_estimator=Estimator.REWARD,
+            id="agents-as-they-are",
+        ),
+        case(ROLL, {f"{DRAWN}.top_k": -1, f"{DRAWN}.top_p": 1}, top_k=0, top_p=1, temperature=0.95, id="all-tokens"),
+        case(
+            ROLL,
+            {**ENVIRONMENTS, "train_env_manager.generating_args.temperature": 0.5},
+            temperature=0.5,
+            id="drawn-by-environments",
+        ),
+        case(
+            ROLL,
+            {**ENVIRONMENTS, f"{DRAWN}.top_p": 1, "train_env_manager.generating_args.temperature": 0.5},
+            temperature=0.95,
+            id="drawn-by-the-engine",
+        ),
+        case(ROLL, {"sequence_length": 4096}, max_new_tokens=3072, id="sequence-length"),
+        case(ROLL, {"sequence_length": 4096, "prompt_length": 96}, max_new_tokens=4000, id="prompt-length"),
+        case(ROLL, {f"{DRAWN}.max_new_tokens": 9}, max_new_tokens=9, id="new-tokens"),
+        case(
+            ROLL,
+            {**ENVIRONMENTS, "sequence_length": 4096, f"{DRAWN}.max_new_tokens": 9},
+            max_new_tokens=9,
+            id="tokens-of-a-turn",
+        ),
+        case(ROLL, {"loss_agg_mode": "seq-mean-token-sum"}, loss_aggregation=LossAggregation.SEQ_SUM, id="sums"),
+        case(ROLL, {"actor_infer.strategy_args.strategy_name": "hf_infer"}, engine="torch", id="hugging-face"),
+        case(
+            ROLL,
+            {"actor_infer.strategy_args.strategy_name": "vllm", "train.engine": "torch"},
+            engine="torch",
+            id="engine-of-train",
+        ),
+        case(ROLL, {"pg_clip": 0.25}, clip_range=0.25, clip_range_high=0.25, id="clip"),
+        case(
+            ROLL,
+            {"pg_clip": 0.25, "pg_clip_high": 0.5},
+            clip_range=0.25,
+            clip_range_high=0.25,
+            id="clip-range-not-used",
+        ),
+        case(
+            ROLL,
+            {"pg_clip": 0.25, "pg_clip_low": 0.25, "pg_clip_high": 0.5, "use_pg_clip_range": True},
+            clip_range=0.25,
+            clip_range_high=0.5,
+            id="clip-range",
+        ),
+        case(ROLL, {"dual_clip_loss": True}, dual_clip=1.4, id="dual-clip"),
+        case(ROLL, {"dual_clip_loss": True, "pg_clip": 0.25}, dual_clip=1.5, id="dual-clip-of-the-clip"),
+        case(ROLL, {"kl_loss_coef": 0.5}, kl_coef=0, id="divergence-not-used"),
+        case(ROLL, {"kl_loss_coef": 0.5, "use_kl_loss": True}, kl_coef=0.5, id="divergence"),
+        case(ROLL, {"async_generation_ratio": 0}, max_staleness=0, old_logprobs=OldLogprobs.RECOMPUTE, id="no-lag"),
+        case(ROLL, {"async_generation_ratio": 1}, max_staleness=1, old_logprobs=OldLogprobs.DECOUPLED, id="lag"),
+        case(ROLL, {"async_generation_ratio": 1.5}, max_staleness=2, id="lag-of-a-part"),
+        case(ROLL, {"rollout_batch_size": 64, GROUP_SIZE: 4}, prompts_per_step=64, num_generations=4, id="groups"),
+        case(ROLL, {"rollout_batch_size": 64, **ENVIRONMENTS}, prompts_per_step=4, num_generations=16, id="episodes"),
+        case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32}, minibatch_size=2, id="minibatch-of-all-devices"),
+        case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32, STRATEGY: MEGATRON}, minibatch_size=4, id="minibatch-of-cut-models"),
+        case(ROLL, {**EIGHT, ROUNDS: 32}, minibatch_size=1, id="minibatch-not-given"),
+        case(
+            ROLL,
+            {**PG_WORKER, "actor_train.pg_variant": "vanilla"},
+            importance_sampling_level=RatioLevel.NONE,
+            id="vanilla",
+        ),
+        case(
+            ROLL, {**PG_WORKER, "actor_train.pg_variant": "ppo"}, importance_sampling_level=RatioLevel.TOKEN, id="ppo"
+        ),
+        case(
+            ROLL,
+            {"actor_train.pg_variant": "vanilla"},
+            importance_sampling_level=RatioLevel.TOKEN,
+            id="vanilla-of-another-worker",
+        ),
+        case(ROLL, {"response_length": 99}, max_new_tokens=99, id="response-length"),
+        case(ROLL, {"max_ckpt_to_keep": 0}, keep_checkpoints=3, id="keeps-all"),
+        case(ROLL, {"max_ckpt_to_keep": 7}, keep_checkpoints=7, id="keeps"),
+        case(ROLL, {"actor_train.model_args.lora_rank": 8}, lora_rank=8, id="lora"),
+        case(ROLL, {"actor_train.model_args.dtype": "bf16"}, compute_dtype="bfloat16", id="bf16"),
+        case(ROLL, {"actor_infer.strategy_args.strategy_name": "vllm"}, engine="vllm", id="engine"),
+        case(ROLL, {"adv_estimator": "grpo"}, gae_lambda=1.0, value_clip=0.2, id="no-critic"),
+        case(ROLL, {"adv_estimator": "gae"}, gae_lambda=0.95, value_clip=0, id="critic"),
+        case(ROLL, {"train.advantage_estimator": "gae"}, gae_lambda=0.95, value_clip=0, id="critic-of-train"),
+        case(ROLL, {"adv_estimator": "gae", "value_clip": 0.5}, value_clip=0.5, id="clip-of-values"),
+        case(ROLL, {"adv_estimator": "gae", "train.value_clip": 0.5}, value_clip=0.5, id="clip-of-values-in-train"),
+        case(ROLL, {"adv_estimator": "gae", "lambd": 0.5}, gae_lambda=0.5, id="critic-as-written"),
+        case(
+            ROLL,
+            {"actor_train.training_args.lr_scheduler_type": "constant_with_warmup"},
+            lr_scheduler_type=Schedule.CONSTANT,
+            id="schedule",
+        ),
+        case(
+            LOOP,
+            {},
+            clip_range=pytest.approx(0.1 / 1.1),
+            clip_range_high=0.1,
+            max_staleness=0,
+            lora_rank=None,
+            max_steps=200,
+            prompts_per_step=40,
+            num_generations=6,
+            ppo_epochs=2,
+            minibatch_size=8,
+            learning_rate=5e-5,
+            weight_decay=0.01,
+            max_grad_norm=0.1,
+            lr_scheduler_type=Schedule.CONSTANT,
+            advantage_estimator=Estimator.LEAVE_ONE_OUT,
+            normalize_by_std=False,
+            min_abs_advantage=0.01,
+            temperature=1.0,
+            max_new_tokens=1500,
+            top_p=1.0,
+            engine="torch",
+            id="nothing",
+        ),
+        case(LOOP, {"rl.params.ppo_epsilon": 0.25}, clip_range=0.2, clip_range_high=0.25, id="clip"),
+        case(
+            LOOP,
+            {"rl.params.do_ppo_clipping": False, "rl.params.loss_type": "pg_per_token"},
+            importance_sampling_level=RatioLevel.NONE,
+            id="no-clip",
+        ),
+        case(LOOP, {"rl.params.loss_type": "pg_per_turn"}, importance_sampling_level=RatioLevel.TURN, id="turn"),
+        case(
+            LOOP,
+            {"rl.params.loss_type": "pg_per_trajectory"},
+            importance_sampling_level=RatioLevel.TRAJECTORY,
+            id="trajectory",
+        ),
+        case(LOOP, {"rl.params.baseline": "leave_none_out"}, advantage_estimator=Estimator.GROUP_MEAN, id="baseline"),
+        case(
+            LOOP,
+            {"rl.params.baseline": "leave_one_out", "rl.params.adv_normalization": True},
+            advantage_estimator=Estimator.LEAVE_ONE_OUT,
+            normalize_by_std=True,
+            id="normalised",
+        ),
+        case(LOOP, {"llm.vllm_server.gpus_per_vllm_server": 1}, engine="vllm", id="server"),
+        case(LOOP, {"llm.inference_server_class": "phi_agents.vllm.VLLMServer"}, engine="vllm", id="server-class"),
+        case(
+            LOOP,
+            {"llm.vllm_server.max_model_len": 4096, "llm.vllm_server.eager_mode": True},
+            engine_options={"max_context": 4096, "args": ("--enforce-eager",)},
+            id="server-options",
+        ),
+        case(
+            LOOP,
+            {"llm.vllm_server.max_model_len": 4096, "train.engine": "torch"},
+            engine="torch",
+            engine_options={},
+            id="engine-of-train",
+        ),
+        case(
+            LOOP,
+            {"rl.num_scenario_runners": 32, TWO_LEARNERS: [0, 1]},
+            max_concurrent_episodes=64,
+            id="runners-of-each-learner",
+        ),
+        case(LOOP, {"rl.dtype": "bf16"}, compute_dtype="bfloat16", id="bf16"),
+        case(LOOP, {"rl.eval.enable": False, "rl.eval.eval_every_n_iterations": 5}, eval_every=0, id="no-eval"),
+        case(
+            LOOP,
+            {
+                "rl.eval.enable": True,
+                "rl.eval.eval_every_n_iterations": 5,
+                "rl.eval.overrides": {"llm": {"temperature": 0.0}, "rl": {"params": {"rollouts_per_scenario": 2}}},
+            },
+            eval_every=5,
+            eval_samples=2,
+            eval_temperature=0,
+            id="eval",
+        ),
+        case(
+            LOOP,
+            {"rl.optimization.lr_scheduler._target_": "phi_agents.rl.rl_utils.get_const_lr"},
+            lr_scheduler_type=Schedule.CONSTANT,
+            id="schedule",
+        ),
+        case(LOOP, {"rl.async_rollouts": True}, max_staleness=1, old_logprobs=OldLogprobs.DECOUPLED, id="lag"),
+        case(LOOP, {"rl.recompute_rollout_probs": True}, old_logprobs=OldLogprobs.RECOMPUTE, id="recomputes"),
+        case(
+            LOOP,
+            {"rl.recompute_rollout_probs": False, "rl.async_rollouts": True},
+            old_logprobs=OldLogprobs.ROLLOUT,
+            id="does-not-recompute",
+        ),
+        case(LOOP, {"rl.params.minibatch_size": 60}, minibatch_size=4, id="minibatch"),
+        case(LOOP, {"rl.params.strictly_on_policy": True}, minibatch_size=1, id="on-policy"),
+        case(LOOP, {f"{ADAMW}.betas": [0.5, 0.75]}, adam_beta1=0.5, adam_beta2=0.75, id="betas"),
+        case(LOOP, {f"{ADAMW}.betas": "x"}, adam_beta1=0.9, adam_beta2=0.999, id="betas-of-no-use"),
+        case(
+            LOOP,
+            {"llm.lora_rank": 4, "llm.lora_alpha": 12, "llm.lora_target_modules": ["q_proj", "v_proj"]},
+            lora_rank=4,
+            lora_alpha=12,
+            lora_target_modules=("q_proj", "v_proj"),
+            id="lora",
+        ),
+        case(
+            LOOP,
+            {"train.clip_range": 0.5},
+            clip_range=0.5,
+            clip_range_high=0.5,
+            id="train-before-the-notations-default",
+        ),
+    ],
+)
+def test_what_a_notation_says(notation, written, expected):
+    settings, findings = read(with_all(config_of(notation), written))
+    assert not findings.found
+    found = {name: kept(settings, name) for name in expected}
+    assert found == {
+        name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
+    }
+
+
+NAMED = {
+    "algorithm.adv_type": (RLINF, ADV_TYPES, "advantage_estimator"),
+    "adv_estimator": (ROLL, ADV_ESTIMATORS, "advantage_estimator"),
+    "algorithm.loss_agg_func": (RLINF, AGGREGATIONS, "loss_aggregation"),
+    "loss_agg_mode": (ROLL, AGGREGATIONS, "loss_aggregation"),
+    "actor_train.training_args.lr_scheduler_type": (ROLL, SCHEDULES, "lr_scheduler_type"),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "word"), [pytest.param(path, word, id=f"{path}-{word}") for path in NAMED for word in NAMED[path][1]]
+)
+def test_words_of_other_programs(path, word):
+    notation, meanings, name = NAMED[path]
+    settings, findings = read(with_all(config_of(notation), {path: word}))
+    assert kept(settings, name) is meanings[word]
+    assert not findings.found
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_a_word_that_roost_does_not_have(path):
+    _, findings = read(with_all(config_of(NAMED[path][0]), {path: "embodied_sac"}))
+    assert whats(findings) == ["embodied_sac is not supported"]
+
+
+@pytest.mark.parametrize(
+    ("notation", "written", "train"),
+    [
+        pytest.param(RLINF, {"algorithm.ratio_clip_eps": 0.2}, {"clip_range": 0.3}, id="clip"),
+        pytest.param(RLINF, {"algorithm.adv_type": "grpo"}, {"advantage_estimator": "gae"}, id="estimator"),
+        pytest.param(RLINF, {"algorithm.n_minibatches": 4}, {"minibatch_size": 128}, id="minibatches"),
+        pytest.param(RLINF, {"actor.model.precision": "bf16"}, {"compute_dtype": "float32"}, id="precision"),
+        pytest.param(ROLL, {"async_generation_ratio": 1}, {"max_staleness": 2}, id="lag"),
+        pytest.param(ROLL, {"rollout_batch_size": 64}, {"prompts_per_step": 32}, id="groups"),
+        pytest.param(LOOP, {"rl.params.ppo_epsilon": 0.2}, {"clip_range_high": 0.1}, id="epsilon"),
+        pytest.param(RLINF, {"runner.max_steps": 5}, {"max_steps": 6}, id="steps"),
+        pytest.param(ROLL, {"response_length": 5}, {"max_new_tokens": 6}, id="tokens"),
+        pytest.param(ROLL, {"whiten_advantages": True}, {"whiten_advantages": "none"}, id="whitening"),
+    ],
+)
+def test_train_may_not_contradict_what_other_keys_amount_to(notation, written, train):
+    _, findings = read(with_all(config_of(notation, **train), written))
+    assert len(findings.found) == 1
+    assert re.search(rf" but .*{next(iter(written))}.* makes? it ", findings.found[0].what), findings.found[0].what
+
+
+def test_train_may_say_the_same_again():
+    assert not read(with_all(config_of(RLINF, clip_range=0.1, clip_range_high=0.1), {"algorithm.ratio_clip_eps": 0.1}))[
+        1
+    ].found
+
+
+MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
+# What else a config must say for the other program to read the key at all.
+TOKEN_KL = {"add_token_level_kl": True}
+READ_ONLY_WITH = {
+    "algorithm.training_batch_size_per_gpu": {"algorithm.loss_agg_func": "token-mean"},
+    "algorithm.shuffle_rollout": {"algorithm.n_minibatches": 2},
+    "runner.max_tokens_per_mbs": {"runner.enable_dynamic_batch_size": True},
+    "difficulty_low_threshold": {"difficulty_mask": True},
+    "difficulty_high_threshold": {"difficulty_mask": True},
+    "error_max_len_threshold": {"error_max_len_clip": True},
+    **dict.fromkeys(("init_kl_coef", "kl_penalty", "target_kl", "kl_horizon"), TOKEN_KL),
+    "algorithm.early_stop_imp_ratio": MEGATRON_ACTOR,
+    "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
+    "algorithm.filter_rewards": {"runner.task_type": "embodied"},
+    "actor_train.pg_variant": PG_WORKER,
+    "validation.generating_args.top_p": {"validation.generating_args.num_return_sequences": 1},
+    "validation.generating_args.top_k": {"validation.generating_args.num_return_sequences": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("notation", "unlike"),
+    [pytest.param(notation, each, id=each.path) for notation in Notation for each in UNLIKE[notation]],
+)
+def test_what_roost_does_not_follow_is_said(notation, unlike):
+    config = with_all(config_of(notation), READ_ONLY_WITH.get(unlike.path, {}))
+    without = whats(read(config)[1])
+    for value in unlike.harmless:
+        assert whats(read(with_all(config, {unlike.path: value}))[1]) == without
+    settings, findings = read(with_all(config, {unlike.path: 5}))
+    assert [what for what in whats(findings) if what not in without] == ["is 5, which Roost does not follow"]
+    assert not findings.has_errors
+    assert settings == read(config)[0]
+
+
+@pytest.mark.parametrize(
+    ("notation", "written"),
+    [
+        pytest.param(RLINF, {"algorithm.sampling_params.min_new_tokens": 5}, id="min-new-tokens"),
+        pytest.param(RLINF, {"algorithm.early_stop_imp_ratio": 5, "actor.training_backend": "fsdp"}, id="early-stop"),
+        pytest.param(RLINF, {"algorithm.use_valid_token_scale": True}, id="token-scale"),
+        pytest.param(RLINF, {"algorithm.shuffle_rollout": False}, id="order-in-one-minibatch"),
+        pytest.param(RLINF, {"runner.early_stop.enabled": False, "runner.early_stop.patience": 5}, id="no-early-stop"),
+        pytest.param(RLINF, {"runner.only_eval": False}, id="trains"),
+        pytest.param(RLINF, {"algorithm.filter_rewards": True, "runner.task_type": "reasoning"}, id="filter-rewards"),
+        pytest.param(ROLL, {"add_len_reward": True}, id="length-reward"),
+        pytest.param(ROLL, {"pg_variant": "topr"}, id="variant-at-the-top"),
+        pytest.param(ROLL, {"actor_train.pg_variant": "topr"}, id="variant-of-a-worker-without-variants"),
+        pytest.param(ROLL, {"max_len_mask": True, **ENVIRONMENTS}, id="length-mask-of-agents"),
+        pytest.param(ROLL, {"difficulty_mask": True, **ENVIRONMENTS}, id="difficulty-mask-of-agents"),
+        pytest.param(ROLL, {"error_max_len_clip": True, **ENVIRONMENTS}, id="error-clip-of-agents"),
+        pytest.param(ROLL, {"norm_mean_type": "batch", "adv_estimator": "grpo"}, id="mean-of-grpo"),
+        pytest.param(ROLL, {"norm_std_type": "batch", "adv_estimator": "grpo"}, id="std-of-grpo"),
+    ],
+)
+def test_a_key_that_the_other_program_ignores_is_not_warned_about(notation, written):
+    assert not read(with_all(config_of(notation), written))[1].found
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [
+        pytest.param({"actor.model.precision": "fp16"}, 1, id="half"),
+        pytest.param({"actor.model.precision": "fp16", "train.compute_dtype": "bfloat16"}, 0, id="half-and-chosen"),
+    ],
+)
+def test_what_is_done_otherwise_is_said(written, count):
+    _, findings = read(with_all(config_of(RLINF), written))
+    assert len(findings.warnings) == len(findings.found) == count
+
+
+@pytest.mark.parametrize(
+    ("notation", "written", "path", "what"),
+    [
+        pytest.param(
+            RLINF,
+            {"runner.max_steps": -1},
+            "runner.max_steps",
+            "is -1, which leaves the end to max_epochs, but that is not given",
+            id="no-end",
+        ),
+        pytest.param(
+            RLINF, {"runner.only_eval": True}, "runner.only_eval", "is true, but Roost trains", id="evaluation"
+        ),
+        pytest.param(
+            LOOP,
+            {"llm.adapter_path": "an/adapter"},
+            "llm.adapter_path",
+            "is an adapter to start from, which training does not take",
+            id="adapter",
+        ),
+        pytest.param(
+            LOOP,
+            {"rl.optimization.optimizer._target_": "torch.optim.SGD"},
+            "rl.optimization.optimizer._target_",
+            "is 'torch.optim.SGD'; the optimizer is AdamW",
+            id="optimizer",
+        ),
+        pytest.param(
+            LOOP,
+            {"rl.optimization.lr_scheduler._target_": "torch.optim.lr_scheduler.StepLR"},
+            "rl.optimization.lr_scheduler._target_",
+            "torch.optim.lr_scheduler.StepLR is not supported",
+            id="schedule",
+        ),
+        pytest.param(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "batch"},
+            "norm_mean_type",
+            "takes the mean over 'batch' and the standard deviation over null, which Roost does not support",
+            id="mean-alone",
+        ),
+        pytest.param(
+            ROLL,
+            {"adv_estimator": "reinforce", "gamma": 0.9},
+            "gamma",
+            "is 0.9, but without a critic all tokens of a sample have one advantage",
+            id="discount",
+        ),
+        pytest.param(
+            ROLL,
+            {"sequence_length": 1000},
+            "sequence_length",
+            "leaves -24 tokens for a completion",
+            id="no-room",
+        ),
+        pytest.param(
+            ROLL,
+            {"sequence_length": 4096, f"{DRAWN}.max_new_tokens": 9},
+            f"{DRAWN}.max_new_tokens",
+            "is 9, but completions get 3072 tokens, as in ROLL",
+            id="tokens-replaced",
+        ),
+        pytest.param(
+            ROLL,
+            {
+                "adv_estimator": "reinforce",
+                "whiten_advantages": True,
+                "rewards": {"math": {"world_size": 1}, "code": {"world_size": 1}},
+            },
+            "whiten_advantages",
+            "is done over all samples of a step together",
+            id="domains",
+        ),
+    ],
+)
+def test_what_a_notation_says_and_roost_does_not_do(notation, written, path, what):
+    _, findings = read(with_all(config_of(notation), written))
+    assert [(".".join(finding.where.path), finding.what) for finding in findings.found] == [(path, what)]
+
+
+def test_the_table_of_what_settings_are_made_of_knows_only_settings():
+    names = {key.name for key in KEYS}
+    assert all(set(made) <= names for made in MADE_OF.values())

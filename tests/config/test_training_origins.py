@@ -1,0 +1,133 @@
+"""Every training setting has its value and its origin, in the plan, in its JSON and in words."""
+
+import json
+
+import pytest
+
+import roost
+from roost.config.origins import Origin
+from roost.config.training_keys import KEYS
+from tests.cli.terminal import run, write
+
+RLINF = """
+cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}
+actor:
+  optim:
+    lr: 2.0e-5
+  model: {model_path: some/model}
+algorithm:
+  ratio_clip_eps: 0.3
+runner:
+  max_steps: 7
+train:
+  task: {_target_: my.Task}
+  num_generations: 4
+"""
+LOOP = """
+rl:
+  gpu_allocation: {learning_gpus: [0], inference_gpus: [1]}
+train:
+  task: {_target_: my.Task}
+  model: some/model
+"""
+
+
+def origins(text, folder, *overrides):
+    plan = roost.plan(write(folder, text), overrides=overrides)
+    return {setting.name: setting for setting in plan.training}, plan
+
+
+def test_every_setting_is_in_the_plan(tmp_path):
+    found, _ = origins(RLINF, tmp_path)
+    assert list(found) == [key.name for key in KEYS]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "origin", "key", "line"),
+    [
+        ("num_generations", 4, Origin.CONFIG, "train.num_generations", 13),
+        ("learning_rate", 2e-5, Origin.CONFIG, "actor.optim.lr", 5),
+        ("clip_range", 0.3, Origin.CONFIG, "algorithm.ratio_clip_eps", 8),
+        ("model", "some/model", Origin.CONFIG, "actor.model.model_path", 6),
+        ("max_steps", 3, Origin.OVERRIDE, "runner.max_steps", None),
+        ("top_p", 0.5, Origin.OVERRIDE, "train.top_p", None),
+        ("episode_attempts", 3, Origin.ROOST, None, None),
+    ],
+)
+def test_a_settings_origin(name, value, origin, key, line, tmp_path):
+    found, _ = origins(RLINF, tmp_path, "runner.max_steps=3", "+train.top_p=0.5")
+    setting = found[name]
+    assert setting.value == pytest.approx(value)
+    assert setting.origin is origin
+    assert [(place.key_path, place.line) for place in setting.keys] == ([(key, line)] if key else [])
+
+
+def test_a_notations_default_is_told_from_roosts(tmp_path):
+    found, _ = origins(LOOP, tmp_path)
+    assert (found["clip_range_high"].value, found["clip_range_high"].origin, found["clip_range_high"].keys) == (
+        0.1,
+        Origin.NOTATION,
+        (),
+    )
+    assert found["episode_attempts"].origin is Origin.ROOST
+
+
+def test_a_plan_keeps_its_settings_through_json(tmp_path):
+    _, plan = origins(RLINF, tmp_path, "runner.max_steps=3")
+    again = roost.Plan.from_json(plan.to_json())
+    assert again.training == plan.training
+    assert again.to_dict() == plan.to_dict()
+    described = json.loads(run("plan", write(tmp_path, RLINF), "--json").stdout)["training"]
+    assert described["learning_rate"]["value"] == 2e-5
+    (key,) = described["learning_rate"]["keys"]
+    assert (key["path"], key["line"]) == (["actor", "optim", "lr"], 5)
+
+
+def test_a_plan_of_an_older_version_is_read(tmp_path):
+    _, plan = origins(RLINF, tmp_path)
+    older = {key: value for key, value in plan.to_dict().items() if key != "training"}
+    assert roost.Plan.from_dict(older).training == ()
+
+
+def test_a_config_that_only_places_has_no_settings():
+    cluster = {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor": 0}}
+    assert roost.plan({"cluster": cluster}).training == ()
+
+
+def test_a_mapping_that_overrides_wrote(tmp_path):
+    found, _ = origins(RLINF, tmp_path, "+train.engine_options.max_context=64")
+    setting = found["engine_options"]
+    assert (setting.origin, str(setting.keys[0])) == (
+        Origin.OVERRIDE,
+        "command line train.engine_options.max_context",
+    )
+
+
+def test_explain_says_it_in_words(tmp_path):
+    job = write(tmp_path, RLINF)
+    words = run("explain", job, "train.learning_rate", width=300)
+    assert words.exit_code == 0
+    assert words.stdout.startswith(f"learning_rate is 2e-05, from {job}:5:5 actor.optim.lr.\n")
+    overridden = run("explain", job, "train.learning_rate", "actor.optim.lr=1e-4", width=300).stdout
+    assert overridden.startswith("learning_rate is 0.0001, from command line actor.optim.lr.\n")
+    default = run("explain", job, "train.episode_attempts", width=300).stdout
+    assert default.startswith("episode_attempts is 3, from Roost's default.\n")
+    assert "ml-loop's default" in run("explain", write(tmp_path, LOOP), "train.clip_range").stdout
+
+
+def test_explain_lists_all_of_them(tmp_path):
+    lines = run("explain", write(tmp_path, RLINF), "train", width=200).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [key.name for key in KEYS]
+    assert "actor.optim.lr, line 5" in next(line for line in lines if line.startswith("learning_rate"))
+
+
+def test_explain_of_no_setting(tmp_path):
+    result = run("explain", write(tmp_path, RLINF), "train.lerning_rate")
+    assert result.exit_code == 1
+    assert "did you mean learning_rate?" in result.stderr
+
+
+def test_diff_shows_settings_that_change(tmp_path):
+    job = write(tmp_path, RLINF)
+    result = run("diff", job, job, "--after", "actor.optim.lr=1e-4")
+    assert result.stdout.splitlines() == ["train.learning_rate: 2e-05 -> 0.0001", "1 changes"]

@@ -1,0 +1,108 @@
+"""All ways of attending give the same, whatever the parts in which a sequence is computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from roost.engines.generation import Sampling
+from roost.torch_engine.adapters import Adapters
+from roost.torch_engine.attention import Attention, DecodeTogether
+from roost.torch_engine.batch import Batch, flatten
+from roost.torch_engine.cache import LayerCache, new_cache
+from roost.torch_engine.graphs import DecodeInputs, bucket, decode
+from roost.torch_engine.model import LoadedModel, load_model
+from roost.torch_engine.runner import Runner
+from roost.torch_engine.sequence import Chunk, Request, Tracked
+from roost.torch_engine.settings import EngineSettings
+
+BLOCK, BLOCKS = 4, 64
+
+
+@pytest.fixture(scope="module")
+def model(models: Any) -> LoadedModel:
+    return load_model(EngineSettings(str(models("qwen3")), device="cpu"))
+
+
+def cache(model: LoadedModel) -> list[LayerCache]:
+    return new_cache(model.layers, BLOCKS, BLOCK, model.dtype, model.device)
+
+
+def sequences(lengths: list[int]) -> list[Tracked]:
+    """Scored, so that every row has its logits; the blocks lie in disorder."""
+    chance = random.Random(0)
+    blocks = list(range(BLOCKS))
+    chance.shuffle(blocks)
+    made = []
+    for place, length in enumerate(lengths):
+        ids = tuple(chance.randrange(256) for _ in range(length))
+        request = Request(str(place), ids, Sampling(), wants_prompt_logprobs=True)
+        made.append(Tracked(request, print, seed=0, stop_ids=frozenset(), limit=length + 1))
+        made[-1].blocks = [blocks.pop() for _ in range(-(-length // BLOCK))]
+    return made
+
+
+def logits(model: LoadedModel, tracked: Tracked) -> torch.Tensor:
+    """Those of all positions, computed by transformers' own attention."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(model.module.name_or_path).eval()
+    with torch.no_grad():
+        result: torch.Tensor = plain(torch.tensor([tracked.token_ids])).logits[0]
+    return result
+
+
+CUTS = {
+    "whole": ([0, 23], [0, 9]),
+    "chunks": ([0, 5, 16, 23], [0, 3, 4, 9]),
+    "token by token at the end": ([0, 20, 21, 22, 23], [0, 6, 7, 8, 9]),
+    "a chunk beside a token": ([0, 22, 23], [0, 1, 9]),
+}
+
+
+class TogetherRunner(Runner):
+    """A runner that attends as on a GPU without flash attention over blocks."""
+
+    def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
+        return DecodeTogether(cache, batch)
+
+
+@pytest.mark.parametrize("runs", [Runner, TogetherRunner], ids=["one by one", "decode together"])
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_any_parts_give_the_logits_of_the_whole(
+    model: LoadedModel, cuts: tuple[list[int], list[int]], runs: type[Runner]
+) -> None:
+    runner, room = runs(model, Adapters(model.module), BLOCK), cache(model)
+    both = sequences([23, 9])
+    parts: list[list[torch.Tensor]] = [[], []]
+    for step in range(1, max(len(each) for each in cuts)):
+        chunks = [
+            Chunk(tracked, own[step - 1], own[step]) for tracked, own in zip(both, cuts, strict=True) if step < len(own)
+        ]
+        rows = runner.run(chunks, room).split([chunk.size for chunk in chunks])
+        for chunk, part in zip(chunks, rows, strict=True):
+            parts[both.index(chunk.tracked)].append(part)
+    for tracked, made in zip(both, parts, strict=True):
+        torch.testing.assert_close(torch.cat(made), logits(model, tracked), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_decode_step_of_fixed_shape_gives_the_same(model: LoadedModel, count: int) -> None:
+    """What CUDA graphs capture, run as it is."""
+    runner, room = Runner(model, Adapters(model.module), BLOCK), cache(model)
+    several = sequences([23, 9, 1, 4, 5][:count])
+    before = [Chunk(each, 0, len(each.token_ids) - 1) for each in several if len(each.token_ids) > 1]
+    if before:
+        runner.run(before, room)
+    last = [Chunk(each, len(each.token_ids) - 1, len(each.token_ids)) for each in several]
+    size, width = bucket(count, 8), 8
+    inputs = DecodeInputs.empty(8, 16, model.device).part(size, width)
+    inputs.fill(flatten(last, BLOCK), scrap=BLOCKS, block_size=BLOCK)
+    with torch.inference_mode():
+        fixed = decode(model.module, inputs, room, flashes=False)
+    assert len(fixed) == size
+    torch.testing.assert_close(fixed[:count], runner.run(last, room), atol=1e-4, rtol=1e-4)
