@@ -26,9 +26,9 @@ _HOMES = {
     "roost.runtime.cluster": ("Cluster",),
     "roost.runtime.worker": ("Worker",),
     "roost.runtime.group": ("LaunchOptions", "WorkerGroup"),
-    "roost.runtime.channel": ("Channel",),
-    "roost.runtime.failure": ("PeerLost", "WaitedTooLong", "WorkerFailed"),
-    "roost.runtime.post_office": ("ChannelClosed",),
+    "roost.transport.channel": ("Channel",),
+    "roost.transport.failure": ("PeerLost", "WaitedTooLong", "WorkerFailed"),
+    "roost.transport.mailboxes": ("ChannelClosed",),
     "roost.config.errors": ("ConfigError", "Finding"),
     "roost.config.job": ("Job", "Layout", "Notation"),
 }

@@ -17,7 +17,7 @@ from roost.config.errors import ConfigError, Findings
 from roost.config.job import Job, Notation
 from roost.config.notation import read_job
 from roost.config.training import TrainSettings
-from roost.runtime.signals import SigtermInterrupts
+from roost.procs.signals import SigtermInterrupts
 from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.view.text import print_findings
 

@@ -12,10 +12,8 @@ from roost.config.errors import ConfigError
 from roost.config.job import Job
 from roost.engines.errors import EngineError
 from roost.placement.plan import Plan
+from roost.procs.files import DiskFull, private_files
 from roost.runtime.control_watch import ControlLost
-from roost.runtime.disk import DiskFull
-from roost.runtime.failure import WorkerFailed
-from roost.runtime.private_files import private_files
 from roost.trainer.checkpoints import Checkpoints, Unreadable
 from roost.trainer.divergence import Diverged
 from roost.trainer.feed import NothingFinishes
@@ -27,6 +25,7 @@ from roost.trainer.resuming import RunInUse
 from roost.trainer.run import EndedAtStart, EndedEarly, Outcome, RunOptions, train
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary
+from roost.transport.failure import WorkerFailed
 from roost.view.text import print_findings, print_plan
 
 EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionError, TimeoutError, ValueError)

@@ -6,6 +6,8 @@ from __future__ import annotations
 class EngineError(RuntimeError):
     """An engine could not do what was asked."""
 
+    status = 500  # of the HTTP response
+
 
 class EngineRefused(EngineError):
     """The request itself is wrong (a token out of the vocabulary, a prompt too long): the same one fails everywhere."""
@@ -17,6 +19,8 @@ class ContextFull(EngineRefused):
 
 class EngineLost(EngineError):
     """The engine is dead, hung or unreachable: another one, or the same one after a restart, can do it."""
+
+    status = 503
 
 
 class EnginesBehind(EngineLost):

@@ -26,8 +26,8 @@ from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.update_rules import check_base, check_hold, check_version
 from roost.engines.weight_check import WeightCheck, WrongWeights
 from roost.engines.weights.release import Release
-from roost.runtime.scratch import ScratchFolder
-from roost.runtime.trace.spans import OpenSpan, SpanRecorder
+from roost.procs.files import ScratchFolder
+from roost.trace.spans import OpenSpan, SpanRecorder
 
 T = TypeVar("T")
 RUNNING = (Standing.READY, Standing.BEHIND)

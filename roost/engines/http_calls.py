@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from roost.engines.errors import EngineLost
-from roost.engines.http_client import Answer, CallFailed, ClientClosed, HttpClient, NothingSent
 from roost.engines.told_by_servers import refusal
+from roost.net.http_client import Answer, CallFailed, ClientClosed, HttpClient, NothingSent, server_message
 
 BUSY = frozenset({429, 502, 503, 504})  # answers that another try may not get
 SECOND_LOOK_S = 5.0
-LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prompt
 
 Query = Sequence[tuple[str, str]]
 
@@ -176,39 +174,6 @@ class HttpCalls:
                     raise
                 wait_s = self._retry.wait_s(failures, self._chance())
             await self._sleep(wait_s)
-
-
-def server_message(text: str) -> str:
-    """What a server says went wrong, in whichever of the usual forms it says it.
-
-    >>> server_message('{"error": {"message": "too long", "code": 400}}')
-    'too long'
-    >>> server_message('{"detail": [{"loc": ["body", "tags"], "msg": "Field required"}]}')
-    'body.tags: Field required'
-    >>> server_message('{"success": false, "message": "no session is open"}')
-    'no session is open'
-    >>> server_message('')
-    'without a message'
-    """
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = text
-    return (_found_message(said) or text.strip() or "without a message")[:LONGEST_MESSAGE]
-
-
-def _found_message(said: Any) -> str:
-    if isinstance(said, str):
-        return said.strip()
-    if isinstance(said, list):
-        return "; ".join(filter(None, map(_found_message, said)))
-    if isinstance(said, Mapping):
-        if "msg" in said:
-            return ".".join(map(str, said.get("loc", ()))) + f": {said['msg']}"
-        for key in ("error", "message", "error_message", "detail"):
-            if said.get(key):
-                return _found_message(said[key])
-    return ""
 
 
 def _content(answer: Answer) -> Any:

@@ -12,9 +12,9 @@ from http import HTTPStatus
 from pathlib import Path
 
 from roost.engines.errors import EngineError
-from roost.engines.http_client import CallFailed, HttpClient
 from roost.engines.server_process import ServerProcess
 from roost.engines.spec import ServerSpec
+from roost.net.http_client import CallFailed, HttpClient
 
 READY_LIMIT = 900.0  # seconds; large models are long in loading
 REPORT_EVERY = 10.0

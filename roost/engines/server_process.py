@@ -15,15 +15,14 @@ from pathlib import Path
 
 import psutil
 
-from roost.engines.child_env import child_env
 from roost.engines.command import ServerCommand, server_command
 from roost.engines.errors import EngineError
 from roost.engines.installed_vllm import ask_for_vllm
-from roost.engines.kept_start import start_kept
-from roost.engines.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link, end_all, members
 from roost.engines.spec import EngineKind, ServerSpec
-from roost.runtime.logs import last_lines
-from roost.runtime.ports import PortLeases
+from roost.net.addresses import PortLeases
+from roost.procs.child import child_env, start_kept
+from roost.procs.logs import last_lines
+from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link, end_all, members
 
 GRACE = 10.0
 MARGIN = 5.0  # seconds that a keeper may take longer than its own limits

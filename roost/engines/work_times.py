@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from roost.runtime.trace.spans import MOST_SPANS, Clock, Span
+from roost.trace.spans import MOST_SPANS, Clock, Span
 
 
 class WorkTimes:

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roost.engines.errors import EngineError
-from roost.engines.kept_start import left_keepers
 from roost.engines.owner import START_LIMIT_S, LocalOwner, new_key, with_key
 from roost.engines.planned import EnginePlan
 from roost.engines.readiness import STARTS
 from roost.engines.spec import ServerSpec
-from roost.runtime.failure import WorkerFailed
-from roost.runtime.node_address import node_address
+from roost.net.addresses import node_address
+from roost.procs.child import left_keepers
 from roost.runtime.worker import Worker
+from roost.transport.failure import WorkerFailed
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
-    from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
-    from roost.runtime.result import GroupResult
+    from roost.runtime.group import GroupResult, GroupSpec, LaunchOptions, WorkerGroup
 
 WORKER_RESTARTS = 100
 RELAUNCH_LIMIT_S = 300.0  # for Ray to start a worker (again)

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from roost.learner.checksums import sums_of, write_sums
 from roost.learner.distributed import rank, world_size
-from roost.runtime.disk import DiskFull, FileSystem, chain_of, disk_full, is_disk_full
-from roost.runtime.whole_folder import put_in_place, unfinished
+from roost.procs.files import DiskFull, FileSystem, chain_of, disk_full, is_disk_full, put_in_place, unfinished
 
 INDEX = ".metadata"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from roost.runtime.bound_store import file_store, tcp_store
+from roost.net.bound_store import file_store, tcp_store
 
 LIMIT_S = 600.0  # until a rank that waits for another gives up
 LARGEST = "max/"  # what names begin with of which the maximum counts, not the sum

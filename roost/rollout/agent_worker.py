@@ -9,16 +9,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from roost.procs.user_code import call
 from roost.rollout.env_worker import RemoteEnvironments, import_from, play_in
 from roost.rollout.episode import Episode
 from roost.rollout.finishing import finish_workers
 from roost.rollout.gateway import Contact, GatewayDraws
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed, close_scenario
 from roost.rollout.scenario import Scenario
-from roost.runtime.contained import call
-from roost.runtime.failure import WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
 from roost.runtime.worker import Worker
+from roost.transport.failure import WaitedTooLong, WorkerFailed
 
 OVER = "the run is over"
 RESTART_S = 10.0  # that a worker that was lost is left alone, while there are others

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from roost.runtime.group import WorkerGroup
-from roost.runtime.result import ref_future
+from roost.runtime.group import WorkerGroup, ref_future
 
 
 async def finish_workers(group: WorkerGroup, limit_s: float) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from roost.engines.errors import EngineError, EngineRefused
 from roost.engines.generation import Completion, Finish, VersionSpan
 from roost.engines.http_calls import HttpCalls
-from roost.engines.loop_server import LoopServer
+from roost.net.server import LoopServer
 from roost.rollout.playing import OpenDraw
 from roost.rollout.transcript import Draw
 

@@ -10,7 +10,7 @@ from roost.rollout.episode import Episode, Group
 from roost.rollout.place import Place
 from roost.rollout.playing import Play, Player
 from roost.rollout.scenario import Task
-from roost.runtime.failure import WorkerFailed
+from roost.transport.failure import WorkerFailed
 
 
 class GroupPlay:

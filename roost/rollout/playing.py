@@ -11,11 +11,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol
 
-from roost.rollout.bounded import within
+from roost.procs.user_code import call, called, within
 from roost.rollout.episode import Episode, Ints
 from roost.rollout.scenario import Scenario, Score, Split, Task
 from roost.rollout.transcript import Draw, Transcript
-from roost.runtime.contained import call, called
 
 ROOM = Path(__file__).parent
 LONGEST_TRACEBACK = 30_000  # characters: it may be sent between machines

@@ -23,28 +23,27 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.mode import PlacementMode
 from roost.placement.plan import Plan
 from roost.placement.strategy import PlacementStrategy
-from roost.runtime import current, launcher, nodes, probe
-from roost.runtime.address import DRIVER, Address
-from roost.runtime.agents import CLOSING_LIMIT, Agents, dismiss
-from roost.runtime.channel import Channel
+from roost.procs.logs import LogCollector
+from roost.runtime import launch as launcher
+from roost.runtime import nodes, probe
+from roost.runtime.checks import check_plan
 from roost.runtime.control_watch import ControlWatch
-from roost.runtime.directory import GroupEntry
-from roost.runtime.failure import Failure, FailureKind
-from roost.runtime.failures_seen import FailuresSeen
+from roost.runtime.failures import FailuresSeen, StartWatch
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
-from roost.runtime.holdings import Holdings
-from roost.runtime.launch_request import component_of, plan_launch
-from roost.runtime.launching import Launching, Request
-from roost.runtime.live_inventory import ClusterConfig, live_inventory, read_cluster_config
-from roost.runtime.logs import LogCollector
-from roost.runtime.process_link import ProcessLink
+from roost.runtime.launch import Launching, Request, component_of, plan_launch
+from roost.runtime.node_daemons import CLOSING_LIMIT, Agents, dismiss
+from roost.runtime.nodes import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.ray_connection import connect
+from roost.runtime.reserve import Holdings
 from roost.runtime.span_collection import BRIEFLY, collected, flush, with_spans
-from roost.runtime.start_watch import StartWatch
-from roost.runtime.trace.chrome import TraceSummary, write_trace
-from roost.runtime.trace.spans import Span, SpanRecorder
-from roost.runtime.verify import check_plan
 from roost.runtime.worker import Worker
+from roost.trace.chrome import TraceSummary, write_trace
+from roost.trace.spans import Span, SpanRecorder
+from roost.transport import current
+from roost.transport.channel import Channel
+from roost.transport.current import ProcessLink
+from roost.transport.directory import GroupEntry
+from roost.transport.failure import DRIVER, Address, Failure, FailureKind
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
 RESERVATION_LIMIT = 600.0  # seconds to wait for what others hold

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import inspect
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import ray
 from ray import cloudpickle
 
-from roost.runtime import current
-from roost.runtime.address import Address
-from roost.runtime.contained import contain_tasks
-from roost.runtime.failure import Failure, FailureKind, PeerLost, WaitedTooLong
-from roost.runtime.logs import redirect_output
-from roost.runtime.loop_watch import LoopWatch
-from roost.runtime.process import AgentContact, ProcessSetup
-from roost.runtime.process_link import ProcessLink
-from roost.runtime.simulated_torch import show_to_torch
-from roost.runtime.trace.spans import SpanRecorder
+from roost.procs.logs import redirect_output
+from roost.procs.loop_watch import LoopWatch
+from roost.procs.user_code import contain_tasks
+from roost.trace.spans import SpanRecorder
+from roost.transport import current
+from roost.transport.current import ProcessLink, ProcessSetup, SimulatedDevices
+from roost.transport.failure import Address, AgentContact, Failure, FailureKind, PeerLost, WaitedTooLong
 
 CONSTRUCTOR = "__init__"
 ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the agent to answer
@@ -249,3 +250,60 @@ def _packed(error: BaseException) -> bytes | None:
     except Exception:
         return None
     return packed
+
+
+GIB = 2**30
+
+
+def show_to_torch(devices: SimulatedDevices) -> None:
+    """Let torch count simulated accelerators, whenever it is imported in this process."""
+    if "torch" in sys.modules:
+        _teach(sys.modules["torch"], devices)
+    else:
+        sys.meta_path.insert(0, _TeachOnImport(lambda torch: _teach(torch, devices)))
+
+
+def _teach(torch: Any, devices: SimulatedDevices) -> None:
+    count, memory = devices.count, int((devices.memory_gb or 0) * GIB)
+
+    def properties(device: Any = 0) -> SimpleNamespace:
+        index = getattr(device, "index", device)
+        index = int(str(index).removeprefix("cuda").removeprefix(":") or 0) if index is not None else 0
+        if not 0 <= index < count:
+            raise AssertionError(f"device {index} is not visible; this process sees {count}")
+        return SimpleNamespace(name="simulated", total_memory=memory, major=0, minor=0, multi_processor_count=1)
+
+    torch.cuda.device_count = lambda: count
+    torch.cuda.get_device_properties = properties
+    torch.cuda.get_device_name = lambda device=0: properties(device).name
+
+
+class _TeachOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torch as everybody else would, and changes it once it is loaded."""
+
+    def __init__(self, teach: Callable[[Any], None]) -> None:
+        self._teach = teach
+        self._loader: Any = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._teach(module)

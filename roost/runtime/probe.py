@@ -16,8 +16,8 @@ from typing import Any
 import roost
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import NO_ACCELERATOR
-from roost.runtime.node_report import RANK_VARIABLES, NodeReport
-from roost.runtime.segments import memory_limit
+from roost.runtime.membership import RANK_VARIABLES, NodeReport
+from roost.transport.shared_memory import memory_limit
 
 MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
 SIOCGIFADDR = 0x8915  # "get interface address", as Linux numbers it

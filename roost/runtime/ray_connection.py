@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.registry import installed_registry
+from roost.procs import reaper
+from roost.procs.files import ScratchFolder, private_files
+from roost.procs.signals import sigterm_kept_from_ray
 from roost.runtime.control_watch import local_control_service
-from roost.runtime.local_ray import (
-    SYSTEM_CONFIG,
-    OnLoopback,
-    in_own_sessions,
-    make_token_private,
-    private_folder,
-    simulating,
-)
-from roost.runtime.patient_start import patient_start
 from roost.runtime.ray_address import running_here
-from roost.runtime.reaper_start import Reaper
-from roost.runtime.signals import sigterm_kept_from_ray
 
 NAMESPACE = "roost"
 LOCAL = "local"
@@ -198,3 +197,186 @@ def free_resources() -> Mapping[str, Mapping[str, float]]:
 
     found: Mapping[str, Mapping[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return found
+
+
+KIND = "ray"
+LONGEST_SOCKET = 107  # bytes of a Unix socket's path, less its final zero
+BELOW = len("/roost-ray-12345678/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+SHORT = Path("/tmp")
+# Ray reads this when it is first imported. Off, a node that is alone listens on loopback only.
+CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+MASK = "CUDA_VISIBLE_DEVICES"  # Ray refuses to count more GPUs than it lists
+# Ray ends a driver that cannot reach the control service for this long (60 s by default). Roost watches the service
+# itself, and needs time to end what still runs.
+SYSTEM_CONFIG = {"gcs_rpc_server_reconnect_timeout_s": 300}
+
+
+def folder_for_sessions(environ: Mapping[str, str]) -> Path:
+    """The parent of private Ray folders: where Ray would put its own, unless the paths of sockets get too long.
+
+    >>> str(folder_for_sessions({"TMPDIR": "/scratch/me"})), str(folder_for_sessions({"TMPDIR": "/s" * 40}))
+    ('/scratch/me', '/tmp')
+    """
+    chosen = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
+    return Path(chosen) if len(os.fsencode(chosen)) + BELOW <= LONGEST_SOCKET else SHORT
+
+
+def private_folder() -> ScratchFolder:
+    """A folder that only this user can enter. Ray opens its own folders to everybody, so they lie one level below."""
+    return ScratchFolder(KIND, folder_for_sessions(os.environ))
+
+
+def make_token_private() -> None:
+    """Create the token that Ray's processes authenticate with, or close an existing one to other users.
+
+    Ray writes it with the default permissions, which let everybody read it where the home folder is open.
+    """
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    from ray._private.authentication.authentication_token_setup import generate_and_save_token
+
+    path = Path.home() / ".ray" / "auth_token"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with private_files():
+            generate_and_save_token()
+    elif path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+
+
+def mask_for_simulated(mask: str, count: int) -> str:
+    """A value of CUDA_VISIBLE_DEVICES with enough devices for Ray, which counts them; CUDA finds none by the id -1.
+
+    >>> mask_for_simulated("", 2), mask_for_simulated("4", 2), mask_for_simulated("4,5,6", 2)
+    ('-1,-1', '4,-1', '4,5,6')
+    """
+    ids = [name for name in mask.split(",") if name and name != "NoDevFiles"]
+    return ",".join(ids + ["-1"] * (count - len(ids)))
+
+
+@contextlib.contextmanager
+def simulating(count: int) -> Iterator[None]:
+    """While this holds, a Ray that is started with so many simulated devices accepts them whatever mask is set."""
+    before = os.environ.get(MASK)
+    if before is None or not count:
+        yield
+        return
+    os.environ[MASK] = mask_for_simulated(before, count)
+    try:
+        yield
+    finally:
+        os.environ[MASK] = before
+
+
+class OnLoopback:
+    """While this holds, a Ray that is started listens on loopback only, with no need of a network."""
+
+    _constants: Any
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(CLUSTER_SWITCH)
+        os.environ[CLUSTER_SWITCH] = "0"
+        self._constants = sys.modules.get("ray._private.ray_constants")
+        if self._constants is not None:
+            self._was = self._constants.ENABLE_RAY_CLUSTER
+            self._constants.ENABLE_RAY_CLUSTER = False
+
+    def __exit__(self, *_: object) -> None:
+        if self._constants is not None:
+            self._constants.ENABLE_RAY_CLUSTER = self._was
+        if self._before is None:
+            os.environ.pop(CLUSTER_SWITCH, None)
+        else:
+            os.environ[CLUSTER_SWITCH] = self._before
+
+
+@contextlib.contextmanager
+def in_own_sessions() -> Iterator[None]:
+    """Ray's processes that are started inside get sessions of their own.
+
+    `timeout`, a shell and Slurm signal the whole process group: that is for the driver, which then ends the rest in
+    order. Ray has no setting for it.
+    """
+    from ray._private import services
+
+    replaced: Any = services
+    before = replaced.ConsolePopen
+    replaced.ConsolePopen = functools.partial(before, start_new_session=True)
+    try:
+        yield
+    finally:
+        replaced.ConsolePopen = before
+
+
+START_LIMIT_S = 300.0
+LOOK_EVERY_S = 0.1
+
+
+@contextlib.contextmanager
+def patient_start() -> Iterator[None]:
+    """Give nodes that are started inside more time to register than the 30 s for which Ray has no setting.
+
+    The wait ends early when one of the processes that Ray started has exited: Ray then reports it as usual.
+    """
+    from ray._private import services
+
+    replaced: Any = services
+    popen, get_node = replaced.ConsolePopen, replaced.get_node
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, **options: Any) -> Any:
+        process = popen(*args, **options)
+        started.append(process)
+        return process
+
+    def wait_for_node(*args: Any, **options: Any) -> Any:
+        deadline = time.monotonic() + START_LIMIT_S
+        while True:
+            try:
+                return get_node(*args, **options)
+            except RuntimeError:
+                if time.monotonic() >= deadline or any(process.poll() is not None for process in started):
+                    raise
+            time.sleep(LOOK_EVERY_S)
+
+    replaced.ConsolePopen, replaced.get_node = start, wait_for_node
+    try:
+        yield
+    finally:
+        replaced.ConsolePopen, replaced.get_node = popen, get_node
+
+
+class Reaper:
+    """Ends the processes of a local Ray and removes their folder when this process ends, in whatever way."""
+
+    def __init__(self, folder: ScratchFolder) -> None:
+        self.folder = folder
+        self._mark = uuid.uuid4().hex
+        their_end, self._leash = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(reaper.__file__), self._mark, str(folder.path)],
+            stdin=their_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # signals to the driver's process group are not for it
+        )
+        os.close(their_end)
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, folder: ScratchFolder) -> Iterator[Reaper]:
+        """A reaper of all processes that are started inside."""
+        one = cls(folder)
+        os.environ[reaper.MARK] = one._mark
+        try:
+            yield one
+        except BaseException:
+            one.end()
+            raise
+        finally:
+            del os.environ[reaper.MARK]
+
+    def end(self) -> None:
+        """The local Ray has ended: let the reaper end what is left of it."""
+        os.close(self._leash)
+        self.folder.remove()

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ray
 
-from roost.runtime.address import Address
-from roost.runtime.agents import Agents
 from roost.runtime.group import WorkerGroup
+from roost.runtime.node_daemons import Agents
 from roost.runtime.nodes import LiveNode
-from roost.runtime.trace.spans import Span, WorkerSpans
+from roost.trace.spans import Span, WorkerSpans
+from roost.transport.failure import Address
 
 FLUSH_LIMIT = 3.0  # seconds for workers to hand in what they recorded
 BRIEFLY = 0.5  # the same, for those that are about to be ended

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from roost.runtime import current
-from roost.runtime.address import Address
-from roost.runtime.channel import Channel
-from roost.runtime.process import ProcessSetup
-from roost.runtime.transfer import MESSAGE, Groups, Transfer, transfer_limit
+from roost.transport import current
+from roost.transport.channel import Channel
+from roost.transport.current import ProcessSetup
+from roost.transport.failure import Address
+from roost.transport.transfer import MESSAGE, Groups, Transfer, transfer_limit
 
 if TYPE_CHECKING:
     from roost.runtime.group import GroupSpec
@@ -161,7 +161,7 @@ class Worker:
         The batch is spread over this group's workers in rank order. `batch_size` counts the rows of all of them; left
         out, each has as many as this one.
         """
-        from roost.runtime import batches
+        from roost.transport import batches
 
         rows = batches.batch_size_of(batch)
         total = batch_size if batch_size is not None else rows * self._world_size
@@ -176,7 +176,7 @@ class Worker:
 
     def recv_from(self, group_name: str, batch_size: int, tag: str = "", timeout: float | None = None) -> Any:
         """This worker's rows of a batch of so many rows that a group sends with `send_to`."""
-        from roost.runtime import batches
+        from roost.transport import batches
 
         senders = len(self._transfer.group(group_name).nodes)
         pieces = batches.receive_plan(batch_size, senders, self._world_size, self._rank)

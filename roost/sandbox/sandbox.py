@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from roost.rollout.bounded import within
+from roost.procs.user_code import within
 from roost.sandbox.child import FLOOD_BYTES, Child, Gone, Malformed
 from roost.sandbox.execution import Execution, Fault
 from roost.sandbox.folder import is_larger, remove

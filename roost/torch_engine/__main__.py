@@ -12,7 +12,7 @@ from typing import Any
 
 from roost.config.model_files import ModelPlace, model_place
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
-from roost.torch_engine.listening import bound_socket, url_of
+from roost.net.server import bound_socket, url_of
 from roost.torch_engine.parent_watch import end_with
 from roost.torch_engine.settings import EngineSettings
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 import roost
 from roost.engines.protocol import InFlight, Part
-from roost.torch_engine.http_errors import Refused, error_response, refusing
+from roost.net.errors import Refused, error_response, refusing
 from roost.torch_engine.in_flight import engine_lost
 from roost.torch_engine.served import Served
 

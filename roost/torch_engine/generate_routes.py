@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from roost.torch_engine.http_errors import Refused, refusing
+from roost.net.errors import Refused, refusing
 from roost.torch_engine.in_flight import Asked
 from roost.torch_engine.replies import StreamReply, WholeReply
 from roost.torch_engine.reply_parts import Json, chat_logprobs, finite, prompt_logprobs, usage, weight_versions

@@ -13,8 +13,8 @@ from operator import attrgetter
 
 from roost.engines.errors import EngineLost
 from roost.engines.generation import Finish, Sampling
+from roost.net.errors import Refused, refusing
 from roost.torch_engine.engine import TorchEngine
-from roost.torch_engine.http_errors import Refused, refusing
 from roost.torch_engine.request_fields import MOST_SAMPLES, derived_seeds
 from roost.torch_engine.sample import Piece, Sample, TextWanted
 from roost.torch_engine.sequence import Progress, Request

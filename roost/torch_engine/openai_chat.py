@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from roost.torch_engine.http_errors import Refused, refusing
+from roost.net.errors import Refused, refusing
 from roost.torch_engine.in_flight import Asked
 from roost.torch_engine.openai_fields import OpenAIFields, reply
 from roost.torch_engine.reply_parts import Json, chat_logprobs, prompt_logprobs, usage, weight_versions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from roost.engines.generation import Sampling
-from roost.torch_engine.http_errors import Refused
+from roost.net.errors import Refused
 from roost.torch_engine.in_flight import Asked
 from roost.torch_engine.replies import Form, StreamReply, WholeReply
 from roost.torch_engine.request_fields import RequestId, SamplingFields, StreamOptions, room_for_completion

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from roost.torch_engine.http_errors import Refused, refusing
+from roost.net.errors import Refused, refusing
 from roost.torch_engine.served import Served
 
 NotEmpty = Annotated[str, Field(min_length=1)]

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from roost.engines.errors import EngineError
-from roost.torch_engine.http_errors import Refused, error_body, logger, status_of
+from roost.net.errors import Refused, error_body, logger, status_of
 from roost.torch_engine.in_flight import Asked, InFlightRequests, RequestInFlight
 from roost.torch_engine.reply_parts import Json
 from roost.torch_engine.sample import Piece, Sample

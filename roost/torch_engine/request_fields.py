@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from roost.engines.generation import Sampling
-from roost.torch_engine.http_errors import Refused, refusing
+from roost.net.errors import Refused, refusing
 from roost.torch_engine.sample import TextWanted
 from roost.torch_engine.text_codec import TextCodec
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roost.net.errors import Refused
 from roost.torch_engine.engine import TorchEngine
-from roost.torch_engine.http_errors import Refused
 from roost.torch_engine.in_flight import InFlightRequests
 from roost.torch_engine.text_codec import TextCodec
 

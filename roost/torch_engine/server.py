@@ -12,13 +12,14 @@ import uvicorn
 from fastapi import Depends, FastAPI
 
 import roost
+from roost.engines.errors import EngineError
 from roost.engines.guarded.roost_key_guard import KeyGuard
+from roost.net.errors import answer_errors
+from roost.net.server import SizeLimited
 from roost.torch_engine.control_routes import control_router, health_router
 from roost.torch_engine.engine import TorchEngine
 from roost.torch_engine.generate_routes import generate_router
-from roost.torch_engine.http_errors import answer_errors
 from roost.torch_engine.in_flight import InFlightRequests, engine_lost
-from roost.torch_engine.middleware import SizeLimited
 from roost.torch_engine.openai_chat import chat_router
 from roost.torch_engine.openai_completions import completions_router
 from roost.torch_engine.openai_models import adapters_router, models_router
@@ -45,7 +46,7 @@ def served_engine(engine: TorchEngine, name: str | None = None) -> Served:
 def create_app(served: Served, takes_adapters: bool = False, api_key: str | None = None) -> FastAPI:
     """The app; clients read its list of routes to know what it can do."""
     app = FastAPI(title="Roost's built-in engine", version=roost.__version__)
-    answer_errors(app)
+    answer_errors(app, EngineError)
     app.add_middleware(SizeLimited)
     if api_key is not None:
         app.add_middleware(KeyGuard, key=api_key)

@@ -31,9 +31,9 @@ from roost.learner.model import float_type
 from roost.learner.sample import Floats, Sample
 from roost.learner.taking import in_buckets
 from roost.learner.token_weights import Totals
-from roost.runtime import current
 from roost.runtime.worker import Worker
 from roost.trainer.weight_stream import WeightStream
+from roost.transport import current
 
 NOTHING = Sent(0, 0, {}, {})
 Bucket = list[tuple[str, torch.Tensor]]

@@ -16,10 +16,10 @@ from roost.engines.weights.release import Release, Way
 from roost.engines.weights.send import Sent
 from roost.learner.sample import Floats, Sample
 from roost.learner.token_weights import Totals
-from roost.runtime.failure import FailureKind, WaitedTooLong, WorkerFailed
 from roost.runtime.group import WorkerGroup
 from roost.trainer.divergence import check_policy
 from roost.trainer.learner_worker import Receiver
+from roost.transport.failure import FailureKind, WaitedTooLong, WorkerFailed
 
 ALL_PARTS = ("weight", "grad", "optimizer")
 

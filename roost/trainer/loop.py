@@ -19,7 +19,7 @@ from roost.learner.sample import Floats, Sample
 from roost.learner.token_weights import Totals
 from roost.rollout.episode import Group
 from roost.rollout.order import draw_seed
-from roost.runtime.trace.spans import SpanRecorder
+from roost.trace.spans import SpanRecorder
 from roost.trainer.batch import (
     Batch,
     batch_of,

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from roost.runtime.disk import DiskFull, check_room
-from roost.runtime.whole_folder import put_in_place, unfinished
+from roost.procs.files import DiskFull, check_room, put_in_place, unfinished
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.learners import Learners
 from roost.trainer.metrics.json_lines import write_whole

@@ -12,13 +12,13 @@ from roost.config.job import Job, Notation
 from roost.config.model_files import ModelPlace, model_place
 from roost.config.training import TrainSettings
 from roost.config.training_read import setting_place
-from roost.engines.child_env import child_env
 from roost.engines.errors import EngineError
 from roost.engines.installed_sglang import ask_for_sglang
 from roost.engines.installed_vllm import ask_for_vllm
 from roost.placement.engine_rules import ROLLOUT, models_of
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.procs.child import child_env
 from roost.trainer.hub import check_on_hub
 from roost.trainer.this_machine import ThisMachine, machine_of_run
 

@@ -12,7 +12,7 @@ import yaml
 from roost.config.job import Job
 from roost.config.training import Estimator, TrainSettings
 from roost.learner.checksums import Damaged
-from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
+from roost.procs.files import FolderHeld, FolderLock, NoLocks
 from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState
 from roost.trainer.run_folder import RunFolder
 

@@ -20,12 +20,10 @@ from roost.engines.errors import EngineError, EnginesBehind
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.procs.files import DiskFull, chain_of, disk_full, full_shared_memory, is_disk_full, private_files
 from roost.rollout.scenario import Scenario, Split
 from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
-from roost.runtime.disk import DiskFull, chain_of, disk_full, full_shared_memory, is_disk_full
-from roost.runtime.failure import FailureKind, WorkerFailed
-from roost.runtime.private_files import private_files
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import joined_address, open_cluster
@@ -49,6 +47,7 @@ from roost.trainer.surroundings import made_rewards
 from roost.trainer.targets import make_scenario
 from roost.trainer.tokenizers import class_name_of, decoder, load_tokenizer
 from roost.trainer.watching import Watching
+from roost.transport.failure import FailureKind, WorkerFailed
 
 RESTARTS = 3  # without a step in between
 LOOK_EVERY = 0.5  # seconds

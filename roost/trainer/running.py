@@ -20,16 +20,14 @@ from roost.engines.spec import EngineKind
 from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
 from roost.placement.plan import Plan
+from roost.procs.files import check_room
+from roost.procs.loop_watch import LoopWatch
+from roost.procs.signals import first_signal
+from roost.procs.user_code import contain_tasks
 from roost.rollout.scenario import Scenario
-from roost.runtime import current
-from roost.runtime.address import Address
 from roost.runtime.cluster import Cluster
-from roost.runtime.contained import contain_tasks
-from roost.runtime.disk import check_room
 from roost.runtime.group import WorkerGroup
-from roost.runtime.loop_watch import LoopWatch
-from roost.runtime.signals import first_signal
-from roost.runtime.trace.spans import Span
+from roost.trace.spans import Span
 from roost.trainer.best import best_checkpoint
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.components import (
@@ -55,6 +53,8 @@ from roost.trainer.receivers import plan_sending, receiver_at
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.watching import Watching
+from roost.transport import current
+from roost.transport.failure import Address
 
 PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the weights alone
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace

@@ -17,10 +17,11 @@ from roost.config.errors import Findings, Where
 from roost.config.training import TrainSettings
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
+from roost.net.addresses import node_address
 from roost.placement.plan import Plan
 from roost.placement.reward_rules import placed_rewards
+from roost.procs.user_code import within
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.bounded import within
 from roost.rollout.draw import FleetDraws
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
 from roost.rollout.finishing import finish_workers
@@ -32,7 +33,6 @@ from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Scenario
 from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup
-from roost.runtime.node_address import node_address
 from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.targets import load_scenario
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from roost.config.errors import Findings, Where
+from roost.procs.user_code import call
 from roost.rollout.check_target import check_target
 from roost.rollout.parts import SCENARIO
 from roost.rollout.scenario import Scenario, Split
-from roost.runtime.contained import call
 from roost.trainer.tokenizers import load_tokenizer
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from roost.cluster.hardware.accelerators.nvidia import NVIDIA
-from roost.engines.child_env import child_env
 from roost.placement.component_plan import Process
 from roost.placement.placement import Placement
-from roost.runtime.address import Address
-from roost.runtime.process_env import process_env
+from roost.procs.child import child_env
+from roost.runtime.launch import process_env
+from roost.transport.failure import Address
 
 REMOVED = {
     "torchrun": {"RANK": "1", "GROUP_RANK": "0", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "x", "PET_NNODES": "2"},

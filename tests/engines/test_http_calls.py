@@ -9,8 +9,8 @@ import socket
 import pytest
 
 from roost.engines.errors import EngineLost, EngineRefused
-from roost.engines.http_calls import HttpCalls, RetryRule, ServerFailed, server_message
-from roost.engines.http_client import proxy_for
+from roost.engines.http_calls import HttpCalls, RetryRule, ServerFailed
+from roost.net.http_client import proxy_for, server_message
 from tests.engines.scripted_server import DROP, HANG, OK, ScriptedServer, bounded
 from tests.limits import HANG_S
 

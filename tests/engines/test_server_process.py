@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from roost.engines.errors import EngineError
-from roost.engines.kept_start import left_keepers
 from roost.engines.readiness import STARTS, PortTaken, start_ready, wait_ready
-from roost.engines.server_keeper import Ending
 from roost.engines.server_process import ServerProcess
 from roost.engines.spec import EngineKind, ServerSpec
+from roost.procs.child import left_keepers
+from roost.procs.server_keeper import Ending
 from tests.limits import HANG_S
 
 PROGRAMS = Path(__file__).parent / "programs"

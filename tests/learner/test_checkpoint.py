@@ -7,8 +7,7 @@ import torch
 
 from roost.config.training import AdapterSettings
 from roost.learner.checksums import SUMS, check_sums
-from roost.runtime.disk import DiskFull
-from roost.runtime.whole_folder import UNFINISHED
+from roost.procs.files import UNFINISHED, DiskFull
 from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
 from tests.small_disk import small_disk
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.rollout.daemon_thread import DaemonThread, begun
+from roost.procs.user_code import DaemonThread, begun
 from tests.limits import HANG_S
 from tests.rollout.hanging import KINDS
 from tests.rollout.script import ran

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from roost.config.training import CollectSettings
-from roost.rollout import bounded
+from roost.procs import user_code as bounded
+from roost.procs.user_code import contain_tasks
 from roost.rollout.group_play import GroupPlay
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed
 from roost.rollout.scenario import Score, Split, Task
-from roost.runtime.contained import contain_tasks
 from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.runtime.batches import Piece, batch_size_of, merge, receive_plan, rows_of, send_plan, split
+from roost.transport.batches import Piece, batch_size_of, merge, receive_plan, rows_of, send_plan, split
 
 MANY = settings(max_examples=150)
 

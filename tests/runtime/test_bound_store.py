@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from roost.runtime.bound_store import listen, tcp_store
+from roost.net.bound_store import listen, tcp_store
 from tests.limits import HANG_S
 
 LIMIT = timedelta(seconds=HANG_S)

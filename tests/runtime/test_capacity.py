@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import roost
 from roost.config.errors import Findings
-from roost.runtime.capacity import (
+from roost.runtime.checks import (
     Demand,
     Held,
     Share,

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from roost.runtime.channel_service import Empty, Full
-from roost.runtime.directory import ChannelEntry
-from roost.runtime.failure import PeerLost, WaitedTooLong
-from roost.runtime.freight import BIG
-from roost.runtime.post_office import ChannelClosed
+from roost.transport.directory import ChannelEntry
+from roost.transport.exchange import Empty, Full
+from roost.transport.failure import PeerLost, WaitedTooLong
+from roost.transport.mailboxes import ChannelClosed
+from roost.transport.shared_memory import BIG
 from tests.runtime.wired_nodes import SIZES, data_of, payload, start, tick, two_nodes
 
 CHANNEL_PAIRS = {

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from roost.runtime.contained import ExitRaised, call, called, contain_tasks
+from roost.procs.user_code import ExitRaised, call, called, contain_tasks
 from tests.limits import HANG_S
 
 EXITS = pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -96,7 +96,7 @@ def test_a_task_that_is_cancelled_before_it_began_is_no_coroutine_that_was_forgo
 
 SPINNING = """
 import asyncio
-from roost.runtime.contained import called, contain_tasks
+from roost.procs.user_code import called, contain_tasks
 
 async def scenario():
     print("spinning", flush=True)

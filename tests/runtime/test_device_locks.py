@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.runtime.address import Address
-from roost.runtime.device_locks import DeviceLocks
+from roost.transport.exchange import DeviceLocks
+from roost.transport.failure import Address
 
 A, B, C = (Address(name, 0) for name in ("actor", "rollout", "reward"))
 

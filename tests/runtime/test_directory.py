@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from roost.runtime.address import Address
-from roost.runtime.directory import ChannelEntry, Directory, GroupEntry
-from roost.runtime.failure import Failure, FailureKind
+from roost.transport.directory import ChannelEntry, Directory, GroupEntry
+from roost.transport.failure import Address, Failure, FailureKind
 
 ACTOR = GroupEntry("actor", (0, 1))
 LONG = 60.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.runtime.disk import DiskFull, FileSystem, check_room, disk_full, full_shared_memory, is_disk_full
+from roost.procs.files import DiskFull, FileSystem, check_room, disk_full, full_shared_memory, is_disk_full
 from tests.small_disk import small_disk
 
 ENOSPC, EDQUOT = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded")

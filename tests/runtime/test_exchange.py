@@ -4,12 +4,10 @@ import asyncio
 
 import pytest
 
-from roost.runtime.directory import ChannelEntry
-from roost.runtime.failure import PeerLost, WaitedTooLong
-from roost.runtime.freight import BIG
-from roost.runtime.parcel import INLINE_LIMIT, Parcel
-from roost.runtime.post_office import MAILBOX_SIZE
-from roost.runtime.segments import NoRoom, SegmentPool, SegmentRef
+from roost.transport.directory import ChannelEntry
+from roost.transport.failure import PeerLost, WaitedTooLong
+from roost.transport.mailboxes import MAILBOX_SIZE
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, NoRoom, Parcel, SegmentPool, SegmentRef
 from tests.runtime.wired_nodes import MIB, SIZES, data_of, payload, start, tick, two_nodes
 
 PAIRS = {

@@ -8,8 +8,9 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.runtime.address import Address
-from roost.runtime.failure import (
+from roost.runtime.failures import FailuresSeen
+from roost.transport.failure import (
+    Address,
     Failure,
     FailureKind,
     PeerLost,
@@ -17,7 +18,6 @@ from roost.runtime.failure import (
     WorkerFailed,
     in_order_of_cause,
 )
-from roost.runtime.failures_seen import FailuresSeen
 from tests.limits import HANG_S
 
 
@@ -111,7 +111,7 @@ def lost_daemon(*args):
 
 
 def test_the_loss_of_the_drivers_node_daemon_is_raised_every_time(monkeypatch):
-    monkeypatch.setattr("roost.runtime.failures_seen.GRACE", 0.0)
+    monkeypatch.setattr("roost.runtime.failures.GRACE", 0.0)
     seen = FailuresSeen(SimpleNamespace(ask=SimpleNamespace(remote=lost_daemon)), lambda: None)
     seen._thread.join(HANG_S)
     with pytest.raises(WorkerFailed, match="the node daemon of the driver's machine is lost"):

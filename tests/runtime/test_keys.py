@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from roost.runtime.keys import OpaqueKey, portable, restored
+from roost.transport.channel import OpaqueKey, portable, restored
 
 
 class Colour(enum.Enum):

@@ -8,7 +8,7 @@ from roost import Inventory, LaunchOptions, NodePlacementStrategy, PackedPlaceme
 pytest.importorskip("ray")
 
 from roost.cluster.hardware.registry import BUILT_IN
-from roost.runtime.launch_request import component_of, plan_launch
+from roost.runtime.launch import component_of, plan_launch
 
 CLUSTER = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "0-1", "rollout": "2-3"}}
 PLAN = roost.plan({"cluster": CLUSTER})

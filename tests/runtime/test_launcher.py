@@ -10,9 +10,10 @@ from roost.cluster.inventory import Inventory
 pytest.importorskip("ray")
 
 from roost.runtime.group import LaunchOptions
-from roost.runtime.launcher import Site, places, process_setups
-from roost.runtime.node_report import NodeReport
-from roost.runtime.process import AgentContact, SimulatedDevices
+from roost.runtime.launch import Site, places, process_setups
+from roost.runtime.membership import NodeReport
+from roost.transport.current import SimulatedDevices
+from roost.transport.failure import AgentContact
 
 MACHINES = {"nodes": [{"accelerators": 8, "accelerator_type": "SIMULATED"}]}
 REPORT = NodeReport(

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 pytest.importorskip("ray")
 
 from roost.config.errors import Findings
-from roost.runtime.live_inventory import read_cluster_config
+from roost.runtime.nodes import read_cluster_config
 
 SECTION = {"num_nodes": 3, "node_groups": [{"label": "arms", "node_ranks": "1-2"}]}
 PLACED = {**SECTION, "component_placement": {"actor": "all"}}

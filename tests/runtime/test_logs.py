@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import roost
-from roost.runtime import logs
-from roost.runtime.logs import LogCollector, last_lines, log_name, read_from
+from roost.procs import logs
+from roost.procs.logs import LogCollector, last_lines, log_name, read_from
 
 NOISY = """
 import os, subprocess, sys
 from pathlib import Path
-from roost.runtime.logs import redirect_output
+from roost.procs.logs import redirect_output
 print("before")
 redirect_output(Path(sys.argv[1]))
 print("printed")

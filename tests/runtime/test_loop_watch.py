@@ -5,7 +5,7 @@ import re
 import threading
 from pathlib import Path
 
-from roost.runtime.loop_watch import LoopWatch
+from roost.procs.loop_watch import LoopWatch
 from tests.limits import HANG_S
 
 

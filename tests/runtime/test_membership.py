@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.config.errors import Findings
-from roost.runtime.membership import check_device_counts, check_versions, how_to_join, missing_nodes, order_nodes
-from roost.runtime.node_report import NodeReport, to_node
+from roost.runtime.membership import (
+    NodeReport,
+    check_device_counts,
+    check_versions,
+    how_to_join,
+    missing_nodes,
+    order_nodes,
+    to_node,
+)
 
 
 def node(last, rank=None, hostname=None, **fields):

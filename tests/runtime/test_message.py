@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from roost.runtime.device_tensors import DeviceNotVisible, DeviceTensors, opened_tensor
-from roost.runtime.message import IN_HEADER, LONG_STRING, pack, unpack
+from roost.transport.device_tensors import DeviceNotVisible, DeviceTensors, opened_tensor
+from roost.transport.message import IN_HEADER, LONG_STRING, pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -265,7 +265,7 @@ def test_classes_of_main_arrive_where_main_is_another(tmp_path):
     code = """
 import pathlib, sys
 from enum import Enum
-from roost.runtime.message import pack
+from roost.transport.message import pack
 class Colour(Enum):
     RED = 1
 class Reward:
@@ -284,7 +284,7 @@ pathlib.Path(sys.argv[1]).write_bytes(message.header)
 def test_libraries_are_not_imported_for_messages_without_them():
     code = """
 import sys
-from roost.runtime.message import pack, unpack
+from roost.transport.message import pack, unpack
 before = {"torch", "ray", "numpy"} & sys.modules.keys()
 message = pack({"a": [1, "b"]})
 assert unpack(message.header, message.buffers) == {"a": [1, "b"]}

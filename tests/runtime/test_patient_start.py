@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 
 from ray._private import services
 
-from roost.runtime.patient_start import patient_start
+from roost.runtime.ray_connection import patient_start
 
 
 @pytest.fixture

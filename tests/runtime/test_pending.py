@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from roost.runtime.failure import PeerLost, WaitedTooLong
-from roost.runtime.pending import Pending
+from roost.transport.failure import PeerLost, WaitedTooLong
+from roost.transport.waits import Pending
 from tests.limits import HANG_S
 
 

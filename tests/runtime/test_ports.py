@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import roost
-from roost.runtime import ports
-from roost.runtime.ports import PortLeases
+from roost.net import addresses as ports
+from roost.net.addresses import PortLeases
 
 LEASE_AND_WAIT = """
 import sys
-from roost.runtime import ports
+from roost.net import addresses as ports
 ports._candidates = lambda: map(int, sys.argv[2:])
 leases = ports.PortLeases()
 print(*[leases.lease() for _ in range(int(sys.argv[1]))], flush=True)

@@ -4,11 +4,9 @@ import asyncio
 
 import pytest
 
-from roost.runtime.address import Address
-from roost.runtime.failure import PeerLost
-from roost.runtime.parcel import Parcel, from_frames, to_frames
-from roost.runtime.post_office import MAILBOX_SIZE, ChannelClosed, PostOffice
-from roost.runtime.segments import SegmentRef
+from roost.transport.failure import Address, PeerLost
+from roost.transport.mailboxes import MAILBOX_SIZE, ChannelClosed, PostOffice
+from roost.transport.shared_memory import Parcel, SegmentRef, from_frames, to_frames
 
 A, B, C = (Address(name, 0) for name in ("actor", "rollout", "reward"))
 KEY = "default"

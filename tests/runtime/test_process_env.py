@@ -9,8 +9,8 @@ from roost.cluster.hardware.accelerators.intel import INTEL
 from roost.cluster.hardware.accelerators.nvidia import NVIDIA
 from roost.placement.component_plan import Process
 from roost.placement.placement import Placement
-from roost.runtime.address import Address
-from roost.runtime.process_env import process_env, visible_devices
+from roost.runtime.launch import process_env, visible_devices
+from roost.transport.failure import Address
 
 ADDRESS = Address("rollout", 5)
 MASTER = ("10.0.0.7", 20_123)

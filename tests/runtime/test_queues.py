@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.runtime.post_office import ChannelClosed
-from roost.runtime.queues import Item, ItemQueue
+from roost.transport.mailboxes import ChannelClosed, Item, ItemQueue
 
 CLOSED = ChannelClosed("channel c is closed")
 

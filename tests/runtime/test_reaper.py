@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 
-from roost.runtime.reaper import MARK, Ours
+from roost.procs.reaper import MARK, Ours
 from tests.limits import HANG_S
 
 SLEEPS = "import time; time.sleep(3600)"

@@ -9,19 +9,18 @@ import time
 
 import pytest
 
-from roost.runtime.folder_lock import FolderHeld, FolderLock, NoLocks
-from roost.runtime.scratch import DRAFT_S, ScratchFolder
+from roost.procs.files import DRAFT_S, FolderHeld, FolderLock, NoLocks, ScratchFolder
 
 HOLDS = """
 import sys
-from roost.runtime.scratch import ScratchFolder
+from roost.procs.files import ScratchFolder
 folder = ScratchFolder("weights", sys.argv[1])
 print(folder.path, flush=True)
 sys.stdin.read()
 """
 FORKS = """
 import os, sys
-from roost.runtime.folder_lock import FolderLock
+from roost.procs.files import FolderLock
 lock = FolderLock.take(sys.argv[1])
 if os.fork():
     os._exit(1)

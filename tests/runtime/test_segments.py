@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.runtime.segments import (
+from roost.transport.shared_memory import (
     MAX_MAPS,
     MAX_SPARES,
     SMALLEST,

@@ -9,15 +9,14 @@ import types
 
 import pytest
 
-from roost.runtime.address import DRIVER, Address
-from roost.runtime.channel import Channel
-from roost.runtime.directory import Directory
-from roost.runtime.exchange import Exchange
-from roost.runtime.link import AgentLink
-from roost.runtime.parcel import INLINE_LIMIT
-from roost.runtime.process import AgentContact
-from roost.runtime.socket_server import SocketServer
-from roost.runtime.trace.spans import SpanRecorder
+from roost.trace.spans import SpanRecorder
+from roost.transport.channel import Channel
+from roost.transport.directory import Directory
+from roost.transport.exchange import Exchange
+from roost.transport.failure import DRIVER, Address, AgentContact
+from roost.transport.link import AgentLink
+from roost.transport.shared_memory import INLINE_LIMIT
+from roost.transport.socket_server import SocketServer
 from tests.limits import HANG_S
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.runtime.address import Address
-from roost.runtime.start_watch import Starting
+from roost.runtime.failures import Starting
+from roost.transport.failure import Address
 
 LIMIT = 300.0
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from roost.runtime.turns import Turns
+from roost.transport.mailboxes import Turns
 
 ROWS = {
     "one row": ["a", "a", "a"],

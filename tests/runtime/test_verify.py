@@ -6,7 +6,7 @@ import pytest
 
 import roost
 from roost.config.errors import Findings
-from roost.runtime.verify import NOT_USED, check_plan
+from roost.runtime.checks import NOT_USED, check_plan
 
 H100 = {"accelerators": 8, "accelerator_model": "H100", "memory_gb": 80}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roost.runtime import watch
-from roost.runtime.watch import ProcessWatch, is_alive
+from roost.procs import exit_watch as watch
+from roost.procs.exit_watch import ProcessWatch, is_alive
 from tests.limits import HANG_S
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from roost.runtime import parcel
-from roost.runtime.freight import Freight, unload
+from roost.transport import shared_memory as parcel
+from roost.transport.shared_memory import Freight, unload
 
 
 @pytest.mark.parametrize(

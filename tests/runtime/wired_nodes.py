@@ -6,12 +6,10 @@ Every test that runs among them ends with all shared memory given back on all no
 import asyncio
 import pickle
 
-from roost.runtime.address import Address
-from roost.runtime.directory import Directory, GroupEntry
-from roost.runtime.exchange import Exchange
-from roost.runtime.freight import BIG, Freight
-from roost.runtime.parcel import INLINE_LIMIT, Parcel
-from roost.runtime.segments import SegmentMaps, needed
+from roost.transport.directory import Directory, GroupEntry
+from roost.transport.exchange import Exchange
+from roost.transport.failure import Address
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, Freight, Parcel, SegmentMaps, needed
 from tests.limits import HANG_S
 
 SIZES = {"inline": 100, "shared memory": INLINE_LIMIT + 1, "written by a thread": BIG + 1}

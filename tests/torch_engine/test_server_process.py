@@ -13,9 +13,8 @@ import pytest
 from fastapi import Body, FastAPI
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.torch_engine.http_errors import answer_errors
-from roost.torch_engine.listening import bound_socket
-from roost.torch_engine.middleware import SizeLimited
+from roost.net.errors import answer_errors
+from roost.net.server import SizeLimited, bound_socket
 from tests.limits import HANG_S
 from tests.torch_engine.running_server import eventually, launch, running_server
 

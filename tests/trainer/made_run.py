@@ -4,8 +4,8 @@ import math
 import random
 
 import roost
-from roost.runtime.trace.chrome import write_trace
-from roost.runtime.trace.spans import Span, WorkerSpans
+from roost.trace.chrome import write_trace
+from roost.trace.spans import Span, WorkerSpans
 from roost.trainer.run_folder import RunFolder
 
 STEPS = 60

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.config.training import CollectSettings
-from roost.rollout import bounded
+from roost.procs import user_code as bounded
 from roost.rollout.order import TaskOrder
 from roost.trainer.failures import FailureFiles, NotingPlayer
 from roost.trainer.feed import LOST_LIMIT, REPLACED_LIMIT, Feed, NothingFinishes, Position

@@ -22,7 +22,7 @@ from roost.config.training import (
 from roost.engines.residency import HandOver
 from roost.engines.weight_check import WrongWeights
 from roost.placement.residency import Decision
-from roost.runtime.trace.spans import SpanRecorder
+from roost.trace.spans import SpanRecorder
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.divergence import Diverged, check_policy
 from roost.trainer.feed import Feed, Position

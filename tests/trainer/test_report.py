@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from roost.runtime.trace.chrome import write_trace
+from roost.trace.chrome import write_trace
 from roost.trainer.report.page import write_report
 from roost.trainer.report.page_data import duration, page_data
 from roost.trainer.report.phase_times import phase_colours, phases_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.runtime.trace.chrome import write_trace
+from roost.trace.chrome import write_trace
 from roost.trainer.report.page import write_report
 from roost.trainer.run_folder import RunFolder
 from tests.limits import HANG_S

@@ -16,10 +16,8 @@ import pytest
 from roost.config.errors import Findings, Where
 from roost.engines.errors import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
-from roost.runtime import signals
-from roost.runtime.address import Address
+from roost.procs import signals
 from roost.runtime.control_watch import ControlLost
-from roost.runtime.failure import Failure, FailureKind, WorkerFailed
 from roost.trainer import run as run_module
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.resuming import RunInUse
@@ -36,6 +34,7 @@ from roost.trainer.run import (
 )
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
+from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, job_of
 
@@ -113,7 +112,7 @@ def test_sigterm_interrupts_once_and_then_ends_the_process():
     """As it does while a run is launched, before the trainer's own handlers."""
     code = """
         import os, signal
-        from roost.runtime import signals
+        from roost.procs import signals
         with signals.SigtermInterrupts() as sigterm:
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -165,7 +164,7 @@ def test_a_config_that_changed_is_told(job, tmp_path):
     assert "the config is not the one that the run began with; changed: train.prompts_per_step" in said
 
 
-HOLDS = "from roost.runtime.folder_lock import FolderLock as L; import sys; h = L.take(sys.argv[1]); input('held')"
+HOLDS = "from roost.procs.files import FolderLock as L; import sys; h = L.take(sys.argv[1]); input('held')"
 
 
 def test_a_folder_in_use_is_refused_until_its_holder_ends_however_it_ends(job, tmp_path):

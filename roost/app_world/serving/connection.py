@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from roost.engines.http_calls import server_message
-from roost.engines.http_client import Answer, CallFailed, ClientClosed, HttpClient
+from roost.net.http_client import Answer, CallFailed, ClientClosed, HttpClient, server_message
 
 ABOUT_LIMIT_S = 10.0
 

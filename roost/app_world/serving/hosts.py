@@ -18,8 +18,8 @@ from roost.app_world.serving.command_line import options_of
 from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
 from roost.app_world.serving.kept_process import KeptProcess
 from roost.app_world.serving.limits import ServingLimits
-from roost.engines.child_env import child_env
-from roost.runtime.ports import PortLeases
+from roost.net.addresses import PortLeases
+from roost.procs.child import child_env
 from roost.sandbox.folder import remove
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5

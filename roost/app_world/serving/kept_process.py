@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from roost.engines.kept_start import start_kept
-from roost.engines.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
-from roost.runtime.logs import last_lines
+from roost.procs.child import start_kept
+from roost.procs.logs import last_lines
+from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
 
 GRACE_S = 3.0
 MARGIN_S = 5.0  # that a keeper may take longer than its own limits

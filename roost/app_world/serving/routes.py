@@ -16,8 +16,8 @@ from roost.app_world.serving.refused import Refused
 from roost.app_world.serving.served_world import ServedWorld
 from roost.app_world.serving.told import told_report, told_task
 from roost.app_world.serving.worlds import Worlds, known_task
-from roost.torch_engine.http_errors import told
-from roost.torch_engine.middleware import SizeLimited
+from roost.net.errors import told
+from roost.net.server import SizeLimited
 
 NAME = "roost app world"
 BYTES_OF_A_CHARACTER = 12  # at most, as JSON may write it

@@ -12,8 +12,7 @@ from fastapi import FastAPI
 from roost.app_world.serving.limits import ServingLimits
 from roost.app_world.serving.routes import app_world_app
 from roost.app_world.serving.worlds import Worlds
-from roost.engines.loop_server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer
-from roost.torch_engine.listening import bound_socket, url_of
+from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of
 
 
 def ready_line(url: str, limits: ServingLimits) -> str:

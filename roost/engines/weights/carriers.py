@@ -20,7 +20,7 @@ from roost.engines.weights.parcel import (
     TensorInfo,
 )
 from roost.engines.weights.source import WeightSource
-from roost.runtime.scratch import ScratchFolder
+from roost.procs.files import ScratchFolder
 
 MEMORY_FOLDER = Path("/dev/shm")
 Handle = Mapping[str, tuple[object, ...]]

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from roost.rollout.bounded import look_at
-from roost.rollout.daemon_thread import begun
+from roost.procs.user_code import begun, look_at
 from roost.rollout.environments.environment import Environment, Observation
 
 GRACE_S = 4.0  # for a thread to end once nothing that it waits for will come; episodes have less than 10 s in all

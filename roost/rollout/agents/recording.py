@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from roost.engines.errors import ContextFull
-from roost.engines.loop_server import LoopServer
+from roost.net.server import LoopServer
 from roost.rollout.agents.chat import ChatPolicy, RecordedReply
 from roost.rollout.agents.completions import TextPolicy
 

@@ -11,12 +11,12 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from roost.engines.errors import ContextFull, EngineRefused
+from roost.engines.errors import ContextFull, EngineError, EngineRefused
+from roost.net.errors import Refused, answer_errors, error_response
 from roost.rollout.agents.chat import RecordedReply, TurnUnderWay
 from roost.rollout.agents.recording import EpisodeOver, RecordedEpisode
 from roost.rollout.agents.recording_answers import ChatAnswer, Json, TextAnswer, sse
 from roost.rollout.agents.recording_rules import RequestRules
-from roost.torch_engine.http_errors import Refused, answer_errors, error_response
 
 if TYPE_CHECKING:
     from roost.rollout.agents.recording import Recorder
@@ -95,7 +95,7 @@ class TextAsked(Asked):
 def recording_app(recorder: Recorder) -> FastAPI:
     """The app; an episode's key is part of its address, so programs need nothing but a base URL."""
     app, rules = FastAPI(title="Roost's recording endpoint"), RequestRules()
-    answer_errors(app)
+    answer_errors(app, EngineError)
 
     @app.exception_handler(EpisodeOver)
     async def over(_: Request, error: EpisodeOver) -> JSONResponse:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from roost.torch_engine.http_errors import Refused
+from roost.net.errors import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RequestRules:
         >>> RequestRules().check({"functions": [{"name": "find"}]})
         Traceback (most recent call last):
             ...
-        roost.torch_engine.http_errors.Refused: functions is not offered: write them as tools
+        roost.net.errors.Refused: functions is not offered: write them as tools
         """
         asked = {key: value for key, value in more.items() if value is not None}
         for key, value in asked.items():

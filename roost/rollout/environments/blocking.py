@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from roost.rollout.daemon_thread import DaemonThread, begun
+from roost.procs.user_code import DaemonThread, begun
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.scenario import Task
 

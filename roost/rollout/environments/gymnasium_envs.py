@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from roost.rollout.daemon_thread import DaemonThread
+from roost.procs.user_code import DaemonThread
 from roost.rollout.environments.environment import Observation
 from roost.rollout.scenario import Task
 

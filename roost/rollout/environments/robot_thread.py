@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from roost.rollout.daemon_thread import DaemonThread
+from roost.procs.user_code import DaemonThread
 from roost.rollout.environments.robot import Limits, Numbers, Reading, RobotDriver, action_within
 from roost.rollout.scenario import Task
 

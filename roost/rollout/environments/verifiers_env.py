@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import Any
 
+from roost.procs.user_code import begun
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import Recorder
-from roost.rollout.daemon_thread import begun
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.scenario import Split, Task
 

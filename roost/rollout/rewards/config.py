@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roost.config.errors import Findings, Where, did_you_mean, shown
+from roost.procs.user_code import call
 from roost.rollout.located import NotLocated, located
 from roost.rollout.rewards.function import OFFERED, Function, named_arguments
 from roost.rollout.rewards.reward import Reward
 from roost.rollout.rewards.routing import SCENARIO, Route, Routing
-from roost.runtime.contained import call
 
 ROUTE_KEYS = ("tags", "weight")
 NEEDED = ("score", "close")

@@ -8,8 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from roost.rollout.bounded import within
-from roost.rollout.daemon_thread import begun
+from roost.procs.user_code import begun, within
 from roost.rollout.located import located
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite

@@ -13,10 +13,10 @@ from roost.engines.errors import EngineError
 from roost.engines.http_calls import HttpCalls
 from roost.engines.owner import LocalOwner
 from roost.engines.restarts import RestartLimit
+from roost.procs.files import ScratchFolder
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.judge_engine import server_of
-from roost.runtime import current
-from roost.runtime.scratch import ScratchFolder
+from roost.transport import current
 
 
 class Served(Protocol):

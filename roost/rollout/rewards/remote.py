@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.reward import Answer
-from roost.runtime.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
+from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
 
 if TYPE_CHECKING:
     from roost.runtime.group import WorkerGroup

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from roost.procs.user_code import called
 from roost.rollout.scenario import Task
-from roost.runtime.contained import called
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from roost.rollout.bounded import within
+from roost.procs.user_code import called, within
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.remote import RemoteReward
 from roost.rollout.rewards.reward import Answer, Reward, prepare_reward
 from roost.rollout.rewards.routing import Route, Routing
-from roost.runtime.contained import called
-from roost.runtime.failure import WorkerFailed
+from roost.transport.failure import WorkerFailed
 
 if TYPE_CHECKING:
     from roost.runtime.group import WorkerGroup

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roost.rollout.bounded import within
+from roost.procs.user_code import called, within
 from roost.rollout.env_worker import import_from
 from roost.rollout.rewards.config import make_reward
 from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.finite import finite
 from roost.rollout.rewards.reward import Answer, prepare_reward
 from roost.rollout.rewards.scoring import LIMIT_S
-from roost.runtime.contained import called
 from roost.runtime.worker import Worker
 
 AT_A_TIME = 256  # answers that a worker scores side by side; a reward may have tighter limits of its own

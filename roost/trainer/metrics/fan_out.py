@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from roost.config.errors import did_you_mean
-from roost.runtime.disk import is_disk_full
+from roost.procs.files import is_disk_full
 from roost.trainer.metrics.sink import MetricSink
 from roost.trainer.metrics.step_file import StepFile
 from roost.trainer.run_folder import RunFolder

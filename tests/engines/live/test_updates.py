@@ -23,8 +23,8 @@ from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.source import ModuleSource
+from roost.net.addresses import PortLeases
 from roost.placement.residency import Decision
-from roost.runtime.ports import PortLeases
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
 from tests.limits import HANG_S

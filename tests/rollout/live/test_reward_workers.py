@@ -17,8 +17,8 @@ from roost.rollout.rewards.routing import Route, Routing
 from roost.rollout.rewards.scoring import Rewards, Scored
 from roost.rollout.rewards.worker import RewardWorker
 from roost.rollout.scenario import Task
-from roost.runtime.failure import WorkerFailed
 from roost.runtime.ray_connection import connect
+from roost.transport.failure import WorkerFailed
 from tests.limits import HANG_S
 
 OWN = """

@@ -8,8 +8,7 @@ from roost.rollout.rewards.errors import RewardFailed
 from roost.rollout.rewards.remote import RemoteReward
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.scenario import Task
-from roost.runtime.address import Address
-from roost.runtime.failure import Failure, FailureKind, WorkerFailed
+from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
 
 
 class Ranks:

@@ -66,7 +66,7 @@ class RayNodes:
         self._cluster = Cluster()
 
     def add(self, accelerators=0, rank=None, cpus=2, **environ):
-        from roost.runtime.patient_start import patient_start
+        from roost.runtime.ray_connection import patient_start
 
         variables = {"ROOST_FAKE_ACCELERATORS": str(accelerators), **environ}
         if rank is not None:

@@ -16,7 +16,7 @@ from roost import (
     WorkerFailed,
 )
 from roost import Worker as RoostWorker
-from roost.runtime.address import Address
+from roost.transport.failure import Address
 from tests.limits import HANG_S
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from roost.procs.files import DiskFull, FolderLock
 from roost.rollout.arithmetic import Arithmetic
-from roost.runtime.disk import DiskFull
-from roost.runtime.folder_lock import FolderLock
 from roost.trainer.checkpoints import Checkpoints
 from roost.trainer.divergence import Diverged
 from roost.trainer.resuming import RunInUse

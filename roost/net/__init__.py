@@ -1,0 +1,1 @@
+"""HTTP clients and servers, ports and rendezvous stores."""

@@ -1,0 +1,88 @@
+"""Free ports, and the address of this machine."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FIRST_PORT = 20_000  # above the range that Ray gives to its workers
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class PortLeases:
+    """Ports that this process has claimed for others, until they are given back or the process ends."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, socket.socket] = {}
+
+    def lease(self) -> int:
+        """A port that nothing listens on and no other job of this machine has claimed."""
+        for port in _candidates():
+            if port in self._locks:
+                continue
+            lock = _claim(port)
+            if lock is None:
+                continue
+            if _is_free(port):
+                self._locks[port] = lock
+                return port
+            lock.close()
+        raise OSError(errno.EADDRINUSE, f"no free port between {FIRST_PORT} and {_first_ephemeral() - 1}")
+
+    def release(self, port: int) -> None:
+        lock = self._locks.pop(port, None)
+        if lock is not None:
+            lock.close()
+
+    def close(self) -> None:
+        for port in list(self._locks):
+            self.release(port)
+
+
+def _candidates() -> Iterator[int]:
+    """Every port once, from a random start, so that jobs seldom try the same ones."""
+    ports = range(FIRST_PORT, _first_ephemeral())
+    start = random.randrange(len(ports))
+    yield from ports[start:]
+    yield from ports[:start]
+
+
+def _first_ephemeral() -> int:
+    try:
+        return max(int(EPHEMERAL_RANGE.read_text().split()[0]), FIRST_PORT + 1000)
+    except OSError:
+        return 32_768
+
+
+def _claim(port: int) -> socket.socket | None:
+    """A lock of the machine's network: a socket of the kernel's abstract namespace, which no file outlives."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if not sys.platform.startswith("linux"):
+        return lock  # other systems have no abstract names; there a port is only looked at
+    try:
+        lock.bind(f"\0roost-port-{port}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def _is_free(port: int) -> bool:
+    # Without SO_REUSEADDR: a port in TIME_WAIT would fail for the user's server, which may not set it.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def node_address() -> str:
+    """The address of this machine in the cluster."""
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -1,0 +1,179 @@
+"""An HTTP client of one server: connections without a limit, and errors that say whether anything was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+
+LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prompt
+
+CONNECT_LIMIT_S = 5.0
+KEPT_S = 2.0  # less than servers keep a connection that nobody uses: vLLM and uvicorn close it after 5 s
+
+CLOSED = "the connections to this server were closed"
+
+
+class CallFailed(Exception):
+    """No answer came."""
+
+
+class NothingSent(CallFailed):
+    """There was no connection: whatever was asked, it may be asked again."""
+
+
+class ClientClosed(CallFailed):
+    """The connections were closed, perhaps by somebody else while this call was under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    content: bytes
+    retry_after: str | None = None  # as the server wrote it
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
+
+    def json(self) -> Any:
+        """Raises ValueError where it is something else."""
+        return json.loads(self.content)
+
+
+class HttpClient:
+    """Calls to one server. Cancelling one closes its connection, which tells the server to stop working on it.
+
+    A connection that is kept may be closed by the server just when it is used again; for what must not be asked twice,
+    `is_kept=False` makes one for each call. `asks_proxy` takes a proxy from the environment, for servers outside the
+    cluster. Connections belong to the event loop they were made in, and each loop gets its own.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, *, is_kept: bool = True, asks_proxy: bool = False) -> None:
+        self.url = url.rstrip("/")
+        self.is_closed = False
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._is_kept = is_kept
+        self._proxy = proxy_for(self.url) if asks_proxy else None
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    async def request(self, method: str, path: str, body: Any = None, query: Any = ()) -> Answer:
+        """The whole answer; there is no limit of time but that for making a connection."""
+        if self.is_closed:
+            raise ClientClosed(CLOSED)
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        try:
+            session = self._sessions.get(asyncio.get_running_loop()) or await self._new_session()
+            async with session.request(
+                method,
+                self.url + path,
+                params=query or None,
+                data=data,
+                headers={"Content-Type": "application/json"} if body is not None else None,
+                proxy=self._proxy,
+                allow_redirects=False,
+            ) as response:
+                return Answer(response.status, await response.read(), response.headers.get("Retry-After"))
+        except Exception as error:
+            if self.is_closed:  # closing breaks what is under way, and aiohttp has many words for that
+                raise ClientClosed(CLOSED) from error
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise NothingSent(f"no connection, {error.os_error}") from error
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                raise NothingSent(f"no connection within {CONNECT_LIMIT_S:g} s") from error
+            if isinstance(error, (aiohttp.ClientError, OSError)):
+                raise CallFailed(_named(error)) from error
+            raise
+
+    async def close(self) -> None:
+        """Close all connections; what is under way fails."""
+        self.is_closed = True
+        here = asyncio.get_running_loop()
+        while self._sessions:
+            loop, session = self._sessions.popitem()
+            if loop is here or loop.is_closed():
+                await session.close()
+                continue
+            closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+            if loop.is_running():  # in another thread; a loop that stands still closes them when it goes on
+                await asyncio.wrap_future(closing)
+
+    async def _new_session(self) -> aiohttp.ClientSession:
+        for loop in [loop for loop in self._sessions if loop.is_closed()]:
+            await self._sessions.pop(loop).close()
+        # A held generation keeps its connection: with a limit there might be none left to say resume.
+        connector = (
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+            if self._is_kept
+            else aiohttp.TCPConnector(limit=0, force_close=True)
+        )
+        session = aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_LIMIT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._sessions[asyncio.get_running_loop()] = session
+        return session
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a server, unless it has an address of a private network."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with contextlib.suppress(ValueError):
+        if host == "localhost" or ipaddress.ip_address(host).is_private:
+            return None
+    return None if proxy_bypass(host) else getproxies().get(parts.scheme)
+
+
+def _named(error: Exception) -> str:
+    """An error as words: some have no text."""
+    return f"{type(error).__name__} {error}".strip()
+
+
+def server_message(text: str) -> str:
+    """What a server says went wrong, in whichever of the usual forms it says it.
+
+    >>> server_message('{"error": {"message": "too long", "code": 400}}')
+    'too long'
+    >>> server_message('{"detail": [{"loc": ["body", "tags"], "msg": "Field required"}]}')
+    'body.tags: Field required'
+    >>> server_message('{"success": false, "message": "no session is open"}')
+    'no session is open'
+    >>> server_message('')
+    'without a message'
+    """
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = text
+    return (_found_message(said) or text.strip() or "without a message")[:LONGEST_MESSAGE]
+
+
+def _found_message(said: Any) -> str:
+    if isinstance(said, str):
+        return said.strip()
+    if isinstance(said, list):
+        return "; ".join(filter(None, map(_found_message, said)))
+    if isinstance(said, Mapping):
+        if "msg" in said:
+            return ".".join(map(str, said.get("loc", ()))) + f": {said['msg']}"
+        for key in ("error", "message", "error_message", "detail"):
+            if said.get(key):
+                return _found_message(said[key])
+    return ""

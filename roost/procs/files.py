@@ -1,0 +1,297 @@
+"""Files and folders: full disks, locks, atomic folders, private modes, scratch space."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from weakref import WeakSet
+
+import psutil
+from rich.filesize import decimal
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# As Rust and C++ libraries put it into exceptions that have no errno.
+NO_SPACE, NO_QUOTA = map(os.strerror, FULL)
+SPARE = 1 << 20  # bytes beyond a file's own: directories, metrics, samples
+LITTLE = 256 << 20  # bytes free on a file system that a large write has filled
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class DiskFull(RuntimeError):
+    """A file system has no room for what must be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """Where a path is stored, with the bytes that this user may still write."""
+
+    mount: str
+    kind: str  # ext4, nfs4, tmpfs, ...
+    free: int
+    total: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileSystem:
+        """The file system of a path, which need not exist yet."""
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists()).resolve()
+        # Of several mounts in one place the last is the visible one.
+        mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+        mount = next((folder for folder in (there, *there.parents) if folder in mounts), Path("/"))
+        usage = shutil.disk_usage(there)
+        return cls(str(mount), mounts.get(mount, ""), usage.free, usage.total)
+
+    def __str__(self) -> str:
+        kind = f" ({self.kind})" if self.kind else ""
+        return f"{self.mount}{kind} has {decimal(self.free)} free of {decimal(self.total)}"
+
+
+def check_room(path: Path, needed: int, what: str) -> None:
+    """Raise `DiskFull` unless so many bytes can be written there, and a little more."""
+    if FileSystem.of(path).free < needed + SPARE:
+        raise disk_full(path, what, needed)
+
+
+def disk_full(path: Path, what: str, needed: int | None = None) -> DiskFull:
+    """The error for something that could not be written."""
+    wants = f", {decimal(needed)} needed" if needed is not None else ""
+    return DiskFull(f"disk full: cannot write {what} to {path}: {FileSystem.of(path)}{wants}")
+
+
+def is_disk_full(error: BaseException, folder: Path | None = None) -> bool:
+    """Whether a full disk is the cause of an error, or of one of those that led to it.
+
+    The words alone count only if the file system of `folder` is nearly full: shared memory and inotify use them too.
+
+    >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError(errno.EIO, "I/O error"))
+    (True, False)
+    """
+    return any(
+        isinstance(one, DiskFull)
+        or (isinstance(one, OSError) and one.errno in FULL)
+        or (folder is not None and (NO_QUOTA in str(one) or (NO_SPACE in str(one) and _is_nearly_full(folder))))
+        for one in chain_of(error)
+    )
+
+
+def full_shared_memory(error: BaseException, folder: Path = SHARED_MEMORY) -> str | None:
+    """What to say about an error that may come from full shared memory; None for others."""
+    if not any(NO_SPACE in str(one) for one in chain_of(error)) or not _is_nearly_full(folder):
+        return None
+    return (
+        f"shared memory may be full: {FileSystem.of(folder)}; enlarge it (docker run --shm-size, or remount {folder})"
+    )
+
+
+def _is_nearly_full(folder: Path) -> bool:
+    """Whether a file system has little room, or no inodes; one that has no fixed number of them counts none."""
+    there = FileSystem.of(folder)
+    inodes = os.statvfs(there.mount)
+    return there.free < LITTLE or (inodes.f_files > 0 and inodes.f_favail == 0)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that led to it."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [one.__cause__, one.__context__]
+
+
+LOCK_FILE = ".lock"
+LONGEST_HOLDER = 1 << 12  # bytes
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class FolderHeld(RuntimeError):
+    """Another process holds the folder; `holder` describes it."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(f"{folder} is in use by {holder}")
+        self.folder, self.holder = folder, holder
+
+
+class NoLocks(OSError):
+    """The file system of the folder has no locks (Lustre mounted without -o flock, some NFS)."""
+
+
+class FolderLock:
+    """An exclusive lock on a folder, held until `release()` or the end of this process.
+
+    A fork of the process does not hold it, and neither does a program that it starts.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with FolderLock.take(folder):
+    ...         try:
+    ...             FolderLock.take(folder)
+    ...         except FolderHeld as held:
+    ...             print(f"process {os.getpid()} " in held.holder)
+    True
+    """
+
+    def __init__(self, folder: Path, file: FileIO) -> None:
+        self.folder, self._file = folder, file
+        _held.add(self)
+
+    @classmethod
+    def take(cls, folder: str | Path) -> FolderLock:
+        """Lock a folder that exists.
+
+        Raises `FolderHeld` if another process, or this one, holds it already, and `NoLocks` if it cannot be locked.
+        """
+        place = Path(folder)
+        descriptor = os.open(place / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with contextlib.ExitStack() as undo:
+            file = undo.enter_context(FileIO(descriptor, "r+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read(LONGEST_HOLDER).decode(errors="replace").strip()
+                raise FolderHeld(place, holder or "another process") from None
+            except OSError as error:
+                if error.errno in WITHOUT_LOCKS:
+                    raise NoLocks(error.errno, error.strerror, str(place)) from None
+                raise
+            file.truncate(0)
+            file.write(f"{_this_process()}\n".encode())
+            undo.pop_all()
+        return cls(place, file)
+
+    def release(self) -> None:
+        """Unlock the folder; may be called again."""
+        self._file.close()
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+# The lock belongs to the open file, which a fork shares. Closed in the fork, it stays with the process that took it.
+_held: WeakSet[FolderLock] = WeakSet()
+
+
+def _release_all() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
+
+
+def _this_process() -> str:
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    command = shlex.join(sys.argv)[:400]
+    return f"process {os.getpid()} on {socket.gethostname()} since {now}: {command}"
+
+
+UNFINISHED = ".unfinished"
+REPLACED = ".replaced"
+
+
+def unfinished(folder: Path) -> Path:
+    """Where a folder is written before it gets its name."""
+    return folder.with_name(folder.name + UNFINISHED)
+
+
+def put_in_place(folder: Path) -> None:
+    """Give what was written to `unfinished(folder)` its name; what had it before is removed after that."""
+    draft, replaced = unfinished(folder), folder.with_name(folder.name + REPLACED)
+    for path in (*draft.rglob("*"), draft):
+        _sync(path)
+    if folder.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(replaced)
+    draft.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """New files get mode 0600 and new folders 0700, here and in the processes that are started meanwhile."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+DRAFT_S = 3600.0  # a folder that has no name after this time belongs to a process that was killed
+
+
+class ScratchFolder:
+    """A private folder that is locked as long as this process lives and has not removed it.
+
+    On a file system without locks it is not locked, and stays there if the process is killed.
+    """
+
+    def __init__(self, kind: str, parent: Path | str | None = None) -> None:
+        place = Path(parent) if parent is not None else Path(tempfile.gettempdir())
+        _clear(place, kind)
+        # Locked before it has its name: a folder of that name without a holder is free to be removed.
+        draft = Path(tempfile.mkdtemp(prefix=f".roost-{kind}-", dir=place))
+        try:
+            self._lock = _locked(draft)
+            self.path = draft.rename(place / draft.name.removeprefix("."))
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def remove(self) -> None:
+        """Remove the folder; may be called again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _locked(draft: Path) -> FolderLock | None:
+    """The lock of a folder; None on a file system without locks."""
+    try:
+        return FolderLock.take(draft)
+    except NoLocks:
+        (draft / LOCK_FILE).unlink()  # another machine may have mounted this file system with locks
+        return None
+
+
+def _clear(place: Path, kind: str) -> None:
+    """Remove folders of this user whose holders have ended; what cannot be locked stays."""
+    for folder in (*place.glob(f"roost-{kind}-*"), *place.glob(f".roost-{kind}-*")):
+        try:
+            if _may_be_left(folder) and os.access(folder, os.W_OK):
+                with FolderLock.take(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+        except (FolderHeld, OSError):
+            continue  # in use, another user's, removed meanwhile, or on a disk without locks
+
+
+def _may_be_left(folder: Path) -> bool:
+    """Whether a folder is without use if nobody holds it: it was locked, or it is a draft of long ago."""
+    if folder.name.startswith("."):
+        return time.time() - folder.stat().st_mtime > DRAFT_S
+    return (folder / LOCK_FILE).exists()

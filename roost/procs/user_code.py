@@ -1,0 +1,243 @@
+"""Run user code: contain what it raises, bound its time, keep its threads from blocking exit."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ExitRaised(RuntimeError):
+    """User code raised SystemExit, KeyboardInterrupt or another exception that is not an Exception."""
+
+
+def as_exception(error: BaseException, who: str = "the code") -> Exception:
+    """The error as an ordinary exception, which ends neither an event loop nor a process.
+
+    StopIteration and CancelledError are converted as well: a future refuses the first, and the second would look as if
+    the awaiting task had been cancelled.
+
+    >>> as_exception(SystemExit(3))
+    ExitRaised('the code raised SystemExit(3)')
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | concurrent.futures.CancelledError):
+        return error
+    converted = ExitRaised(f"{who} raised {type(error).__name__}({error})").with_traceback(error.__traceback__)
+    converted.__cause__ = error
+    return converted
+
+
+class Contained(Coroutine[Any, Any, T]):
+    """A coroutine that runs as the one it wraps, but raises ExitRaised for what is neither an Exception nor cancelled.
+
+    A wrapper of its own kind rather than an `async def`: throwing into it before its first step reaches the wrapped
+    coroutine, which then does not complain that it was never awaited.
+    """
+
+    __slots__ = ("__weakref__", "inner")
+
+    def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
+        self.inner = inner
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self.inner.send(value)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            if is_from_signal(error):
+                raise
+            raise as_exception(error) from error
+
+    def throw(self, *thrown: Any) -> Any:
+        try:
+            return self.inner.throw(*thrown)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            if error is thrown[0] or is_from_signal(error):
+                raise
+            raise as_exception(error) from error
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self  # it has all that a generator has
+
+    def __iter__(self) -> Contained[T]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # its frame, code and name, by which asyncio and debuggers show a task
+
+
+def contained(work: Awaitable[T]) -> Awaitable[T]:
+    """Work to be awaited; a coroutine is wrapped, a future or task is left as it is."""
+    return Contained(work) if asyncio.iscoroutine(work) and not isinstance(work, Contained) else work
+
+
+def call(function: Callable[..., T], *arguments: Any) -> T:
+    """Call user code that is not asynchronous; whatever it raises is an Exception."""
+    try:
+        return function(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_from_signal(error):
+            raise
+        raise as_exception(error) from error
+
+
+async def called(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Call user code and await what it gives; whatever it raises, in the call or later, is an Exception.
+
+    >>> async def leave(code):
+    ...     raise SystemExit(code)
+    >>> asyncio.run(called(leave, 2))
+    Traceback (most recent call last):
+        ...
+    roost.procs.user_code.ExitRaised: the code raised SystemExit(2)
+    """
+
+    async def work() -> T:
+        return await function(*arguments)
+
+    return await Contained(work())
+
+
+def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on no new task of the loop ends it, not even one that user code starts itself."""
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(_contained_task)
+
+
+def _contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(contained(work), loop=loop, **options)  # type: ignore[arg-type]
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Whether a KeyboardInterrupt may come from Ctrl-C rather than from the code that raised it.
+
+    Signals are handled in the main thread, and only these two handlers raise: Python's own, and that of `asyncio.run`.
+    """
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    handler = signal.getsignal(signal.SIGINT)
+    of_runner = isinstance(handler, functools.partial) and isinstance(
+        getattr(handler.func, "__self__", None), asyncio.Runner
+    )
+    return handler is signal.default_int_handler or of_runner
+
+
+GRACE_S = 10.0  # for what is cancelled to put its things in order
+
+
+async def within(limit_s: float, work: Awaitable[T]) -> T:
+    """The outcome of work that has so long. What goes on after it was cancelled is left behind, once its grace is over.
+
+    Whatever the work raises is an Exception here, also where it called `sys.exit()`.
+
+    >>> asyncio.run(within(1.0, asyncio.sleep(0, "done")))
+    'done'
+    """
+    task = asyncio.ensure_future(contained(work))
+    task.add_done_callback(look_at)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=GRACE_S)
+    if not done:
+        raise TimeoutError(f"it was not over after {limit_s:g} s")
+    if task.cancelled():
+        raise RuntimeError("it was cancelled from within")
+    error = task.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise as_exception(error)
+    return task.result()
+
+
+def look_at(task: asyncio.Future[T]) -> None:
+    """An error that comes too late for anybody is no reason for the event loop to complain."""
+    if not task.cancelled():
+        task.exception()
+
+
+def begun(name: str, call: Callable[[], T]) -> Future[T]:
+    """The outcome of a call that has a thread for itself. It is made also where nobody waits for it any more.
+
+    >>> begun("adder", lambda: 1 + 1).result()
+    2
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+    threading.Thread(target=_settle, args=(name, call, outcome), name=name, daemon=True).start()
+    return outcome
+
+
+class DaemonThread:
+    """Makes calls one after another, all in one thread. An executor's would be joined when the process ends.
+
+    >>> thread = DaemonThread("adder")
+    >>> thread.submit(sum, [1, 2]).result()
+    3
+    >>> thread.shutdown()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None  # until there is something to do
+        self._is_over = False
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """The outcome of a call, which is made after all before it; one that is cancelled before that is not made."""
+        outcome: Future[T] = Future()
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError(f"the thread of the {self._name} was shut down; submit calls before that")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._calls.put(partial(self._make, partial(call, *arguments), outcome))
+        return outcome
+
+    def shutdown(self) -> None:
+        """Nothing is submitted any more; the thread ends after what was, and is not waited for."""
+        with self._lock:
+            self._is_over = True
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        for make in iter(self._calls.get, None):
+            make()
+            del make  # and what it holds, before the next is waited for
+
+    def _make(self, call: Callable[[], T], outcome: Future[T]) -> None:
+        if outcome.set_running_or_notify_cancel():
+            _settle(self._name, call, outcome)
+
+
+def _settle(name: str, call: Callable[[], T], outcome: Future[T]) -> None:
+    try:
+        outcome.set_result(call())
+    except BaseException as error:
+        outcome.set_exception(as_exception(error, f"the {name}"))

@@ -1,0 +1,283 @@
+"""Failures of a job as the driver sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from roost.runtime.ray_errors import first_line, lines_of
+from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed, in_order_of_cause
+
+KEPT = 1_000  # failures that are remembered
+GRACE = 3.0  # seconds: for the cause to be told after a consequence was seen, and for a wait to end by itself
+
+
+class FailuresSeen:
+    """Follows the failures that the job's directory records, in a thread of the driver.
+
+    A failure that was raised from the call it belongs to is settled: the program knows of it, and other waits go on.
+    One that nobody has waited for ends every other wait, because what these wait for may never come.
+    """
+
+    def __init__(self, lead: Any, raise_if_lost: Callable[[], None]) -> None:
+        self._lead, self._raise_if_lost = lead, raise_if_lost
+        self._failures: list[Failure] = []
+        self._seen_at: dict[Failure, float] = {}
+        self._settled: set[Failure] = set()
+        self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
+        # Until when the end of a worker belongs to an error that was raised already.
+        self._told_until: dict[Address, float] = {}
+        self._closed: dict[str, int] = {}  # when a group was closed: what is told of it after that is old
+        self._changed = threading.Condition()
+        self._daemon_lost: Failure | None = None
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._follow, name="roost-failures", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        count = 0
+        while not self._is_stopped:
+            try:
+                count, new = ray.get(self._lead.ask.remote("directory", "failures_after", count))
+                self._add(new)
+            except ray.exceptions.RayError as error:
+                if not self._is_stopped:
+                    why = f"the node daemon of the driver's machine is lost: {first_line(error, 'no answer')}"
+                    lost = _failure(Address("daemon", 0), FailureKind.NODE_LOST, why)
+                    self._add([lost])
+                    self._daemon_lost = lost
+                return
+
+    def _add(self, failures: Sequence[Failure]) -> None:
+        with self._changed:
+            new = [failure for failure in failures if failure.time_ns > self._closed.get(failure.address.group, 0)]
+            self._failures = [*self._failures, *new][-KEPT:]
+            self._seen_at |= dict.fromkeys(new, time.monotonic())
+            if len(self._seen_at) > 2 * KEPT:  # a job may run for weeks
+                kept = set(self._failures)
+                self._seen_at = {failure: seen for failure, seen in self._seen_at.items() if failure in kept}
+                self._settled &= kept
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    @property
+    def all(self) -> tuple[Failure, ...]:
+        return in_order_of_cause(self._failures)
+
+    @property
+    def unsettled(self) -> tuple[Failure, ...]:
+        """Failures that the program was not told of; a worker that comes back is none."""
+        return in_order_of_cause(
+            failure
+            for failure in self._failures
+            if failure not in self._settled
+            and failure.call not in self._settled_calls
+            and not failure.will_restart
+            and self._seen_at[failure] > self._told_until.get(failure.address, 0.0)
+        )
+
+    def settle_group(self, group: str) -> None:
+        """A group is closed: its failures are of no interest any more."""
+        with self._changed:
+            self._closed[group] = time.time_ns()
+            self._failures = [failure for failure in self._failures if failure.address.group != group]
+
+    def raise_if_lost(self) -> None:
+        """Raise if Ray's control service or the driver's node daemon is lost, however often that was raised before.
+
+        The daemon keeps the job's directory, without which no other failure is seen.
+        """
+        self._raise_if_lost()
+        lost = self._daemon_lost
+        if lost is not None and time.monotonic() - self._seen_at[lost] > GRACE:
+            raise WorkerFailed([lost])
+
+    def raise_if_failed(self, waiting_for: str = "") -> None:
+        """End a wait that failures elsewhere may have made endless; it has had the time to end by itself."""
+        self._raise_if_lost()
+        now = time.monotonic()
+        with self._changed:
+            if not any(now - self._seen_at[failure] > GRACE for failure in self.unsettled):
+                return
+            error = self._settle(self.unsettled)
+        if waiting_for:
+            error.add_note(f"This ended the wait for {waiting_for}.")
+        raise error
+
+    def explain(self, failure: Failure, calls: Sequence[str]) -> WorkerFailed:
+        """The error for a worker's own failure; if it followed from another's, with that one before it.
+
+        Ranks that were called together fail together: what the others of these calls do is known with it.
+        """
+        with self._changed:
+            self._settled_calls.extend(calls)
+            found = {failure, *(known for known in self._failures if known.call in calls)}
+            if failure.is_consequence:
+                self._changed.wait_for(lambda: any(not known.is_consequence for known in self.unsettled), GRACE)
+                found.update(self.unsettled)
+            return self._settle(found)
+
+    def explain_death(
+        self, called: Sequence[Address], gone: Sequence[Address], calls: Sequence[str], ray_says: str
+    ) -> WorkerFailed:
+        """The error for workers that are gone; their node's agent has more to tell of them than Ray.
+
+        Others that were called with them and end now have ended in the same call.
+        """
+        with self._changed:
+            self._told_until |= dict.fromkeys(called, time.monotonic() + GRACE)
+            self._changed.wait_for(lambda: self._is_told_of(gone), GRACE)
+            found = self._last_of(gone) or {_failure(address, FailureKind.DIED, ray_says) for address in gone}
+            self._settled_calls.extend(calls)
+            return self._settle({*found, *self.unsettled} or {_failure(Address("?", 0), FailureKind.DIED, ray_says)})
+
+    def _is_told_of(self, gone: Sequence[Address]) -> bool:
+        """Whether the end of one of them is known: a new one, or one after which there is no other."""
+        ends = [failure for failure in self._last_of(gone) if failure.kind is not FailureKind.RAISED]
+        return any(failure not in self._settled or not failure.will_restart for failure in ends)
+
+    def _last_of(self, gone: Sequence[Address]) -> set[Failure]:
+        """The last that is known of each."""
+        return set({failure.address: failure for failure in self._failures if failure.address in gone}.values())
+
+    def _settle(self, failures: Any) -> WorkerFailed:
+        error = WorkerFailed(failures)
+        if error.first.cause is not None:
+            with contextlib.suppress(Exception):  # its class may not be importable here
+                error.__cause__ = cloudpickle.loads(error.first.cause)
+        self._settled.update(error.failures)
+        self._settled_calls.extend(failure.call for failure in error.failures if failure.call)
+        return error
+
+
+def _failure(address: Address, kind: FailureKind, ray_says: str) -> Failure:
+    return Failure(address, kind, first_line(ray_says, "its process ended"), time.time_ns())
+
+
+LOOK_EVERY = 1.0  # seconds
+START_LIMIT = 300.0  # seconds for the next process to start and make its worker
+
+Lost = Callable[[Address, str], None]
+
+
+class Starting:
+    """Who is still to come, and since when nobody has.
+
+    A machine starts so many processes at a time, so that the last of many comes late without anything being wrong with
+    it. As long as some come, the others are waited for; the time runs from when the last one came.
+
+    >>> starting = Starting()
+    >>> starting.add({"a": Address("agent", 0), "b": Address("agent", 1)}, now=0.0)
+    >>> starting.come("a", now=299.0).rank, starting.overdue(now=400.0)
+    (0, [])
+    >>> [who.rank for who in starting.overdue(now=600.0)]
+    [1]
+    """
+
+    def __init__(self, limit_s: float = START_LIMIT) -> None:
+        self.limit_s = limit_s
+        self._who: dict[Any, tuple[Address, float]] = {}
+        self._last_came_at = -math.inf
+
+    @property
+    def calls(self) -> list[Any]:
+        """Those that have not been answered."""
+        return list(self._who)
+
+    def add(self, who: Mapping[Any, Address], now: float) -> None:
+        """Wait for these, by the calls that they will answer."""
+        self._who.update({call: (address, now) for call, address in who.items()})
+
+    def forget(self, group: str) -> None:
+        self._who = {call: entry for call, entry in self._who.items() if entry[0].group != group}
+
+    def end(self, call: Any) -> Address | None:
+        """Whose call it is; it is not waited for any more. None if it was not."""
+        return self._who.pop(call, (None, 0.0))[0]
+
+    def come(self, call: Any, now: float) -> Address | None:
+        """The same of one that has come."""
+        self._last_came_at = max(self._last_came_at, now)
+        return self.end(call)
+
+    def overdue(self, now: float) -> list[Address]:
+        """Those that are not waited for any longer: nobody has come since they were added, or for the limit."""
+        late = [call for call, (_, since) in self._who.items() if now - max(since, self._last_came_at) > self.limit_s]
+        return [self._who.pop(call)[0] for call in late]
+
+
+class StartWatch:
+    """Follows the start of every worker in one thread, and tells of those that fail before they can tell themselves."""
+
+    def __init__(self, lost: Lost) -> None:
+        self._lost = lost
+        self._starting = Starting()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, addresses: Sequence[Address], ready: Sequence[Any]) -> None:
+        """Watch workers; `ready` are calls that answer once each has been made."""
+        with self._changed:
+            self._starting.add(dict(zip(ready, addresses, strict=True)), time.monotonic())
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._follow, name="roost-starts", daemon=True)
+                self._thread.start()
+
+    def forget(self, group: str) -> None:
+        with self._changed:
+            self._starting.forget(group)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._starting = Starting()
+            self._changed.notify_all()
+
+    def _follow(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._starting.calls or self._is_stopped)
+                if self._is_stopped:
+                    return
+                refs = self._starting.calls
+            try:
+                done, _ = ray.wait(refs, num_returns=len(refs), timeout=LOOK_EVERY)
+                self._look(done)
+            except ray.exceptions.RayError:  # Ray is gone, and with it what was watched
+                return
+
+    def _look(self, done: Sequence[Any]) -> None:
+        for ref in done:
+            why = _why_not(ref)
+            with self._changed:
+                who = self._starting.end(ref) if why else self._starting.come(ref, time.monotonic())
+            if who is not None and why:
+                self._lost(who, why)
+        with self._changed:
+            late = self._starting.overdue(time.monotonic())
+        for who in late:
+            self._lost(who, f"its process was not ready, and no other had become so for {self._starting.limit_s:g} s")
+
+
+def _why_not(ref: Any) -> str:
+    """Why a worker did not come to life; empty where it did, or where it has told so itself."""
+    try:
+        ray.get(ref)
+    except ray.exceptions.RayTaskError:
+        return ""
+    except ray.exceptions.RayError as error:
+        lines = lines_of(error)
+        return " ".join(lines[:1] + [line for line in lines[1:] if "error" in line.lower()][:2]) or "it never started"
+    return ""

@@ -1,0 +1,353 @@
+"""The agent of a node: one small process on each machine of a job that serves, watches and speaks for its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+
+from roost.procs.exit_watch import ProcessWatch
+from roost.procs.files import ScratchFolder
+from roost.procs.logs import last_lines, read_from
+from roost.runtime import probe
+from roost.runtime.membership import NodeReport
+from roost.runtime.ray_errors import PROCESS_LOST, cause_of, first_line
+from roost.trace.spans import Span
+from roost.transport.directory import Directory, GroupEntry
+from roost.transport.exchange import Exchange
+from roost.transport.failure import LOG_LINES, Address, AgentContact, Failure, FailureKind, PeerLost
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, Consignment, Freight
+from roost.transport.socket_server import SocketServer
+
+KEPT_SPANS = 200_000  # of each worker
+
+
+class WorkerEntry(NamedTuple):
+    """A worker as its node's agent knows it."""
+
+    address: Address
+    pid: int
+    devices: tuple[int, ...]
+    log_path: str
+    max_restarts: int
+
+
+class Assignment(NamedTuple):
+    """What a worker is, as its launch says: in part for its agent, and packed for itself."""
+
+    devices: tuple[int, ...]
+    log_path: str
+    max_restarts: int
+    packed: bytes
+
+
+class NodeAgent:
+    """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
+
+    def __init__(self, driver_dir: str, driver_mark: str, scratch: Path | None = None) -> None:
+        self._rank = -1
+        self._agents: Sequence[Any] = ()
+        self._lead: Any = None
+        self._directory: Directory | None = None
+        self._exchange: Exchange | None = None
+        self._server: SocketServer | None = None
+        self._workers: dict[Address, WorkerEntry] = {}
+        self._deaths: dict[Address, int] = {}
+        self._assignments: defaultdict[Address, asyncio.Future[Assignment]] = defaultdict(asyncio.Future)
+        self._expected: set[Address] = set()  # workers that are being stopped: their end is no failure
+        self._failures: dict[Address, Failure] = {}
+        self._is_ending = False
+        self._spans: dict[Address, tuple[tuple[int, ...], deque[Span]]] = {}  # with the devices of the worker
+        self._dropped: dict[Address, int] = {}
+        self._watch = ProcessWatch()
+        self._scratch = ScratchFolder("agent", scratch)
+        self._folder = self._scratch.path
+        # Where this machine sees the driver's folder, by itself or on a shared disk, workers write their logs there.
+        self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)
+        self._log_dir = Path(driver_dir) if self._sees_driver_dir else self._folder / "logs"
+
+    # Joining a job ------------------------------------------------------------------------------------------------
+
+    async def report(self, driver_node: str, counted: Mapping[str, float]) -> NodeReport:
+        """What this node says of itself."""
+        return await asyncio.get_running_loop().run_in_executor(
+            None, probe.report, ray.get_runtime_context().get_node_id(), driver_node, dict(counted), dict(os.environ)
+        )
+
+    async def clock(self) -> int:
+        return time.time_ns()
+
+    async def check_interpreter(self, path: str) -> str:
+        return await asyncio.get_running_loop().run_in_executor(None, probe.check_interpreter, path)
+
+    async def robots(self, kind: str, configs: Sequence[Mapping[str, Any]], rank: int) -> tuple[Any, list[str]]:
+        """Declared devices with what this node's variables say of them, and what is wrong with them."""
+        return await asyncio.get_running_loop().run_in_executor(
+            None, probe.robots, kind, list(configs), rank, dict(os.environ)
+        )
+
+    async def join(self, rank: int, agents: Sequence[Any], lead: int) -> AgentContact:
+        """Take this node's place in the job, and open its socket."""
+        self._rank, self._agents, self._lead = rank, agents, agents[lead]
+        if rank == lead:
+            self._directory = directory = Directory()
+            for node, agent in enumerate(agents):
+                if node != lead:
+                    asyncio.get_running_loop().create_task(self._watch_node(node, agent, directory))
+        self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(agents))
+        self._server = SocketServer(self._folder / "agent", self._exchange.serve, self._hear)
+        return AgentContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
+
+    @property
+    def _hub(self) -> Exchange:
+        if self._exchange is None:
+            raise RuntimeError("the agent has not joined a job")
+        return self._exchange
+
+    # Between agents -----------------------------------------------------------------------------------------------
+
+    async def serve_node(
+        self, who: Sequence[Any], op: str, args: tuple[Any, ...], freight: Sequence[Sequence[Any]]
+    ) -> tuple[Any, list[Freight]]:
+        return await self._hub.serve_node(Address(*who), op, args, [Freight(*piece) for piece in freight])
+
+    async def _ask_node(
+        self, node: int, who: Address, op: str, args: tuple[Any, ...], load: Consignment
+    ) -> tuple[Any, list[Freight]]:
+        pieces = await load.packed(_in_object_store)
+        try:
+            value, back = await self._agents[node].ask.remote("serve_node", tuple(who), op, args, pieces)
+        except ray.exceptions.RayTaskError as error:
+            raise cause_of(error) from None
+        except PROCESS_LOST:
+            raise PeerLost(f"node {node} is lost") from None
+        return value, [Freight(*piece) for piece in back]
+
+    async def directory(self, method: str, *args: Any) -> Any:
+        """Ask the job's directory; only the leading agent has it."""
+        if self._directory is None:
+            raise RuntimeError("this agent does not keep the directory")
+        return await getattr(self._directory, method)(*args)
+
+    async def _look_up(self, method: str, *args: Any) -> Any:
+        if self._directory is not None:
+            return await self.directory(method, *args)
+        try:
+            return await self._lead.ask.remote("directory", method, *args)
+        except ray.exceptions.RayTaskError as error:
+            raise cause_of(error) from None
+        except PROCESS_LOST:
+            raise PeerLost("the node that keeps the job's directory is lost") from None
+
+    async def note(self, text: str) -> None:
+        """Pass on what a worker has to say to whoever watches the job."""
+        await self._look_up("add_note", text)
+
+    async def lives(self) -> None:
+        """Never returns: whoever waits for it learns when this node is lost."""
+        await asyncio.Event().wait()
+
+    async def _watch_node(self, node: int, agent: Any, directory: Directory) -> None:
+        try:
+            await agent.ask.remote("lives")
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
+            await self._watch_node(node, agent, directory)
+        except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
+            if not self._is_ending:
+                await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
+
+    async def _lose_node(self, node: int, why: str, directory: Directory) -> None:
+        now = time.time_ns()
+        carried = [
+            Address(group.name, rank)
+            for group in directory.groups()
+            for rank, on in enumerate(group.nodes)
+            if on == node
+        ]
+        others = [agent for rank, agent in enumerate(self._agents) if rank not in (node, self._rank)]
+        for who in carried:
+            self._hub.lose(who, why, False)
+            for agent in others:
+                agent.ask.remote("lose", tuple(who), why, False)
+        summary = f"{why}; it carried {', '.join(map(str, carried)) or 'no worker'}"
+        who = carried[0] if carried else Address(f"node {node}", 0)
+        await directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
+
+    # Workers ------------------------------------------------------------------------------------------------------
+
+    async def log_dir(self) -> str:
+        return str(self._log_dir)
+
+    async def lease_port(self) -> int:
+        return self._hub.ports.lease()
+
+    async def release_port(self, port: int) -> None:
+        self._hub.ports.release(port)
+
+    async def assign(self, entries: Sequence[Sequence[Any]]) -> None:
+        """What workers of this node are, whether they have asked for it yet or not."""
+        for who, *parts in entries:
+            self._assignments[Address(*who)].set_result(Assignment(*parts))
+
+    async def enroll(self, who: Sequence[Any], pid: int) -> bytes:
+        """A worker has started, or started again: it is told what it is, as soon as that is known."""
+        address = Address(*who)
+        assignment = await asyncio.shield(self._assignments[address])
+        entry = WorkerEntry(address, pid, assignment.devices, assignment.log_path, assignment.max_restarts)
+        before = self._workers.get(entry.address)
+        if before is not None:
+            self._ended(before)  # the new process was faster than the news of the old one's end
+        if entry.address in self._deaths:
+            await self._everywhere("find_again", tuple(entry.address))
+        self._workers[entry.address] = entry
+        self._watch.watch(entry.pid, lambda pid: self._ended(entry))
+        return assignment.packed
+
+    async def expect_end(self, addresses: Sequence[Sequence[Any]]) -> None:
+        """These workers are about to be stopped."""
+        self._expected.update(Address(*who) for who in addresses)
+
+    async def forget(self, addresses: Sequence[Sequence[Any]]) -> None:
+        """A group is closed: nothing of it remains here."""
+        workers = [Address(*parts) for parts in addresses]
+        self._hub.forget(workers)
+        for who in workers:
+            self._expected.discard(who)
+            self._workers.pop(who, None)
+            if who in self._assignments:
+                self._assignments.pop(who).cancel()
+            self._deaths.pop(who, None)
+            self._failures.pop(who, None)
+
+    def _ended(self, entry: WorkerEntry) -> None:
+        if self._is_ending or entry.address in self._expected or self._workers.get(entry.address) != entry:
+            return
+        del self._workers[entry.address]
+        deaths = self._deaths[entry.address] = self._deaths.get(entry.address, 0) + 1
+        failure = Failure(
+            entry.address,
+            FailureKind.DIED,
+            f"its process {entry.pid} ended",
+            time.time_ns(),
+            self._rank,
+            socket.gethostname(),
+            entry.devices,
+            log=last_lines(Path(entry.log_path), LOG_LINES),
+            log_path=entry.log_path,
+            will_restart=deaths <= entry.max_restarts,
+        )
+        asyncio.get_running_loop().create_task(self._spread(failure))
+
+    async def _spread(self, failure: Failure) -> None:
+        """Tell the whole job that a worker is gone."""
+        self._failures[failure.address] = failure
+        await self._everywhere("lose", tuple(failure.address), failure.summary, failure.will_restart)
+        await self._look_up("add_failure", failure)
+
+    async def _everywhere(self, method: str, *args: Any) -> None:
+        for rank, agent in enumerate(self._agents):
+            if rank != self._rank:
+                agent.ask.remote(method, *args)
+        await getattr(self, method)(*args)
+
+    async def lose(self, who: Sequence[Any], why: str, returns: bool) -> None:
+        self._hub.lose(Address(*who), why, returns)
+
+    async def find_again(self, who: Sequence[Any]) -> None:
+        self._hub.post.find_again(Address(*who))
+
+    async def last_failure(self, who: Sequence[Any]) -> str:
+        failure = self._failures.get(Address(*who))
+        return str(failure) if failure is not None else ""
+
+    async def _last_failure(self, who: Address) -> str:
+        try:
+            node = GroupEntry(*await self._look_up("group", who.group, 0.0)).nodes[who.rank]
+        except LookupError:
+            return ""  # its group was closed meanwhile
+        if node == self._rank:
+            return await self.last_failure(who)
+        try:
+            return str(await asyncio.wait_for(self._agents[node].ask.remote("last_failure", tuple(who)), 5))
+        except (*PROCESS_LOST, TimeoutError):
+            return f"node {node} does not answer"
+
+    def _hear(self, who: Address, op: str, args: tuple[Any, ...]) -> None:
+        """What a process says without waiting for an answer."""
+        match op:
+            case "release":
+                self._hub.release(who, *args)
+            case "spans":
+                entry = self._workers.get(who)
+                kept = self._spans.setdefault(who, (entry.devices if entry else (), deque(maxlen=KEPT_SPANS)))[1]
+                self._dropped[who] = args[1] + max(0, len(kept) + len(args[0]) - KEPT_SPANS)
+                kept.extend(Span(*span) for span in args[0])
+
+    async def failed(self, failure: Failure, log_begin: int) -> Failure:
+        """A worker's own account of its failure, completed with what is known here; its log from the call's begin."""
+        entry = self._workers.get(failure.address)
+        known = replace(
+            failure,
+            node=self._rank,
+            host=socket.gethostname(),
+            devices=entry.devices if entry else (),
+            log=last_lines(Path(entry.log_path), LOG_LINES, log_begin) if entry else "",
+            log_path=entry.log_path if entry else "",
+        )
+        self._failures[failure.address] = known
+        await self._look_up("add_failure", known)
+        return known
+
+    # What the driver collects -------------------------------------------------------------------------------------
+
+    async def read_logs(self, offsets: Mapping[str, int]) -> dict[str, bytes]:
+        """What workers have written since, by the path of the log below its folder; empty where the driver sees it."""
+        if self._sees_driver_dir:
+            return {}
+        return {
+            str(path.relative_to(self._log_dir)): text
+            for path in sorted(self._log_dir.rglob("*.log"))
+            if (text := read_from(path, offsets.get(str(path.relative_to(self._log_dir)), 0)))
+        }
+
+    async def spans(self) -> list[tuple[Address, tuple[int, ...], list[Span], int]]:
+        """What the workers of this node have recorded since the job began, as far back as is kept."""
+        return [(who, held, list(kept), self._dropped.get(who, 0)) for who, (held, kept) in self._spans.items()]
+
+    async def stop_watching(self) -> None:
+        """The job is about to be ended: what ends now is no failure."""
+        self._is_ending = True
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        if self._server is not None:
+            self._server.close()
+        if self._exchange is not None:
+            self._exchange.ports.close()
+            self._exchange.pool.close()
+        self._scratch.remove()
+
+
+async def _in_object_store(freight: list[Freight], num_nodes: int) -> Any:
+    """Freight as an argument of a call. What is large, or for several nodes, is put into Ray's object store once."""
+    pieces = [tuple(piece) for piece in freight]
+    nbytes = sum(piece.nbytes for piece in freight)
+    if nbytes >= BIG:
+        return await asyncio.get_running_loop().run_in_executor(None, ray.put, pieces)
+    return ray.put(pieces) if num_nodes > 1 and nbytes > INLINE_LIMIT else pieces
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except OSError:
+        return False

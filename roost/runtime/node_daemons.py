@@ -1,0 +1,82 @@
+"""The driver's side of the agents: those of all nodes of a job, asked together. A node may be lost at any time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from roost.runtime.nodes import LiveNode
+from roost.runtime.ray_errors import cause_of
+from roost.transport.current import ProcessSetup
+from roost.transport.failure import AgentContact
+
+LIMIT = 60.0  # seconds for an agent to answer
+CLOSING_LIMIT = 5.0
+
+
+class Agents:
+    """The agents of a job in the order of its nodes, after them the driver's own where its node is none of them."""
+
+    def __init__(self, nodes: Sequence[LiveNode], started: Mapping[str, Any]) -> None:
+        here = ray.get_runtime_context().get_node_id()
+        members = {node.report.node_id: node.agent for node in nodes}
+        members.setdefault(here, started[here])  # it takes part even if no worker is to run there
+        dismiss([agent for node, agent in started.items() if node not in members])
+        self.handles = list(members.values())
+        lead = list(members).index(here)
+        self.lead = self.handles[lead]
+        joined = [agent.ask.remote("join", rank, self.handles, lead) for rank, agent in enumerate(self.handles)]
+        self.contacts: list[AgentContact] = [
+            replace(contact, handle=agent)
+            for contact, agent in zip(ray.get(joined, timeout=LIMIT), self.handles, strict=True)
+        ]
+        self.driver = self.contacts[lead]
+        self.log_dirs: list[str] = ray.get([agent.ask.remote("log_dir") for agent in self.handles], timeout=LIMIT)
+
+    def ask(self, node: int, method: str, *args: Any) -> Any:
+        """Ask one agent."""
+        return ray.get(self.handles[node].ask.remote(method, *args), timeout=LIMIT)
+
+    def ask_all(self, method: str, *args: Any, nodes: Sequence[int] | None = None) -> Iterator[tuple[int, Any]]:
+        """Ask all, or those of some nodes, and give the answers with their nodes; one that is lost gives none."""
+        chosen = range(len(self.handles)) if nodes is None else nodes
+        asked = [(node, self.handles[node].ask.remote(method, *args)) for node in chosen]
+        for node, answer in asked:
+            with contextlib.suppress(ray.exceptions.RayError):
+                yield node, ray.get(answer, timeout=LIMIT)
+
+    def tell_all(self, method: str, *args: Any) -> None:
+        """Ask all, for what it does."""
+        for _ in self.ask_all(method, *args):
+            pass
+
+    def assign(self, setups: Sequence[ProcessSetup]) -> None:
+        """Give the agents what the workers of their nodes are waiting to be told."""
+        of_node: dict[int, list[tuple[Any, ...]]] = {}
+        for setup in setups:
+            packed = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
+            entry = (tuple(setup.address), setup.devices, setup.log_path, setup.max_restarts, packed)
+            of_node.setdefault(setup.agent.node, []).append(entry)
+        told = [self.handles[node].ask.remote("assign", entries) for node, entries in of_node.items()]
+        ray.get(told, timeout=LIMIT)
+
+    def directory(self, method: str, *args: Any) -> Any:
+        """Ask the job's directory."""
+        try:
+            return ray.get(self.lead.ask.remote("directory", method, *args), timeout=LIMIT)
+        except ray.exceptions.RayTaskError as error:
+            raise cause_of(error) from None
+
+
+def dismiss(agents: Sequence[Any]) -> None:
+    """End agents after they have cleaned up."""
+    closing = [agent.ask.remote("close") for agent in agents]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT)
+    for agent in agents:
+        ray.kill(agent)

@@ -1,0 +1,1 @@
+"""Messages between the processes of a job: channels, send and recv, device locks."""

@@ -1,0 +1,209 @@
+"""Channels: named queues between any processes of a job."""
+
+from __future__ import annotations
+
+import io
+import numbers
+import pickle
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+from roost.transport import current
+from roost.transport.current import Current
+from roost.transport.shared_memory import Parcel
+from roost.transport.waits import Pending
+
+DEFAULT_KEY = "default"
+
+
+class Channel:
+    """A first-in, first-out queue with a name; with keys it is many, made when they are first used.
+
+    It lives on one node. It can be passed to workers as an argument, or found by its name. A channel of limited size
+    makes those who put wait until others have taken. Keys may be anything hashable; those that are not of builtin types
+    are the same if they pickle to the same bytes.
+    """
+
+    def __init__(self, name: str, place: Current | None = None) -> None:
+        self.name = name
+        self._place = place
+
+    @classmethod
+    def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, place: Current | None = None) -> Channel:
+        """The channel of this name: a new one, or the one that is there already. 0 is no limit.
+
+        One that is there stays as it is. Once it is closed and empty, a new one takes its place.
+        """
+        where = place or current.get()
+        where.link.ask("channel", "create", name, node_rank, maxsize)
+        return cls(name, place)
+
+    @classmethod
+    def connect(cls, name: str, current_worker: object = None) -> Channel:
+        """A channel that another process makes; waits up to a minute for it to be there."""
+        channel = cls(name)
+        channel._there.link.ask("channel", "connect", name)
+        return channel
+
+    def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
+        return Channel, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"Channel({self.name!r})"
+
+    @property
+    def _there(self) -> Current:
+        return self._place or current.get()
+
+    @overload
+    def put(
+        self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY, async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def put(
+        self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Pending[None]: ...  # fmt: skip
+    def put(
+        self,
+        item: Any,
+        weight: float = 1,
+        key: Hashable = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Pending[None] | None:
+        """Add an item; waits while the channel is full. `weight` is what it counts in `get_batch`."""
+        link, sent_key = self._there.link, portable(key)
+        future = link.send("put", self.name, sent_key, weight, timeout, parcel=link.pack(item))
+        pending = Pending(future, lambda _: None, self._check(future))
+        return pending if async_op else self._waited(pending, "put")
+
+    def put_nowait(self, item: Any, weight: float = 1, key: Hashable = DEFAULT_KEY) -> None:
+        """Add an item, or raise `asyncio.QueueFull`."""
+        self.put(item, weight, key, timeout=0)
+
+    def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
+        """The next item; waits while there is none."""
+        return self._get(key, None, async_op, timeout, lambda items: items[0])
+
+    def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
+        """The next item, or raise `asyncio.QueueEmpty`."""
+        return self.get(key, timeout=0)
+
+    def get_batch(
+        self,
+        target_weight: float = 1,
+        key: Hashable = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Items whose weights add up to the target, or come as near to it as the next item allows without passing it.
+
+        An item heavier than the target comes alone. Waits for enough items, unless the channel is closed.
+        """
+        return self._get(key, target_weight, async_op, timeout, list)
+
+    def _get(self, key: Hashable, target: float | None, async_op: bool, timeout: float | None, shape: Any) -> Any:
+        link = self._there.link
+        future = link.request("get", self.name, portable(key), target, timeout)
+
+        def finish(answer: tuple[Any, list[Parcel]]) -> Any:
+            return shape([link.unpack(parcel) for parcel in answer[1]])
+
+        pending = Pending(future, finish, self._check(future))
+        return pending if async_op else self._waited(pending, "get")
+
+    def _check(self, future: Future[Any]) -> Callable[[], None] | None:
+        """What the driver does while it waits: if the job has failed, nothing may ever come."""
+        there = self._there
+        link, check = there.link, there.check
+        if there.setup is not None or check is None:
+            return None
+
+        def give_up_if_failed() -> None:
+            try:
+                check()
+            except BaseException:
+                link.cancel(future)
+                raise
+
+        return give_up_if_failed
+
+    def _waited(self, pending: Pending[Any], what: str) -> Any:
+        with self._there.recorder.span(f"{what} {self.name}", "wait"):
+            return pending.wait()
+
+    def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
+        size: int = self._there.link.ask("channel", "size", self.name, portable(key))
+        return size
+
+    def sizes(self) -> dict[Hashable, int]:
+        """How many items there are under each key."""
+        sizes: dict[Hashable, int] = self._there.link.ask("channel", "sizes", self.name)
+        return {restored(key): size for key, size in sizes.items()}
+
+    def empty(self, key: Hashable = DEFAULT_KEY) -> bool:
+        return self.qsize(key) == 0
+
+    def full(self, key: Hashable = DEFAULT_KEY) -> bool:
+        is_full: bool = self._there.link.ask("channel", "full", self.name, portable(key))
+        return is_full
+
+    def close(self) -> None:
+        """Nothing more will come: what is there can be taken, then `get` raises `ChannelClosed`."""
+        self._there.link.ask("channel", "close", self.name)
+
+
+PLAIN = (str, int, float, bool, bytes, type(None))
+ALIKE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
+    (str, str.__str__),
+    (numbers.Integral, int),
+    (numbers.Real, float),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueKey:
+    """A key that only the processes which use it can read. Two are the same if they pickle to the same bytes."""
+
+    pickled: bytes
+
+
+def portable(key: Hashable) -> Hashable:
+    """A key as it travels: builtin scalars, and tuples and frozen sets of them, as they are; others as bytes.
+
+    >>> portable(("row", 3)), type(portable(range(3))).__name__, restored(portable(range(3)))
+    (('row', 3), 'OpaqueKey', range(0, 3))
+    """
+    hash(key)  # what cannot be a key is an error here, where it was written
+    if type(key) in PLAIN:
+        return key
+    if isinstance(key, tuple | frozenset) and type(key) in (tuple, frozenset):
+        return type(key)(portable(part) for part in key)
+    for kind, convert in ALIKE:  # numpy's scalars, and enumerations of numbers and texts, which equal builtin ones
+        if isinstance(key, kind):
+            builtin = convert(key)
+            if builtin == key and hash(builtin) == hash(key):
+                return builtin
+    return OpaqueKey(_pickled(key))
+
+
+def restored(key: Hashable) -> Hashable:
+    """The inverse of `portable`."""
+    if isinstance(key, OpaqueKey):
+        found: Hashable = pickle.loads(key.pickled)
+        return found
+    if isinstance(key, tuple | frozenset):
+        return type(key)(restored(part) for part in key)
+    return key
+
+
+def _pickled(key: Hashable) -> bytes:
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, 5)
+    pickler.fast = True  # no memory of objects met before: equal keys give equal bytes whether or not parts are shared
+    pickler.dump(key)
+    return stream.getvalue()

@@ -1,0 +1,116 @@
+"""What is one per process: the worker that lives in it, and its ways to the others.
+
+A process has one place in a job, as it has one process id; everything that must know that place asks here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roost.trace.spans import SpanRecorder
+from roost.transport.failure import Address, AgentContact
+
+if TYPE_CHECKING:
+    from roost.placement.placement import Placement
+    from roost.transport.link import AgentLink
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A process's place in a job. The driver has no setup: it was not placed."""
+
+    setup: ProcessSetup | None
+    connection: ProcessLink
+    recorder: SpanRecorder
+    check: Callable[[], None] | None = None  # in the driver: raises if the job has failed and nobody knows
+
+    @property
+    def link(self) -> AgentLink:
+        return self.connection.get()
+
+    @property
+    def address(self) -> Address:
+        return self.link.who
+
+
+_entered: list[Current] = []
+
+
+def enter(current: Current) -> None:
+    """Take a place in a job. A driver may take part in several; the last one entered is used where none is named."""
+    _entered.append(current)
+
+
+def leave(current: Current) -> None:
+    if current in _entered:
+        _entered.remove(current)
+
+
+def get() -> Current:
+    if not _entered:
+        raise RuntimeError("this process is no part of a job; call this in a worker, or after making a Cluster")
+    return _entered[-1]
+
+
+def worker_setup() -> ProcessSetup | None:
+    """What the worker of this process was started with; None in a driver, and where there is no job."""
+    return _entered[-1].setup if _entered else None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevices:
+    """Accelerators that are not there, and that a worker is to count all the same."""
+
+    count: int
+    memory_gb: float | None  # of each
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSetup:
+    """Everything a worker is started with, beside its class and arguments."""
+
+    address: Address
+    world_size: int
+    placement: Placement
+    env: Mapping[str, str]
+    devices: tuple[int, ...]  # accelerators it holds, as numbered on its node
+    physical_ids: tuple[str, ...]  # what the vendor calls them
+    accelerator_type: str
+    hardware_type: str  # "accelerator", "node", or the kind of its declared devices
+    hardware: tuple[Mapping[str, Any], ...]  # the configs of those
+    agent: AgentContact
+    log_path: str
+    max_restarts: int = 0
+    simulated: SimulatedDevices | None = None  # what it sees, where that is simulated
+
+
+class ProcessLink:
+    """Makes the link when it is first used, and makes another in a process that was forked."""
+
+    def __init__(self, who: Address, agent: AgentContact) -> None:
+        self._who, self._agent = who, agent
+        self._link: AgentLink | None = None
+        self._pid = -1
+        self._making = threading.Lock()
+
+    def get(self) -> AgentLink:
+        from roost.transport.link import AgentLink
+
+        if self._link is None or self._pid != os.getpid():
+            with self._making:
+                if self._link is None or self._pid != os.getpid():
+                    self._link, self._pid = AgentLink(self._who, self._agent), os.getpid()
+        return self._link
+
+    @property
+    def is_open(self) -> bool:
+        return self._link is not None and self._pid == os.getpid()
+
+    def close(self) -> None:
+        if self._link is not None and self._pid == os.getpid():
+            self._link.close()
+        self._link = None

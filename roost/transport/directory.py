@@ -1,0 +1,114 @@
+"""Who and what there is in a job: its groups, its channels, and what has failed. One node's agent keeps it for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from roost.transport.failure import Failure
+
+KEPT_FAILURES = 1_000
+KEPT_NOTES = 100
+T = TypeVar("T")
+
+
+class GroupEntry(NamedTuple):
+    """A group as others need to know it: of each rank its node, and the accelerators as the vendor calls them."""
+
+    name: str
+    nodes: tuple[int, ...]
+    devices: tuple[tuple[str, ...], ...] = ()
+
+
+class ChannelEntry(NamedTuple):
+    """A channel, and the node it lives on."""
+
+    name: str
+    node: int
+    maxsize: int
+    serial: int = 0  # of those that had this name, one after the other
+
+
+class Directory:
+    """A job's names. Who asks for one that is not there yet can wait for it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, GroupEntry] = {}
+        self._channels: dict[str, ChannelEntry] = {}
+        self.failures: deque[Failure] = deque(maxlen=KEPT_FAILURES)
+        self._num_failures = 0
+        self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
+        self._num_notes = 0
+        self._changed = asyncio.Condition()
+
+    async def add_group(self, entry: GroupEntry) -> None:
+        if entry.name in self._groups:
+            raise ValueError(f"there is a group {entry.name} already; give this one another name")
+        self._groups[entry.name] = entry
+        await self._tell()
+
+    async def remove_group(self, name: str) -> None:
+        self._groups.pop(name, None)
+
+    def groups(self) -> tuple[GroupEntry, ...]:
+        return tuple(self._groups.values())
+
+    async def add_channel(self, entry: ChannelEntry) -> ChannelEntry:
+        """The channel of this name: the one that is there, or else this one."""
+        known = self._channels.setdefault(entry.name, entry)
+        await self._tell()
+        return known
+
+    async def replace_channel(self, spent: ChannelEntry, entry: ChannelEntry) -> ChannelEntry:
+        """The channel that follows one which is closed and empty: this one, unless another was faster."""
+        if self._channels.get(entry.name) == spent:
+            self._channels[entry.name] = entry._replace(serial=spent.serial + 1)
+            await self._tell()
+        return self._channels[entry.name]
+
+    async def group(self, name: str, timeout: float) -> GroupEntry:
+        return await self._wait_for(lambda: self._groups.get(name), timeout, f"no group is called {name}")
+
+    async def channel(self, name: str, timeout: float) -> ChannelEntry:
+        return await self._wait_for(lambda: self._channels.get(name), timeout, f"no channel is called {name}")
+
+    async def add_failure(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        self._num_failures += 1
+        await self._tell()
+
+    async def failures_after(self, count: int) -> tuple[int, list[Failure]]:
+        """How many there have been, once they are more than `count`, and those that came since."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._num_failures > count)
+        new = min(self._num_failures - count, len(self.failures))
+        return self._num_failures, list(self.failures)[-new:]
+
+    async def add_note(self, text: str) -> None:
+        self.notes.append(text)
+        self._num_notes += 1
+        await self._tell()
+
+    async def notes_after(self, count: int) -> tuple[int, list[str]]:
+        """How many notes of workers there have been, once they are more than `count`, and those that came since."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._num_notes > count)
+        new = min(self._num_notes - count, len(self.notes))
+        return self._num_notes, list(self.notes)[-new:]
+
+    async def _wait_for(self, look: Callable[[], T | None], timeout: float, otherwise: str) -> T:
+        async with self._changed:
+            try:
+                # Not `wait_for`, which in Python 3.11 runs a task: a timeout of 0 would not even look.
+                async with asyncio.timeout(timeout):
+                    while (found := look()) is None:
+                        await self._changed.wait()
+                    return found
+            except TimeoutError:
+                raise LookupError(f"{otherwise} (waited {timeout:g} s)") from None
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,506 @@
+"""What a node's agent does for the workers of its node: messages, channels, locks, ports and shared memory.
+
+A request is served here where its mailbox, channel or device is on this node, and handed to the other node's agent
+through Ray where it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from roost.net.addresses import PortLeases
+from roost.transport.directory import ChannelEntry, GroupEntry
+from roost.transport.failure import Address, WaitedTooLong
+from roost.transport.mailboxes import PostOffice, Turn, Turns
+from roost.transport.shared_memory import Consignment, Freight, NodeMemory, Parcel, SegmentPool, shared_memory_limit
+from roost.transport.waits import Deadline, within
+
+
+class Exchange:
+    """Serves the requests of one node's workers. `ask_node` reaches the other agents, `look_up` the job's directory.
+
+    `num_nodes` is how many nodes the job has, where that is known.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        ask_node: Callable[..., Awaitable[tuple[Any, list[Freight]]]],
+        look_up: Callable[..., Awaitable[Any]],
+        last_failure: Callable[[Address], Awaitable[str]],
+        num_nodes: int | None = None,
+    ) -> None:
+        self.node = node
+        self._ask_node = ask_node
+        self.memory = NodeMemory(shared_memory_limit())
+        self.post = PostOffice(self.memory.give_back)
+        self.locks = DeviceLocks()
+        self.ports = PortLeases()
+        self._mail = Mail(node, self.post, self.memory, self._hand_on, look_up, last_failure)
+        self._channels = ChannelService(node, self.post, self.memory, self._hand_on, look_up, num_nodes)
+        self._leased: defaultdict[Address, list[int]] = defaultdict(list)
+        self._at_work: defaultdict[Address, set[asyncio.Task[Any]]] = defaultdict(set)
+
+    @property
+    def pool(self) -> SegmentPool:
+        return self.memory.pool
+
+    async def serve(self, who: Address, op: str, args: tuple[Any, ...], parcels: Sequence[Parcel]) -> Answer:
+        """Serve one request of a worker of this node. What it is given is in its hands until it releases it."""
+        lost = self.post.lost(who)
+        if lost is not None and op != "hello":
+            raise lost  # its last words: what it held is free already, and a lock would never be given back
+        self.memory.take_over(who, parcels)
+        with self._working_for(who):
+            value, out = await self._dispatch(who, op, args, list(parcels))
+        is_there = self.post.lost(who) is None
+        for parcel in out:
+            if not is_there:
+                self.memory.give_back(parcel)
+            elif parcel.segment is not None:
+                self.memory.hand_over(who, parcel.segment)
+        if op in ("send", "put") and parcels and parcels[0].segment is not None and is_there:
+            value = self.memory.spare(who, parcels[0].segment.size)
+        return value, out
+
+    async def serve_node(
+        self, who: Address, op: str, args: tuple[Any, ...], freight: Sequence[Freight]
+    ) -> tuple[Any, list[Freight]]:
+        """Serve a request that another node's agent hands on for one of its workers."""
+        lost = self.post.lost(who)
+        if lost is not None:
+            raise lost
+        if op in ("put", "get", "channel"):
+            self._channels.doubt(args[1] if op == "channel" else args[0])
+        with self._working_for(who):
+            value, out = await self._dispatch(who, op, args, await self.memory.unload_all(freight))
+            return value, await self.memory.load_all(out)
+
+    @contextmanager
+    def _working_for(self, who: Address) -> Iterator[None]:
+        """Let what is done for a worker end when it is lost."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request is served in a task, or it could not be ended")
+        self._at_work[who].add(task)
+        try:
+            yield
+        finally:
+            self._at_work[who].discard(task)
+            if not self._at_work[who]:
+                del self._at_work[who]
+
+    async def _dispatch(self, who: Address, op: str, args: tuple[Any, ...], parcels: list[Parcel]) -> Answer:
+        match op:
+            case "hello":
+                return None, []
+            case "allocate":
+                segment = await self.memory.allocate(*args)
+                self.memory.hand_over(who, segment)
+                return segment, []
+            case "send":
+                kind, to, timeout = args
+                await self._mail.send(who, kind, to, Deadline.of(timeout), parcels[0])
+                return None, []
+            case "receive":
+                kind, source, timeout = args
+                return None, await self._mail.receive(who, kind, source, Deadline.of(timeout))
+            case "put":
+                name, key, weight, timeout = args
+                return await self._channels.put(who, name, key, weight, Deadline.of(timeout), parcels[0])
+            case "get":
+                name, key, target, timeout = args
+                return await self._channels.get(who, name, key, target, Deadline.of(timeout))
+            case "channel":
+                return await self._channels.request(who, *args)
+            case "lock":
+                await self._lock(who, *args)
+                return None, []
+            case "unlock":
+                self.locks.release(who, *args)
+                return None, []
+            case "port":
+                port = self.ports.lease()
+                self._leased[who].append(port)
+                return port, []
+            case "group":
+                name, *limit = args
+                return await self._mail.group(name, Deadline.of(limit[0] if limit else None)), []
+        raise ValueError(f"unknown request {op}")
+
+    async def _hand_on(
+        self, node: int, who: Address, op: str, args: tuple[Any, ...], load: Consignment | None = None
+    ) -> Answer:
+        value, back = await self._ask_node(node, who, op, args, load or self.memory.consign())
+        return value, await self.memory.unload_all(back)
+
+    async def _lock(self, who: Address, devices: Iterable[int], timeout: float | None) -> None:
+        wanted = tuple(devices)
+
+        def who_holds() -> str:
+            holders = ", ".join(f"{device} by {holder}" for device, holder in self.locks.holders(wanted).items())
+            return f"{who} waited {timeout:g} s for the lock of devices held: {holders or 'none'}"
+
+        await within(self.locks.acquire(who, wanted), timeout, who_holds)
+
+    def release(self, who: Address, numbers: Iterable[int]) -> None:
+        """A worker has dropped what it was given in these segments."""
+        self.memory.release(who, numbers)
+
+    def lose(self, who: Address, why: str, returns: bool) -> None:
+        """A worker of the job is gone: end the waits for it, and free what it held on this node."""
+        self.post.lose(who, why, returns)
+        self._free(who)
+
+    def forget(self, addresses: Iterable[Address]) -> None:
+        """These workers were ended on purpose, with their groups: free what they held, and know them no longer."""
+        gone = tuple(addresses)
+        self._mail.forget_groups({who.group for who in gone})
+        for who in gone:
+            self.post.forget(who)
+            self._free(who)
+
+    def _free(self, who: Address) -> None:
+        for task in tuple(self._at_work.get(who, ())):
+            task.cancel()
+        self.locks.release_all(who)
+        for port in self._leased.pop(who, ()):
+            self.ports.release(port)
+        self.memory.free(who)
+
+
+UNBOUNDED = Deadline.of(None)
+
+
+class Full(asyncio.QueueFull):
+    """A channel has no room, and the caller did not want to wait."""
+
+
+class Empty(asyncio.QueueEmpty):
+    """A channel has nothing, and the caller did not want to wait."""
+
+
+class ChannelService:
+    """Puts and gets for the workers of one node, and for those of others whose channels live here.
+
+    What one worker puts under one key comes in the order in which it was put, as messages of a pair do.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        post: PostOffice,
+        memory: NodeMemory,
+        hand_on: Callable[..., Awaitable[Answer]],
+        look_up: Callable[..., Awaitable[Any]],
+        num_nodes: int | None,
+    ) -> None:
+        self._node, self._post, self._memory, self._num_nodes = node, post, memory, num_nodes
+        self._hand_on, self._look_up = hand_on, look_up
+        self._entries: dict[str, ChannelEntry] = {}
+        self._coming, self._leaving = Turns(), Turns()
+
+    async def put(
+        self, who: Address, name: str, key: Hashable, weight: float, deadline: Deadline, parcel: Parcel
+    ) -> Answer:
+        wait = None
+        try:
+            with self._coming.take([(who, name, key)]) as turn:
+                entry = await self._entry(name, deadline)
+                await turn.has_come()  # those before it have asked for the same name
+                if entry.node == self._node:
+                    wait = self._post.put(name, key, who, weight, parcel)
+                else:
+                    leaving = self._leaving.take([(who, name, key)])
+        except BaseException:
+            self._memory.give_back(parcel)
+            raise
+        if entry.node != self._node:
+            return await self._put_away(leaving, entry, who, (name, key, weight), deadline, parcel)
+        if wait is not None:
+            self._memory.give_back_unless_in(parcel, wait)
+            if deadline.does_not_wait:
+                wait.cancel()
+                raise Full(f"channel {name} is full")
+            await within(wait, deadline.left(), f"channel {name} stayed full for {deadline}".__str__)
+        return None, []
+
+    async def _put_away(
+        self, turn: Turn, entry: ChannelEntry, who: Address, args: tuple[Any, ...], deadline: Deadline, parcel: Parcel
+    ) -> Answer:
+        try:
+            with turn:
+                if not await turn.has_come(deadline.left()):
+                    if deadline.does_not_wait:
+                        raise Full(f"channel {entry.name} is full, or has yet to take what {who} put before")
+                    raise WaitedTooLong(f"channel {entry.name} stayed full for {deadline}")
+                load = self._memory.consign([parcel])
+                return await self._hand_on(entry.node, who, "put", (*args, deadline.handed_on), load)
+        finally:
+            self._memory.give_back(parcel)
+
+    async def get(self, who: Address, name: str, key: Hashable, target: float | None, deadline: Deadline) -> Answer:
+        with self._coming.take([(who, name, key, "get")]) as turn:
+            entry = await self._entry(name, deadline)
+            await turn.has_come()
+            future = self._post.get(name, key, who, target) if entry.node == self._node else None
+        if future is None:
+            return await self._hand_on(entry.node, who, "get", (name, key, target, deadline.handed_on))
+        if deadline.does_not_wait and not future.done():
+            future.cancel()
+            raise Empty(f"channel {name} is empty")
+        late = f"channel {name} gave nothing for {deadline}".__str__
+        return None, await self._memory.taken(future, deadline.left(), late)
+
+    async def request(self, who: Address, what: str, name: str, *args: Any) -> Answer:
+        match what:
+            case "create":
+                return await self._create(who, ChannelEntry(name, *args)), []
+            case "renew":
+                return await self._renew(ChannelEntry(*args[0]), ChannelEntry(*args[1])), []
+        entry = await self._entry(name, UNBOUNDED)
+        if entry.node != self._node:
+            return await self._hand_on(entry.node, who, "channel", (what, name, *args))
+        match what:
+            case "connect":
+                return entry, []
+            case "size":
+                return self._post.size(name, *args), []
+            case "full":
+                return self._post.is_full(name, *args), []
+            case "sizes":
+                return self._post.sizes(name), []
+            case "close":
+                self._post.close_channel(name)
+                return None, []
+        raise ValueError(f"unknown request {what}")
+
+    def doubt(self, name: str) -> None:
+        """Another node takes the channel to live here; if it is known to live elsewhere, one of the two is wrong."""
+        if name in self._entries and self._entries[name].node != self._node:
+            del self._entries[name]
+
+    async def _create(self, who: Address, wanted: ChannelEntry) -> ChannelEntry:
+        if self._num_nodes is not None and not 0 <= wanted.node < self._num_nodes:
+            nodes = f"0 to {self._num_nodes - 1}" if self._num_nodes > 1 else "only node 0"
+            raise ValueError(f"channel {wanted.name} cannot live on node {wanted.node}: this job has {nodes}")
+        known = ChannelEntry(*await self._look_up("add_channel", wanted))
+        if known.node == self._node:
+            return await self._renew(known, wanted)
+        answer, _ = await self._hand_on(known.node, who, "channel", ("renew", wanted.name, known, wanted))
+        return self._keep(ChannelEntry(*answer))
+
+    async def _renew(self, known: ChannelEntry, wanted: ChannelEntry) -> ChannelEntry:
+        """A channel of this node as it is; one that is closed and empty makes way for the one that is wanted."""
+        if self._post.is_spent(known.name, known.serial):
+            known = ChannelEntry(*await self._look_up("replace_channel", known, wanted))
+        return self._keep(known)
+
+    async def _entry(self, name: str, deadline: Deadline) -> ChannelEntry:
+        entry = self._entries.get(name)
+        if entry is None:
+            return self._keep(ChannelEntry(*await self._look_up("channel", name, deadline.at_most(LOOK_UP_LIMIT))))
+        return entry
+
+    def _keep(self, entry: ChannelEntry) -> ChannelEntry:
+        known = self._entries.get(entry.name)
+        if known is not None and known.serial > entry.serial:
+            return known
+        self._entries[entry.name] = entry
+        if entry.node == self._node:
+            self._post.open_channel(entry.name, entry.maxsize, entry.serial)
+        return entry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    who: Address
+    devices: frozenset[int]
+    future: asyncio.Future[None]
+
+
+class DeviceLocks:
+    """The locks of one node's devices.
+
+    Whoever wants several devices gets them at once or waits for all of them, so two workers cannot each hold half. A
+    holder may take the same devices again; they are free when it has given them back as often.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[int, tuple[Address, int]] = {}  # device -> holder, how often it took it
+        self._waiting: deque[_Waiter] = deque()
+
+    def acquire(self, who: Address, devices: Iterable[int]) -> asyncio.Future[None]:
+        waiter = _Waiter(who, frozenset(devices), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._grant()
+        if not waiter.future.done():
+            waiter.future.add_done_callback(self._given_up)
+        return waiter.future
+
+    def _given_up(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            self._grant()  # others may have waited behind it for devices that are free
+
+    def release(self, who: Address, devices: Iterable[int]) -> None:
+        given = frozenset(devices)
+        for device in sorted(given):
+            holder, _ = self._holders.get(device, (None, 0))
+            if holder != who:
+                raise ValueError(f"{who} gives back the lock of device {device}, which {holder or 'nobody'} holds")
+        for device in given:
+            count = self._holders[device][1]
+            if count > 1:
+                self._holders[device] = (who, count - 1)
+            else:
+                del self._holders[device]
+        self._grant()
+
+    def release_all(self, who: Address) -> tuple[int, ...]:
+        """Free what a worker that is gone has held, and forget what it waited for."""
+        freed = tuple(sorted(device for device, (holder, _) in self._holders.items() if holder == who))
+        for device in freed:
+            del self._holders[device]
+        self._waiting = deque(waiter for waiter in self._waiting if waiter.who != who)
+        self._grant()
+        return freed
+
+    def holders(self, devices: Iterable[int]) -> dict[int, Address]:
+        """Who holds which of these devices."""
+        return {device: self._holders[device][0] for device in sorted(set(devices)) if device in self._holders}
+
+    def _grant(self) -> None:
+        """Serve those who can be served; who comes later must not overtake on a device that somebody waits for."""
+        claimed: set[int] = set()
+        still: deque[_Waiter] = deque()
+        for waiter in self._waiting:
+            if waiter.future.done():
+                continue  # it gave up
+            is_own = all(self._holders.get(device, (waiter.who, 0))[0] == waiter.who for device in waiter.devices)
+            holds_some = any(device in self._holders for device in waiter.devices)
+            # A holder that comes again does not queue behind those who wait for it: that would never end.
+            if is_own and (holds_some or not waiter.devices & claimed):
+                for device in waiter.devices:
+                    self._holders[device] = (waiter.who, self._holders.get(device, (waiter.who, 0))[1] + 1)
+                waiter.future.set_result(None)
+            else:
+                claimed |= waiter.devices
+                still.append(waiter)
+        self._waiting = still
+
+
+LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to come into being
+Answer = tuple[Any, list[Parcel]]
+
+
+class Mail:
+    """Sends and receives for the workers of one node, and for those of others who write to them.
+
+    Messages of a pair arrive in the order they were sent: none overtakes another while it waits for a name, and none
+    is handed to another node before that has accepted the one before it.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        post: PostOffice,
+        memory: NodeMemory,
+        hand_on: Callable[..., Awaitable[Answer]],
+        look_up: Callable[..., Awaitable[Any]],
+        last_failure: Callable[[Address], Awaitable[str]],
+    ) -> None:
+        self._node, self._post, self._memory = node, post, memory
+        self._hand_on, self._look_up, self._last_failure = hand_on, look_up, last_failure
+        self._groups: dict[str, GroupEntry] = {}
+        self._coming, self._leaving = Turns(), Turns()
+
+    async def send(
+        self, who: Address, kind: str, to: Sequence[Sequence[Any]], deadline: Deadline, parcel: Parcel
+    ) -> None:
+        receivers = [Address(*parts) for parts in to]
+        try:
+            with self._coming.take((who, receiver, kind) for receiver in receivers) as turn:
+                by_node: defaultdict[int, list[Address]] = defaultdict(list)
+                for receiver in receivers:
+                    by_node[await self.node_of(receiver, deadline)].append(receiver)
+                await turn.has_come()  # those before it have asked for the same names
+                here = by_node.pop(self._node, [])
+                waits = self._deliver_here(who, kind, here, parcel._replace(is_shared=len(to) > 1))
+                load = self._memory.consign([parcel], len(by_node))
+                handing_on = [self._start(who, kind, node, away, deadline, load) for node, away in by_node.items()]
+            for task in handing_on:  # one may fail while the others still need the parcel
+                self._memory.share(parcel)
+                task.add_done_callback(lambda _: self._memory.give_back(parcel))
+            await asyncio.gather(
+                *handing_on,
+                *(
+                    within(wait, deadline.left(), f"{receiver} took nothing of {who} for {deadline}".__str__)
+                    for receiver, wait in waits
+                ),
+            )
+        finally:
+            self._memory.give_back(parcel)  # each receiver of this node has a share of its own
+
+    def _start(
+        self, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, load: Consignment
+    ) -> asyncio.Task[None]:
+        turn = self._leaving.take((who, receiver, kind) for receiver in to)
+        return turn.spend_on(self._send_away(turn, who, kind, node, to, deadline, load))
+
+    async def _send_away(
+        self, turn: Turn, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, load: Consignment
+    ) -> None:
+        if not await turn.has_come(deadline.left()):
+            raise WaitedTooLong(f"{', '.join(map(str, to))} took nothing of {who} for {deadline}")
+        args = (kind, [tuple(receiver) for receiver in to], deadline.handed_on)
+        await self._hand_on(node, who, "send", args, load)
+
+    def _deliver_here(
+        self, who: Address, kind: str, to: Sequence[Address], parcel: Parcel
+    ) -> list[tuple[Address, asyncio.Future[None]]]:
+        lost = next((self._post.lost(receiver) for receiver in to if self._post.lost(receiver)), None)
+        if lost is not None:
+            raise lost
+        waits = []
+        for receiver in to:
+            wait = self._post.deliver(receiver, who, kind, parcel)
+            self._memory.share(parcel)
+            if wait is not None:
+                self._memory.give_back_unless_in(parcel, wait)
+                waits.append((receiver, wait))
+        return waits
+
+    async def receive(self, who: Address, kind: str, source: Sequence[Any], deadline: Deadline) -> list[Parcel]:
+        sender = Address(*source)
+        with self._coming.take([(who, sender, kind, "receive")]) as turn:
+            await self.node_of(sender, deadline)  # a group that was never launched is an error, not a wait
+            await turn.has_come()
+            future = self._post.collect(who, sender, kind)
+        try:
+            return await self._memory.taken(
+                future, deadline.left(), f"nothing came from {sender} to {who} within {deadline}".__str__
+            )
+        except WaitedTooLong as error:
+            failed = await self._last_failure(sender)
+            raise WaitedTooLong(f"{error}{f'; its last failure: {failed}' if failed else ''}") from None
+
+    async def node_of(self, who: Address, deadline: Deadline) -> int:
+        group = await self.group(who.group, deadline)
+        if not 0 <= who.rank < len(group.nodes):
+            raise LookupError(f"group {who.group} has ranks 0 to {len(group.nodes) - 1}, not {who.rank}")
+        return group.nodes[who.rank]
+
+    async def group(self, name: str, deadline: Deadline) -> GroupEntry:
+        if name not in self._groups:
+            found = await self._look_up("group", name, deadline.at_most(LOOK_UP_LIMIT))
+            self._groups[name] = GroupEntry(*found)
+        return self._groups[name]
+
+    def forget_groups(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._groups.pop(name, None)

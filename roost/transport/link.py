@@ -1,0 +1,193 @@
+"""A process's connection to the agent of its node."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import pickle
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+
+from roost.procs.exit_watch import is_alive
+from roost.transport import message
+from roost.transport.failure import Address, AgentContact, PeerLost, WaitedTooLong
+from roost.transport.shared_memory import (
+    Parcel,
+    SegmentMaps,
+    SegmentRef,
+    Spares,
+    from_frames,
+    is_inline,
+    needed,
+    to_frames,
+)
+
+logger = logging.getLogger(__name__)
+HEARTBEAT = 500  # milliseconds between looks at whether the agent lives and what may be given back to it
+
+
+class AgentLink:
+    """Sends requests from any thread; one thread of its own receives the answers."""
+
+    def __init__(self, who: Address, agent: AgentContact) -> None:
+        self.who, self.agent = who, agent
+        self._maps = SegmentMaps()
+        self._spares = Spares()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[tuple[Any, list[Parcel]]]] = {}
+        self._context = zmq.Context()
+        self._sending = threading.Lock()
+        self._identity = uuid.uuid4().bytes
+        self._requests = self._socket(None)
+        self._answers = self._socket(self._identity)
+        self._is_closed = False
+        # The agent can answer only after it has heard from the socket that receives.
+        hello: Future[tuple[Any, list[Parcel]]] = Future()
+        self._waiting[-1] = hello
+        self._answers.send_multipart([self._identity, *self._frames(-1, "hello", ())])
+        self._reader = threading.Thread(target=self._read, name="roost-link", daemon=True)
+        self._reader.start()
+        hello.result(60)
+
+    def _socket(self, identity: bytes | None) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 1000)
+        if identity is not None:
+            socket.setsockopt(zmq.IDENTITY, identity)
+        socket.connect(f"ipc://{self.agent.socket}")
+        return socket
+
+    def request(self, op: str, *args: Any, parcels: Sequence[Parcel] = ()) -> Future[tuple[Any, list[Parcel]]]:
+        """Ask the agent for something; the future has its answer."""
+        number = next(self._numbers)
+        future: Future[tuple[Any, list[Parcel]]] = Future()
+        self._waiting[number] = future
+        try:
+            self._send(self._frames(number, op, args, parcels))
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
+        return future
+
+    def cancel(self, future: Future[tuple[Any, list[Parcel]]]) -> None:
+        """Give up a request: what it waits for at the agent of this node is left to others."""
+        number = next((number for number, waiting in list(self._waiting.items()) if waiting is future), None)
+        if number is not None and self._waiting.pop(number, None) is not None:
+            future.set_exception(WaitedTooLong("it was given up"))
+            with contextlib.suppress(PeerLost):
+                self.tell("cancel", number)
+
+    def _frames(
+        self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Parcel] = ()
+    ) -> list[bytes | memoryview]:
+        """A message: first what the agent can always read, then what it may not, then the parcels."""
+        labels, frames = to_frames(parcels)
+        return [pickle.dumps((number, tuple(self.who), op, labels), 5), pickle.dumps(args, 5), *frames]
+
+    def ask(self, op: str, *args: Any) -> Any:
+        """A request without parcels, waited for."""
+        return self.request(op, *args).result()[0]
+
+    def tell(self, op: str, *args: Any) -> None:
+        """Say something that needs no answer."""
+        self._send(self._frames(None, op, args))
+
+    def pack(self, value: object, device_route: message.DeviceRoute = "stage") -> Parcel:
+        """A value ready to be sent: large buffers are written to shared memory."""
+        packed = message.pack(value, device_route)
+        if is_inline(packed.nbytes):
+            return Parcel(packed.header, tuple(bytes(buffer) for buffer in packed.buffers))
+        size = needed([len(buffer) for buffer in packed.buffers])
+        segment = self._spares.take(size) or SegmentRef(*self.ask("allocate", size))
+        return Parcel(packed.header, (), segment, self._maps.write(segment, packed.buffers))
+
+    def send(self, op: str, *args: Any, parcel: Parcel) -> Future[tuple[Any, list[Parcel]]]:
+        """A request that carries a parcel; the answer may bring shared memory for the next one."""
+        future = self.request(op, *args, parcels=[parcel])
+        if parcel.segment is not None:
+            future.add_done_callback(self._keep_spare)
+        return future
+
+    def _keep_spare(self, future: Future[tuple[Any, list[Parcel]]]) -> None:
+        spare = None if future.exception() is not None else future.result()[0]
+        surplus = self._spares.keep(SegmentRef(*spare)) if spare is not None else None
+        if surplus is not None:
+            self._maps.released.append(surplus.number)
+
+    def unpack(self, parcel: Parcel, device: Any = None) -> Any:
+        """The value of a parcel; its tensors lie in the shared memory it came in, and are this process's alone."""
+        if parcel.segment is None:
+            return message.unpack(parcel.header, [bytearray(buffer) for buffer in parcel.inline], device)
+        views = self._maps.read(parcel.segment, parcel.places)
+        if parcel.is_shared:
+            return message.unpack(parcel.header, [bytearray(view) for view in views], device)
+        return message.unpack(parcel.header, views, device)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._reader.join(5)
+        self._context.destroy(linger=500)
+
+    def _send(self, frames: list[Any]) -> None:
+        if self._is_closed:
+            raise PeerLost("this process has left its job")
+        with self._sending:
+            self._give_back()
+            self._requests.send_multipart([self._identity, *frames])
+
+    def _give_back(self) -> None:
+        """Tell the agent which segments nothing here uses any more."""
+        released = self._maps.take_released()
+        if released:
+            self._requests.send_multipart([self._identity, *self._frames(None, "release", (released,))])
+
+    def _read(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._answers, zmq.POLLIN)
+        while not self._is_closed:
+            if not poller.poll(HEARTBEAT):
+                self._heartbeat()
+                continue
+            frames = self._answers.recv_multipart()
+            try:
+                self._take(frames)
+            except Exception:  # the answers to the others must still be read
+                logger.exception("an answer of %d frames was dropped", len(frames))
+        self._give_up(PeerLost("this process has left its job"))
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        head, body, *rest = frames
+        number, is_good, labels = pickle.loads(head)
+        parcels = from_frames(labels, rest)
+        future = self._waiting.pop(number, None)
+        try:
+            value = pickle.loads(body)
+        except Exception as error:
+            is_good, value = False, ValueError(f"the agent's answer cannot be read: {type(error).__name__}: {error}")
+        if future is not None and is_good:
+            future.set_result((value, parcels))
+            return
+        segments = [parcel.segment for parcel in parcels] + [value if isinstance(value, SegmentRef) else None]
+        self._maps.released.extend(segment.number for segment in segments if segment is not None)  # nobody wants it
+        if future is not None:
+            future.set_exception(value)
+
+    def _heartbeat(self) -> None:
+        if self._waiting and not is_alive(self.agent.pid):
+            self._give_up(PeerLost(f"the agent of node {self.agent.node} is gone"))
+        elif self._maps.released:
+            with self._sending:
+                self._give_back()
+
+    def _give_up(self, error: Exception) -> None:
+        for number in list(self._waiting):
+            future = self._waiting.pop(number, None)
+            if future is not None and not future.done():
+                future.set_exception(error)

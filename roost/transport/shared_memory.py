@@ -1,0 +1,487 @@
+"""Shared memory between the workers of one machine, and parcels that travel through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import mmap
+import os
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from roost.transport.failure import Address
+from roost.transport.waits import has_result, within
+
+INLINE_LIMIT = 64 * 1024  # below this a copy through the socket is cheaper than a segment
+HAS_SEGMENTS = hasattr(os, "memfd_create")  # not so on macOS, where everything goes through the socket
+
+
+def is_inline(nbytes: int) -> bool:
+    """Whether so many bytes go through the socket."""
+    return nbytes <= INLINE_LIMIT or not HAS_SEGMENTS
+
+
+class Parcel(NamedTuple):
+    """A message's header and its buffers. Those of a shared parcel belong to several receivers, who must copy them."""
+
+    header: bytes
+    inline: tuple[bytes | memoryview, ...] = ()
+    segment: SegmentRef | None = None
+    places: tuple[tuple[int, int], ...] = ()
+    is_shared: bool = False
+
+
+def to_frames(parcels: Iterable[Parcel]) -> tuple[list[Label], list[bytes | memoryview]]:
+    """What is written of parcels in a socket message's first frame, and the frames that follow it."""
+    labels: list[Label] = []
+    frames: list[bytes | memoryview] = []
+    for parcel in parcels:
+        labels.append((parcel.header, len(parcel.inline), parcel.segment, parcel.places, parcel.is_shared))
+        frames += parcel.inline
+    return labels, frames
+
+
+def from_frames(labels: Sequence[Label], frames: Sequence[Any]) -> list[Parcel]:
+    """The inverse of `to_frames`."""
+    parcels = []
+    start = 0
+    for header, count, segment, places, is_shared in labels:
+        inline = tuple(frames[start : start + count])
+        start += count
+        parcels.append(Parcel(header, inline, segment and SegmentRef(*segment), places, is_shared))
+    return parcels
+
+
+BIG = 8 << 20  # copied by a thread, so that the agent goes on serving others meanwhile
+
+
+class Freight(NamedTuple):
+    """A parcel's header and buffers; numpy arrays travel through Ray without being pickled."""
+
+    header: bytes
+    buffers: tuple[Any, ...]
+    is_shared: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.buffers))
+
+
+class Consignment:
+    """Parcels for one or several other nodes: they are copied, and packed for the way, once for all of these.
+
+    That is done when the first node can take them, so whoever makes one keeps the parcels until then.
+    """
+
+    def __init__(
+        self, parcels: Sequence[Parcel], load: Callable[[Parcel], asyncio.Future[Freight]], num_nodes: int = 1
+    ) -> None:
+        self._parcels, self._load = parcels, load
+        self.num_nodes = num_nodes
+        self._loading: list[asyncio.Future[Freight]] | None = None
+        self._packing: asyncio.Future[Any] | None = None
+
+    async def freight(self) -> list[Freight]:
+        if self._loading is None:
+            self._loading = [self._load(parcel) for parcel in self._parcels]
+        return [await asyncio.shield(loading) for loading in self._loading]
+
+    async def packed(self, pack: Callable[[list[Freight], int], Awaitable[Any]]) -> Any:
+        """What `pack` makes of the freight and the number of nodes it is for."""
+        freight = await self.freight()
+        if self._packing is None:
+            self._packing = asyncio.ensure_future(pack(freight, self.num_nodes))
+        return await asyncio.shield(self._packing)
+
+
+def load(parcel: Parcel) -> Freight:
+    """Copy a parcel out of this machine's memory, to send it to another."""
+    import numpy as np
+
+    if parcel.segment is None:
+        buffers = tuple(np.frombuffer(bytes(buffer), np.uint8) for buffer in parcel.inline)
+        return Freight(parcel.header, buffers, parcel.is_shared)
+    with mmap.mmap(parcel.segment.fd, parcel.segment.size) as mapped:
+        whole = np.frombuffer(mapped, np.uint8)
+        # A copy of its own: the segment may be used again before Ray has sent it.
+        copies = tuple(whole[start : start + length].copy() for start, length in parcel.places)
+        del whole  # or the mapping could not be closed
+    return Freight(parcel.header, copies, parcel.is_shared)
+
+
+async def unload(
+    freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Parcel], None]
+) -> Parcel:
+    """Bring what has come from another machine into this one's memory."""
+    if is_inline(freight.nbytes):
+        return Parcel(freight.header, tuple(bytes(buffer) for buffer in freight.buffers), is_shared=freight.is_shared)
+    segment = await allocate(needed([len(buffer) for buffer in freight.buffers]))
+    views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in freight.buffers]
+    if segment.size < BIG:
+        places = _write(segment, views)
+    else:
+        writing = asyncio.get_running_loop().run_in_executor(None, _write, segment, views)
+        try:
+            places = await asyncio.shield(writing)
+        except BaseException:  # nobody waits for it any more, but the thread may still be writing
+            writing.add_done_callback(lambda _: give_back(Parcel(b"", (), segment)))
+            raise
+    return Parcel(freight.header, (), segment, places, freight.is_shared)
+
+
+def _write(segment: SegmentRef, views: list[memoryview]) -> tuple[tuple[int, int], ...]:
+    return SegmentMaps().write(segment._replace(pid=os.getpid()), views)
+
+
+SMALLEST = 1 << 20
+ALIGNMENT = 64  # of each buffer in a segment, as SIMD code and torch like it
+MAX_SPARES = 4
+MAX_MAPS = 64  # mappings a worker keeps for the next time
+
+
+class SegmentRef(NamedTuple):
+    """Where a segment is: enough for another process of the machine to open it."""
+
+    number: int
+    pid: int
+    fd: int
+    size: int
+
+
+Label = tuple[bytes, int, SegmentRef | None, tuple[tuple[int, int], ...], bool]
+
+
+class NoRoom(MemoryError):
+    """The segments in use leave no room for another."""
+
+
+@dataclass(slots=True)
+class _Held:
+    ref: SegmentRef
+    users: int = 0
+
+
+class SegmentPool:
+    """The segments of one machine, in its agent: handed out, counted and used again."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: dict[int, _Held] = {}
+        self._free: dict[int, list[SegmentRef]] = {}  # size -> segments nobody uses
+        self._next = 0
+        self.total = 0
+
+    def allocate(self, nbytes: int) -> SegmentRef:
+        """A segment of at least so many bytes, with one user."""
+        size = rounded(nbytes)
+        ref = self._free[size].pop() if self._free.get(size) else self._create(size)
+        self._held[ref.number] = _Held(ref, users=1)
+        return ref
+
+    def share(self, number: int, users: int) -> None:
+        """Count further users."""
+        self._held[number].users += users
+
+    def release(self, number: int) -> None:
+        """One user less; the last one makes the segment free. An unknown number was released with its holder."""
+        held = self._held.get(number)
+        if held is None:
+            return
+        held.users -= 1
+        if held.users <= 0:
+            del self._held[number]
+            self._free.setdefault(held.ref.size, []).append(held.ref)
+
+    def can_ever_hold(self, nbytes: int) -> bool:
+        return rounded(nbytes) <= self._limit
+
+    def has_plenty_for(self, nbytes: int) -> bool:
+        """Whether half of the limit stays for others."""
+        return self.used + rounded(nbytes) <= self._limit // 2
+
+    @property
+    def used(self) -> int:
+        return sum(held.ref.size for held in self._held.values())
+
+    def close(self) -> None:
+        for ref in [
+            *(held.ref for held in self._held.values()),
+            *(ref for refs in self._free.values() for ref in refs),
+        ]:
+            os.close(ref.fd)
+        self._held, self._free, self.total = {}, {}, 0
+
+    def _create(self, size: int) -> SegmentRef:
+        while self.total + size > self._limit and self._drop_a_free_one():
+            pass
+        if self.total + size > self._limit:
+            raise NoRoom(f"{size:,} bytes asked for, {self.used:,} of {self._limit:,} in use")
+        fd = os.memfd_create(f"roost-{self._next}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        self.total += size
+        self._next += 1
+        return SegmentRef(self._next, os.getpid(), fd, size)
+
+    def _drop_a_free_one(self) -> bool:
+        size = max((size for size, refs in self._free.items() if refs), default=None)
+        if size is None:
+            return False
+        fd = self._free[size].pop().fd
+        os.ftruncate(fd, 0)  # workers keep mappings of it, and with them its memory
+        os.close(fd)
+        self.total -= size
+        return True
+
+
+class Spares:
+    """Segments that a worker was given for messages to come, one of each size; the oldest goes when there are many."""
+
+    def __init__(self) -> None:
+        self._by_size: OrderedDict[int, SegmentRef] = OrderedDict()
+
+    def take(self, nbytes: int) -> SegmentRef | None:
+        return self._by_size.pop(rounded(nbytes), None)
+
+    def keep(self, segment: SegmentRef) -> SegmentRef | None:
+        """Keep a segment; the one that has to go for it, if any."""
+        if segment.size in self._by_size:
+            return segment
+        self._by_size[segment.size] = segment
+        return self._by_size.popitem(last=False)[1] if len(self._by_size) > MAX_SPARES else None
+
+
+class SegmentMaps:
+    """The segments that a worker has open. Mappings are kept, because making one costs a page fault for every page."""
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self.released: deque[int] = deque()  # numbers whose last view is gone; the agent is told with the next request
+
+    def write(self, ref: SegmentRef, buffers: Sequence[memoryview]) -> tuple[tuple[int, int], ...]:
+        """Copy buffers into a segment, one after the other; where each lies."""
+        view = memoryview(self._mapped(ref))
+        places = []
+        start = 0
+        for buffer in buffers:
+            _copy(view, start, buffer)
+            places.append((start, len(buffer)))
+            start += -(-len(buffer) // ALIGNMENT) * ALIGNMENT
+        view.release()
+        return tuple(places)
+
+    def read(self, ref: SegmentRef, places: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Views of a segment's buffers; when the last of them is gone, the segment is released."""
+        mapped = self._mapped(ref)
+        end = max((start + length for start, length in places), default=0)
+        # Whatever is made of the views keeps this object alive, and nothing else does.
+        whole = (ctypes.c_ubyte * max(end, 1)).from_buffer(mapped)
+        weakref.finalize(whole, self.released.append, ref.number)
+        view = memoryview(whole).cast("B")
+        return [view[start : start + length] for start, length in places]
+
+    def take_released(self) -> list[int]:
+        numbers = []
+        while self.released:
+            numbers.append(self.released.popleft())
+        return numbers
+
+    def _mapped(self, ref: SegmentRef) -> mmap.mmap:
+        mapped = self._maps.get(ref.number)
+        if mapped is None:
+            fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR)
+            try:
+                mapped = mmap.mmap(fd, ref.size)
+            finally:
+                os.close(fd)
+            self._maps[ref.number] = mapped
+            self._forget_old_ones()
+        self._maps.move_to_end(ref.number)
+        return mapped
+
+    def _forget_old_ones(self) -> None:
+        for number in list(self._maps)[: max(0, len(self._maps) - MAX_MAPS)]:
+            # Views that are still used keep the mapping itself alive; only this reference goes.
+            del self._maps[number]
+
+
+def rounded(nbytes: int) -> int:
+    """The size of the segment for so many bytes: eight sizes for each power of two, so that few are wasted.
+
+    >>> [rounded(n) >> 20 for n in (1, 3 << 20, (64 << 20) + 1)]
+    [1, 3, 72]
+    """
+    if nbytes <= SMALLEST:
+        return SMALLEST
+    step = max(1 << (nbytes.bit_length() - 4), mmap.PAGESIZE)
+    return -(-nbytes // step) * step
+
+
+def needed(lengths: Sequence[int]) -> int:
+    """Bytes for buffers of these lengths, each aligned."""
+    return sum(-(-length // ALIGNMENT) * ALIGNMENT for length in lengths)
+
+
+def shared_memory_limit() -> int:
+    """Half of the machine's memory: what does not fit waits, and the machine does not start to swap."""
+    return (memory_limit() or 8 << 30) // 2
+
+
+def memory_limit() -> int | None:
+    """Bytes of memory of this machine, or of the container it is; None where that cannot be told."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return min(total, int(Path(path).read_text()))
+    return total
+
+
+def _copy(target: memoryview, start: int, source: memoryview) -> None:
+    if len(source) < SMALLEST:
+        target[start : start + len(source)] = source
+        return
+    import numpy as np  # copies without holding up the process's other threads
+
+    np.copyto(np.frombuffer(target, np.uint8, len(source), start), np.frombuffer(source, np.uint8))
+
+
+ROOM_LIMIT = 600.0  # seconds that a message waits for others to drop what they received
+
+
+class NodeMemory:
+    """Counts the users of each segment, so that what a worker holds is free when it is gone."""
+
+    def __init__(self, limit: int) -> None:
+        self.pool = SegmentPool(limit)
+        self._held: defaultdict[Address, Counter[int]] = defaultdict(Counter)  # segments that a worker has in hand
+        self._wanting_room: list[asyncio.Future[None]] = []
+
+    async def allocate(self, nbytes: int) -> SegmentRef:
+        """A segment; where all is in use, wait until some is given back."""
+        while True:
+            try:
+                return self.pool.allocate(nbytes)
+            except NoRoom as error:
+                late = f"no room in shared memory for {ROOM_LIMIT:g} s: {error}"
+                if not self.pool.can_ever_hold(nbytes):
+                    raise
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._wanting_room.append(waiter)
+                await within(waiter, ROOM_LIMIT, late.__str__)
+
+    def spare(self, who: Address, size: int) -> SegmentRef | None:
+        """A segment for the next message, which will often be as large: so the sender need not ask for one first."""
+        if not self.pool.has_plenty_for(size):
+            return None
+        try:
+            segment = self.pool.allocate(size)
+        except NoRoom:
+            return None
+        self.hand_over(who, segment)
+        return segment
+
+    def hand_over(self, who: Address, segment: SegmentRef) -> None:
+        self._held[who][segment.number] += 1
+
+    def take_over(self, who: Address, parcels: Iterable[Parcel]) -> None:
+        """What a worker sends is in its hands no longer."""
+        numbers = Counter(parcel.segment.number for parcel in parcels if parcel.segment is not None)
+        if not numbers <= self._held.get(who, Counter()):
+            raise ValueError(f"{who} sends what lies in shared memory that it does not hold")
+        self._held[who].subtract(numbers)
+        self._forget_none(who)
+
+    def release(self, who: Address, numbers: Iterable[int]) -> None:
+        """A worker has dropped what it was given in these segments."""
+        held = self._held[who]
+        for number in numbers:
+            if held[number] > 0:  # else it was freed with a worker that is gone
+                held[number] -= 1
+                self.pool.release(number)
+        self._forget_none(who)
+        self._tell_of_room()
+
+    def free(self, who: Address) -> None:
+        """Release all that a worker held."""
+        for number, count in self._held.pop(who, Counter()).items():
+            for _ in range(count):
+                self.pool.release(number)
+        self._tell_of_room()
+
+    def share(self, parcel: Parcel) -> None:
+        """One more has the parcel, and will give it back."""
+        if parcel.segment is not None:
+            self.pool.share(parcel.segment.number, 1)
+
+    def give_back(self, parcel: Parcel) -> None:
+        if parcel.segment is not None:
+            self.pool.release(parcel.segment.number)
+            self._tell_of_room()
+
+    def consign(self, parcels: Sequence[Parcel] = (), num_nodes: int = 1) -> Consignment:
+        """Parcels for other nodes; they must be kept until it has been sent."""
+        return Consignment(parcels, self._load, num_nodes)
+
+    async def load_all(self, parcels: Sequence[Parcel]) -> list[Freight]:
+        """Parcels for another node, given back."""
+        try:
+            return await self.consign(parcels).freight()
+        finally:
+            for parcel in parcels:
+                self.give_back(parcel)
+
+    async def taken(
+        self, future: asyncio.Future[list[Parcel]], timeout: float | None, otherwise: Callable[[], str]
+    ) -> list[Parcel]:
+        """Parcels that are waited for, in time."""
+        try:
+            return await within(future, timeout, otherwise)
+        except asyncio.CancelledError:
+            if has_result(future):  # they came at the moment in which the one who waited for them was lost
+                for parcel in future.result():
+                    self.give_back(parcel)
+            raise
+
+    def give_back_unless_in(self, parcel: Parcel, wait: asyncio.Future[None]) -> None:
+        """Who waits to put a parcel somewhere may give up."""
+        wait.add_done_callback(lambda wait: None if has_result(wait) else self.give_back(parcel))
+
+    async def unload_all(self, freight: Sequence[Freight]) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        try:
+            for piece in freight:
+                parcels.append(await unload(piece, self.allocate, self.give_back))
+        except BaseException:
+            for parcel in parcels:
+                self.give_back(parcel)
+            raise
+        return parcels
+
+    def _load(self, parcel: Parcel) -> asyncio.Future[Freight]:
+        loop = asyncio.get_running_loop()
+        if sum(length for _, length in parcel.places) < BIG:
+            loaded: asyncio.Future[Freight] = loop.create_future()
+            loaded.set_result(load(parcel))
+            return loaded
+        self.share(parcel)  # the thread may still be reading when nobody waits for it any more
+        loading = loop.run_in_executor(None, load, parcel)
+        loading.add_done_callback(lambda _: self.give_back(parcel))
+        return loading
+
+    def _forget_none(self, who: Address) -> None:
+        self._held[who] = +self._held[who]
+        if not self._held[who]:
+            del self._held[who]
+
+    def _tell_of_room(self) -> None:
+        waiters, self._wanting_room = self._wanting_room, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
