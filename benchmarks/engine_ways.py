@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from roost.engines.generation import Sampling
+from roost.engines.protocol import Sampling
 from roost.torch_engine.engine import Progress, Request, TorchEngine
 
 Way: TypeAlias = Callable[[], list[list[int]]]

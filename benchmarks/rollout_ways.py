@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import httpx
 from rollout_workload import Talk, Workload, shown
 
-from roost.config.training import DrawSettings
+from roost.config.train import DrawSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
-from roost.rollout.draw import FleetDraws
+from roost.rollout.episode import Split
+from roost.rollout.order import FleetDraws
 from roost.rollout.playing import LocalPlayer, Play, Player
-from roost.rollout.scenario import Split
 
 HERE = Path(__file__).parent
 LIMIT_S = 600.0

@@ -10,8 +10,7 @@ from random import Random
 from typing import Any
 
 from roost.rollout.environments.environment import Environment, Environments, Observation
-from roost.rollout.scenario import Score, Split, Task
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Score, Split, Task, Transcript
 
 VOCABULARY = 256  # of what is shown: the bytes of the tokenizer
 

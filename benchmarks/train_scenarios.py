@@ -9,8 +9,7 @@ from typing import Any
 from train_workload import Workload, prompt, reward
 
 from roost.rollout.arithmetic import Arithmetic
-from roost.rollout.scenario import Score, Split, Task
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Score, Split, Task, Transcript
 
 
 class Liking:

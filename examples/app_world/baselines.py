@@ -13,9 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from roost.app_world.serving.client import AppWorldEnvironments
-from roost.app_world.serving.oracle import OracleAgent, RandomAgent
+from roost.app_world.serving.runner import OracleAgent, RandomAgent
 from roost.app_world.serving.tasks import AppWorldTasks
-from roost.rollout.scenario import Split, Task
+from roost.rollout.episode import Split, Task
 
 AGENTS: dict[str, Callable[..., Any]] = {"oracle": OracleAgent, "random": RandomAgent}
 

@@ -16,7 +16,7 @@ import typer
 from ray.cluster_utils import Cluster
 
 from roost.cli.train import train_command
-from roost.cluster.inventory_file import inventory_from_file
+from roost.cluster.inventory import inventory_from_file
 
 HERE = Path(__file__).parent
 SMALL = ("runner.max_steps=3", "data.rollout_batch_size=8", "train.eval_tasks=2")

@@ -27,15 +27,13 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is import
 
 import roost
 from roost import Cluster
-from roost.engines.generation import Completion, Finish, VersionSpan
+from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.episode import Episode
+from roost.rollout.episode import Draw, Episode, Score, Split, Task, Transcript
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import Play
-from roost.rollout.scenario import Score, Split, Task
-from roost.rollout.transcript import Draw, Transcript
-from roost.runtime.group import WorkerGroup
+from roost.runtime.worker import WorkerGroup
 
 JOB = Path(__file__).with_name("job.yaml")
 NODES = 4

@@ -24,10 +24,10 @@ from roost.cli.options import (
     split_overrides,
 )
 from roost.config.compose import load
-from roost.config.errors import Findings, counted
+from roost.config.findings import Findings, counted
 from roost.config.job import Notation
-from roost.config.notation import read_job
-from roost.placement.plan_file import finding_to_dict
+from roost.config.notations.notation import read_job
+from roost.placement.plan import finding_to_dict
 from roost.view.text import print_findings
 
 
@@ -93,7 +93,7 @@ def _check_imports(config: Path, overrides: list[str], notation: Notation | None
     if job is None or job.training is None:
         return
     try:
-        from roost.trainer.named import check_named
+        from roost.trainer.targets import check_named
     except ImportError as error:
         raise typer.BadParameter(not_installed(error, WITH_TRAINING)) from None
     check_named(job.training, job, findings)

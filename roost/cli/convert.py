@@ -10,7 +10,7 @@ import yaml
 
 from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.job import Notation
 from roost.placement.convert import convert_plan
 from roost.view.text import print_findings

@@ -11,10 +11,9 @@ import typer
 
 from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
-from roost.config.errors import Findings, Where
+from roost.config.findings import Findings, Where
 from roost.placement.diff import diff_plans
-from roost.placement.plan import Plan
-from roost.placement.plan_file import read_plan_file
+from roost.placement.plan import Plan, read_plan_file
 from roost.view.text import print_findings
 
 

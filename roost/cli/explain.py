@@ -10,7 +10,7 @@ from rich.console import Console
 
 from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
-from roost.config.errors import Findings, Where, did_you_mean, shown
+from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.known_keys.tables import KeyUse
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan

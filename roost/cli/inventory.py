@@ -12,7 +12,7 @@ from rich.table import Table
 from roost.cli.console import open_console
 from roost.cli.options import WITH_RAY, AsJson, not_installed
 from roost.cluster.inventory import Inventory, Node
-from roost.config.errors import ConfigError
+from roost.config.findings import ConfigError
 from roost.view.text import print_findings
 
 

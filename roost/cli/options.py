@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.job import Layout, Notation
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan

@@ -19,9 +19,8 @@ from roost.cli.options import (
     Strict,
     planned,
 )
-from roost.config.errors import Findings, Where, did_you_mean
-from roost.placement.plan import Plan
-from roost.placement.plan_file import SCHEMA, finding_to_dict, plan_to_dict
+from roost.config.findings import Findings, Where, did_you_mean
+from roost.placement.plan import SCHEMA, Plan, finding_to_dict, plan_to_dict
 from roost.view.html import plan_to_html
 from roost.view.svg import plan_to_svg
 from roost.view.terminal_grid import print_grid

@@ -12,9 +12,16 @@ import numpy as np
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, registry_for
 from roost.cluster.inventory import NO_ACCELERATOR, Group, Inventory, Node
 from roost.cluster.node_groups import Hardware, bind_groups
-from roost.config.errors import Findings, Where, counted, did_you_mean
+from roost.config.findings import (
+    MAX_ACCELERATORS,
+    MAX_ACCELERATORS_PER_NODE,
+    MAX_NODES,
+    Findings,
+    Where,
+    counted,
+    did_you_mean,
+)
 from roost.config.job import Job, Notation
-from roost.config.limits import MAX_ACCELERATORS, MAX_ACCELERATORS_PER_NODE, MAX_NODES
 from roost.config.ranks import spell_ranks
 from roost.config.section import Section
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Group, Software
-from roost.config.errors import Findings, Where, counted, did_you_mean, shown
+from roost.config.findings import Findings, Where, counted, did_you_mean, shown
 from roost.config.job import EnvConfig, HardwareItem, Job, NodeGroup
 from roost.config.ranks import spell_ranks
 

@@ -1,13 +1,216 @@
-"""Interpolations such as `${actor.model.size}`: resolved by OmegaConf; a failure is kept until the value is needed."""
+"""Device lists written as Python expressions, evaluated through a whitelist and never by `eval`.
+
+Lists, tuples, whole numbers, `range(...)`, `list(...)` of those, and `+` between them: enough for every mapping that
+people write. Length, size and depth are capped, so no expression can take long or take memory.
+"""
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from roost.config.resolvers import register
+from roost.config.findings import shown
+from roost.config.ranks import RankSyntaxError, parse_rank_list
 from roost.config.section import Unresolved
+
+MAX_EXPRESSION = 20_000  # characters
+MAX_DEVICES = 4_194_304
+MAX_NESTING = 50
+_FIX = "write list(range(0,8)), [0, 1, 2], a sum of those, or a rank range such as 0-7"
+
+
+class ExpressionError(ValueError):
+    """A device expression that cannot be read, with the fix."""
+
+    def __init__(self, what: str, fix: str = _FIX) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.what, self.fix = what, fix
+
+
+def parse_devices(value: object) -> Sequence[int]:
+    """The devices in the order written: from an expression, a list of numbers, one number, or a rank range.
+
+    >>> parse_devices("list(range(0,4))"), parse_devices([3, 1]), parse_devices("0-2,5")
+    (range(0, 4), [3, 1], [0, 1, 2, 5])
+    >>> parse_devices("list(range(0,2)) + [7]")
+    [0, 1, 7]
+    """
+    if isinstance(value, str):
+        devices = _from_text(value)
+    elif isinstance(value, list | tuple | range):
+        devices = _checked(value)
+    else:
+        devices = _checked([value])
+    return devices
+
+
+def _from_text(text: str) -> Sequence[int]:
+    if len(text) > MAX_EXPRESSION:
+        raise ExpressionError(f"an expression of {len(text):,} characters is too long")
+    if not any(sign in text for sign in "([+"):
+        return _from_ranks(text)
+    try:
+        found = _evaluate(ast.parse(text.strip(), mode="eval").body, 0)
+    except ExpressionError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ExpressionError(f"{shown(text)} is not an expression Roost reads") from None
+    return _checked([found] if isinstance(found, int) else found)
+
+
+def _from_ranks(text: str) -> Sequence[int]:
+    try:
+        ranges = parse_rank_list(text)
+    except RankSyntaxError as error:
+        raise ExpressionError(error.what) from None
+    if ranges is None:
+        raise ExpressionError("'all' does not say how many devices there are")
+    if sum(len(part) for part in ranges) > MAX_DEVICES:
+        raise ExpressionError(f"{shown(text)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
+    return ranges[0] if len(ranges) == 1 else [rank for part in ranges for rank in part]
+
+
+def _evaluate(node: ast.expr, depth: int) -> int | Sequence[int]:
+    if depth > MAX_NESTING:
+        raise ExpressionError(f"the expression is nested more than {MAX_NESTING} deep")
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return _bounded(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(_evaluate(operand, depth + 1))
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return _items(items, depth)
+        case ast.BinOp(op=ast.Add()):
+            return _sum(node, depth)
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in ("range", "list", "tuple"):
+            values = [_evaluate(argument, depth + 1) for argument in arguments]
+            return _range(values) if name == "range" else _listed(name, values)
+    raise ExpressionError(f"{shown(ast.unparse(node))} is not allowed in a device list")
+
+
+def _items(items: list[ast.expr], depth: int) -> list[int]:
+    """The items of a list; `*range(...)` among them stands for several."""
+    found: list[int] = []
+    for item in items:
+        value = _evaluate(item.value if isinstance(item, ast.Starred) else item, depth + 1)
+        found.extend(_listed("*", [value]) if isinstance(item, ast.Starred) else [_number(value)])
+        if len(found) > MAX_DEVICES:
+            raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
+    return found
+
+
+def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
+    """A chain a + b + c, walked without recursion because Python nests it to the left."""
+    terms: list[ast.expr] = []
+    rest: ast.expr = node
+    while isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Add):
+        terms.append(rest.right)
+        rest = rest.left
+    total: int | list[int] | None = None
+    for term in [rest, *reversed(terms)]:
+        value = _evaluate(term, depth + 1)
+        if total is None:
+            total = value if isinstance(value, int) else list(value)
+        elif isinstance(total, int) and isinstance(value, int):
+            total = _bounded(total + value)
+        elif isinstance(total, int) or isinstance(value, int):
+            raise ExpressionError("a number is added to a list")
+        elif len(total) + len(value) > MAX_DEVICES:
+            raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
+        else:
+            total.extend(value)
+    return total if total is not None else []
+
+
+def _range(values: list[int | Sequence[int]]) -> range:
+    numbers = [_number(value) for value in values]
+    if not 1 <= len(numbers) <= 3 or (len(numbers) == 3 and numbers[2] == 0):
+        raise ExpressionError(
+            "range takes (stop), (start, stop) or (start, stop, step), and step is not 0", "write range(0, 8)"
+        )
+    devices = range(*numbers)
+    if len(devices) > MAX_DEVICES:
+        raise ExpressionError(f"{shown(devices)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
+    return devices
+
+
+def _listed(name: str, values: list[int | Sequence[int]]) -> Sequence[int]:
+    if not values:
+        return []
+    if len(values) != 1 or isinstance(values[0], int):
+        raise ExpressionError(f"{name} takes one list or range")
+    return values[0]
+
+
+def _number(value: int | Sequence[int]) -> int:
+    if not isinstance(value, int):
+        raise ExpressionError("a list stands where a number is needed")
+    return value
+
+
+def _bounded(number: int) -> int:
+    if abs(number) > 10**9:
+        raise ExpressionError(f"{shown(number)} is beyond any cluster", "use smaller numbers")
+    return number
+
+
+def _checked(devices: Sequence[object]) -> Sequence[int]:
+    """The devices, all of them whole and not negative."""
+    if len(devices) > MAX_DEVICES:
+        raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
+    if isinstance(devices, range):
+        wrong: list[object] = [end for end in (devices[0], devices[-1]) if end < 0] if devices else []
+        checked: Sequence[int] = devices
+    else:
+        wrong = [
+            item for item in devices if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= 10**9
+        ]
+        checked = [item for item in devices if isinstance(item, int)]
+    if wrong:
+        raise ExpressionError(f"{shown(wrong[0])} is not a device number", "number devices from 0 upwards")
+    return checked
+
+
+Number = int | float
+
+
+def _of_numbers(compute: Callable[[Number, Number], Number], one: Any, other: Any) -> Number:
+    if not all(isinstance(value, int | float) for value in (one, other)):
+        raise TypeError(f"{one!r} and {other!r} are not both numbers")
+    return compute(one, other)
+
+
+def safe_min(*values: Any) -> Any:
+    """The smallest of those that are not null.
+
+    >>> safe_min(None, 3, 2)
+    2
+    """
+    return min((value for value in values if value is not None), default=None)
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "multiply": partial(_of_numbers, operator.mul),
+    "divide": partial(_of_numbers, operator.truediv),
+    "int_div": partial(_of_numbers, operator.floordiv),
+    "subtract": partial(_of_numbers, operator.sub),
+    "not": operator.not_,
+    "safe_min": safe_min,
+}
+
+
+def register() -> None:
+    """Make them known to OmegaConf; a resolver that somebody gave one of these names stays."""
+    from omegaconf import OmegaConf
+
+    for name, resolver in RESOLVERS.items():
+        if not OmegaConf.has_resolver(name):
+            OmegaConf.register_new_resolver(name, resolver)
+
 
 # What all values together, and one value, may lead through; OmegaConf follows a reference each time it meets it, so
 # values that double at each step would never end.

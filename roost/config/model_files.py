@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from roost.config.errors import shown
+from roost.config.findings import shown
 from roost.config.job import Role
 from roost.config.section import MAX_NUMBER, Section
 

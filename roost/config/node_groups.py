@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roost.config.errors import shown
+from roost.config.findings import shown
 from roost.config.job import EnvConfig, HardwareItem, NodeGroup
 from roost.config.ranks import RankSyntaxError, parse_rank_list
 from roost.config.section import Section

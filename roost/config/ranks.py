@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roost.config.errors import shown
+from roost.config.findings import shown
 
 MAX_RANK = 10**9  # far beyond any cluster, and small enough that arithmetic on ranks never overflows
 MAX_TEXT = 100_000

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roost.config.errors import Findings, Where, did_you_mean, shown
-from roost.config.limits import MAX_ACCELERATORS
+from roost.config.findings import MAX_ACCELERATORS, Findings, Where, did_you_mean, shown
 from roost.config.source import Source
 from roost.config.yaml_events import MAX_BITS
 

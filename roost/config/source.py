@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from roost.config.errors import Findings, Where, shown
+from roost.config.findings import Findings, Where, shown
 from roost.config.yaml_events import MAX_BITS, MAX_DEPTH, KeyPath, Position, Refused, ValueBuilder
 
 MAX_GIVEN_VALUES = 5_000_000

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from roost.config.errors import Findings, Where, shown
+from roost.config.findings import Findings, Where, shown
 
 MAX_VALUES = 100_000  # after aliases are expanded
 MAX_DEPTH = 64

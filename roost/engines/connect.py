@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from roost.engines.command import EngineKind
 from roost.engines.http_calls import TimeLimits
 from roost.engines.protocol import Engine
 from roost.engines.sglang import SglangEngine
-from roost.engines.spec import EngineKind
 from roost.engines.vllm import VllmEngine
 
 

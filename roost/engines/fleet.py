@@ -1,33 +1,135 @@
-"""The engines of a component: started, given work and new weights, put to sleep, watched and stopped together."""
+"""A completion put together from pieces that different engines, or versions, made one after the other."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roost.engines.capabilities import Capabilities
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
-from roost.engines.continuation import Continuation
-from roost.engines.crew import Crew
-from roost.engines.current_release import CurrentRelease
-from roost.engines.delivery import Connect, Delivery
-from roost.engines.errors import EngineError, EngineLost, NotOffered, UpdateFailed
-from roost.engines.generation import Completion, Sampling
-from roost.engines.member import Member, Standing
-from roost.engines.outcomes import outcome_of, outcomes_of, raise_first, wait_for_all
+from roost.engines.members import Crew, Member, Standing
 from roost.engines.owner import Owner
-from roost.engines.protocol import Engine, InFlight
-from roost.engines.spec import ServerSpec
+from roost.engines.protocol import (
+    Capabilities,
+    Completion,
+    Engine,
+    EngineError,
+    EngineLost,
+    Finish,
+    InFlight,
+    NotOffered,
+    Sampling,
+    UpdateFailed,
+    VersionSpan,
+    joined_spans,
+)
 from roost.engines.supervision import Supervisor, Watchfulness
-from roost.engines.update_rules import check_base, check_hold, check_version
-from roost.engines.weight_check import WeightCheck, WrongWeights
+from roost.engines.weights.delivery import (
+    Connect,
+    CurrentRelease,
+    Delivery,
+    WeightCheck,
+    WrongWeights,
+    outcome_of,
+    outcomes_of,
+    raise_first,
+    wait_for_all,
+)
 from roost.engines.weights.release import Release
 from roost.procs.files import ScratchFolder
 from roost.trace.spans import OpenSpan, SpanRecorder
+
+
+class Continuation:
+    """What was asked, and what has been made of it so far.
+
+    >>> asked = Continuation([1, 2], Sampling(max_tokens=5, seed=3))
+    >>> asked.add(Completion((7, 8), (-1.0, -2.0), Finish.ABORT, (VersionSpan(0, 0, 2),)))
+    >>> asked.prompt, asked.sampling.max_tokens
+    ([1, 2, 7, 8], 3)
+    >>> asked.add(Completion((9,), (-3.0,), Finish.STOP, (VersionSpan(1, 0, 1),)))
+    >>> asked.completion.versions
+    (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
+    """
+
+    def __init__(self, token_ids: Sequence[int], sampling: Sampling) -> None:
+        self._asked = list(token_ids)
+        self._sampling = sampling
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[VersionSpan] = []
+        self._finish = Finish.ABORT
+
+    @property
+    def prompt(self) -> list[int]:
+        return self._asked + self._tokens
+
+    @property
+    def sampling(self) -> Sampling:
+        """For the rest; a seed is moved on, so that the rest is not drawn with the numbers of the beginning."""
+        made = len(self._tokens)
+        seed = self._sampling.seed
+        return replace(
+            self._sampling,
+            max_tokens=self._sampling.max_tokens - made,
+            seed=seed if seed is None or not made else (seed * 1_000_003 + made) % 2**31,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        return self._finish is not Finish.ABORT or len(self._tokens) >= self._sampling.max_tokens
+
+    @property
+    def completion(self) -> Completion:
+        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, joined_spans(tuple(self._spans)))
+
+    def add(self, piece: Completion) -> None:
+        start = len(self._tokens)
+        self._tokens += piece.token_ids
+        self._logprobs += piece.logprobs
+        self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]
+        self._finish = piece.finish
+
+
+def check_version(current: Release | None, release: Release) -> None:
+    """Versions grow; only the same release may be delivered again."""
+    if current is not None and current is not release and release.version <= current.version:
+        raise ValueError(
+            f"the engines are on version {current.version}; a new policy needs a higher one than {release.version}"
+        )
+
+
+def check_base(members: Sequence[Member], release: Release, sleep_level: int) -> None:
+    """An adapter comes on top of weights that the engine has."""
+    asleep = [member.name for member in members if member.standing is Standing.ASLEEP]
+    if release.adapter is not None and asleep and sleep_level > 1:
+        raise NotOffered(
+            f"{', '.join(asleep)}: the weights were dropped when the engines went to sleep, and an adapter does not "
+            "bring them back; let engines that take adapters sleep at level 1"
+        )
+
+
+def check_hold(members: Sequence[Member], release: Release, in_flight: InFlight) -> None:
+    """Requests may be held only where every token's version is known, and no new prompt meets an old cache."""
+    if in_flight is not InFlight.HOLD:
+        return
+    if release.adapter is not None:
+        raise NotOffered("requests on hold would go on with the adapter they had; use drop or drain")
+    for member in members:
+        if not member.abilities.tells_spans:
+            raise NotOffered(
+                f"{member.name} cannot say which tokens of a held request a version made; use drop or drain"
+            )
+        if member.spec.kind is EngineKind.SGLANG:
+            raise NotOffered(
+                f"{member.name} cannot forget what it cached with the old weights while requests are held; "
+                "use drop or drain"
+            )
+
 
 T = TypeVar("T")
 RUNNING = (Standing.READY, Standing.BEHIND)

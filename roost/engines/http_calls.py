@@ -1,16 +1,68 @@
-"""HTTP calls to an engine: bounded in time, repeated only where that is safe, with errors that say what was asked."""
+"""What servers tell, each in its words: why a completion ended, which version made it, what they serve or refuse."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.engines.errors import EngineLost
-from roost.engines.told_by_servers import refusal
+from roost.engines.protocol import (
+    Capabilities,
+    ContextFull,
+    EngineError,
+    EngineLost,
+    EngineRefused,
+    Finish,
+    VersionSpan,
+    joined_spans,
+)
+from roost.engines.version_ledger import VersionLedger, version_number
 from roost.net.http_client import Answer, CallFailed, ClientClosed, HttpClient, NothingSent, server_message
+
+# A prompt that leaves no room: of the built-in engine; of OpenAI, vLLM and SGLang; of vLLM; of SGLang.
+NO_ROOM = re.compile(
+    r"which leaves no room for|a context of \d+ has room for|context.length|maximum model length|"
+    r"exceeds the maximum allowed length",
+    re.IGNORECASE,
+)
+
+
+def refusal(message: str) -> EngineRefused:
+    """What a server's refusal is, by its words.
+
+    >>> type(refusal("This model's maximum context length is 64 tokens. However, you requested 80")).__name__
+    'ContextFull'
+    >>> type(refusal("token id 900 is not in the vocabulary of 512")).__name__
+    'EngineRefused'
+    """
+    return ContextFull(message) if NO_ROOM.search(message) else EngineRefused(message)
+
+
+def version_spans(told: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
+    """The versions that made a completion's tokens.
+
+    >>> version_spans([{"version": "default", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}])
+    (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
+    """
+    return joined_spans(tuple(VersionSpan(version_number(s["version"]), s["start"], s["end"]) for s in told))
+
+
+def finish(reason: str | None) -> Finish:
+    """Why a completion ended; what is none of the ends we know is an error."""
+    try:
+        return Finish(reason or "")
+    except ValueError:
+        raise EngineError(f"the engine ended a completion with {reason!r}") from None
+
+
+def served_model(models: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The model among those listed: adapters have a parent."""
+    return next(model for model in models["data"] if not model.get("parent"))
+
 
 BUSY = frozenset({429, 502, 503, 504})  # answers that another try may not get
 SECOND_LOOK_S = 5.0
@@ -183,3 +235,45 @@ def _content(answer: Answer) -> Any:
         return answer.json()
     except ValueError:
         return answer.text
+
+
+class ServerClient(ABC):
+    """The client of one server. Make a new one when the server was restarted: what it knows is of the old one."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        sleeps: bool = False,
+        api_key: str | None = None,
+        limits: TimeLimits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._calls = HttpCalls(url, api_key, sleep=sleep)
+        self._limits = limits or TimeLimits()
+        self._sleeps = sleeps  # it was to be started so that sleeping frees memory; its routes do not tell
+        self._sleep = sleep
+        self._known: Capabilities | None = None
+        self._probing = asyncio.Lock()
+        self._versions = VersionLedger()
+        self._has_taken = False  # the open update has changed some weights
+
+    @property
+    def url(self) -> str:
+        return self._calls.url
+
+    async def capabilities(self) -> Capabilities:
+        async with self._probing:
+            if self._known is None:
+                self._known = await self._probe()
+            return self._known
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    @abstractmethod
+    async def _probe(self) -> Capabilities:
+        """Ask the server what it can do."""
+
+    async def _order(self, path: str, body: Any = None, may_repeat: bool = False) -> Any:
+        return await self._calls.post(path, body, limit_s=self._limits.answer, may_repeat=may_repeat)

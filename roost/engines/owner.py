@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from roost.engines.errors import EngineError
-from roost.engines.readiness import start_ready
-from roost.engines.server_process import ServerProcess
-from roost.engines.spec import ServerSpec
+from roost.engines.command import ServerSpec
+from roost.engines.protocol import EngineError
+from roost.engines.server_process import ServerProcess, start_ready
 
 START_LIMIT_S = 900.0
 SEEDS = 2**31  # every engine takes so many
@@ -95,7 +94,7 @@ def _is_cancelled() -> bool:
 def with_key(spec: ServerSpec, key: str | None = None) -> ServerSpec:
     """The server with its own key, else with the given one, else with a new one: loopback is open to all local users.
 
-    >>> from roost.engines.spec import EngineKind
+    >>> from roost.engines.command import EngineKind
     >>> spec = ServerSpec(EngineKind.TORCH, "model")
     >>> with_key(spec, "abc").api_key, len(with_key(spec).api_key)
     ('abc', 32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from roost.config.errors import did_you_mean
+from roost.config.findings import did_you_mean
 from roost.config.job import Role
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.command import EngineKind, ServerSpec
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.residency import ClassResidency, Decision
 from roost.placement.plan import Plan
-from roost.placement.residency import ClassResidency, Decision
 from roost.placement.routes import Reach
 
 DEFAULT_KIND = EngineKind.TORCH

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from roost.engines.errors import UpdateFailed
 from roost.engines.fleet import Fleet, Leave
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import InFlight, UpdateFailed
 from roost.engines.weights.release import Release
-from roost.placement.residency import Decision
+from roost.placement.memory.residency import Decision
 
 RETRY_WAITS_S = (1.0, 5.0, 20.0)
 

@@ -8,12 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from roost.config.errors import counted
-from roost.engines.crew import Crew
-from roost.engines.errors import EngineError
-from roost.engines.member import Member, Standing
-from roost.engines.protocol import Engine
-from roost.engines.restarts import RestartLimit
+from roost.config.findings import counted
+from roost.engines.members import Crew, Member, RestartLimit, Standing
+from roost.engines.protocol import Engine, EngineError
 
 WATCHED = (Standing.READY, Standing.BEHIND, Standing.ASLEEP)
 COMING = (Standing.LOST, Standing.STARTING)

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from roost.engines.errors import NotOffered
-from roost.engines.generation import VersionSpan
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import InFlight, NotOffered, VersionSpan
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +27,7 @@ class VersionLedger:
     ...     ledger.spans(ticket, 4)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    roost.engines.errors.NotOffered: the weights changed to version 1 while this request was worked on...
+    roost.engines.protocol.NotOffered: the weights changed to version 1 while this request was worked on...
     """
 
     def __init__(self) -> None:

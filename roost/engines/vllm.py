@@ -1,22 +1,162 @@
-"""A running vLLM server (0.22 to 0.32), or Roost's own engine, which has the same routes."""
+"""What vLLM's routes are sent and what they answer, as values: no calls here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import base64
+import pickle
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roost.engines import vllm_bodies as bodies
-from roost.engines.capabilities import Capabilities, listed_routes
-from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered, UpdateFailed
-from roost.engines.generation import Completion, Sampling
-from roost.engines.http_calls import ServerFailed
-from roost.engines.protocol import InFlight, Part
-from roost.engines.server_client import ServerClient
-from roost.engines.told_by_servers import served_model
+from roost.engines.http_calls import ServerClient, ServerFailed, finish, served_model, version_spans
+from roost.engines.protocol import (
+    Capabilities,
+    Completion,
+    EngineError,
+    EngineLost,
+    EngineRefused,
+    InFlight,
+    NotOffered,
+    Part,
+    Sampling,
+    UpdateFailed,
+    VersionSpan,
+    listed_routes,
+)
 from roost.engines.version_ledger import version_number
-from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
+from roost.engines.weights.parcel import (
+    DeviceHandles,
+    GroupInvitation,
+    Manifest,
+    PackedHandle,
+    Parcel,
+    SharedMemory,
+    announced,
+)
+
+Body = dict[str, Any]
+
+
+def sampling_fields(sampling: Sampling) -> Body:
+    """How tokens are drawn. All of it is said, so that no default of the model's or the server's has a say."""
+    fields: Body = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    return fields if sampling.seed is None else {**fields, "seed": sampling.seed}
+
+
+def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
+    """For /inference/v1/generate."""
+    body = {
+        "model": model,
+        "token_ids": list(token_ids),
+        "sampling_params": {**sampling_fields(sampling), "logprobs": 0, "detokenize": False},
+    }
+    return body if request_id is None else {**body, "request_id": request_id}
+
+
+def completions_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
+    """For /v1/completions."""
+    body = {
+        "model": model,
+        "prompt": list(token_ids),
+        **sampling_fields(sampling),
+        "logprobs": 1,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    return body if request_id is None else {**body, "request_id": request_id}
+
+
+def with_prompt_logprobs(body: Body) -> Body:
+    """The same request, asked for the log-probabilities of its prompt."""
+    if "sampling_params" in body:
+        return {**body, "sampling_params": {**body["sampling_params"], "prompt_logprobs": 0}}
+    return {**body, "prompt_logprobs": 0}
+
+
+def salted(body: Body, version: int) -> Body:
+    """The same request, kept from the prefix cache of other versions, which stays as long as requests are held."""
+    return {**body, "cache_salt": f"version-{version}"}
+
+
+def request_names(request_id: str) -> tuple[str, ...]:
+    """What a request may be called inside the server: vLLM puts the route's name before the caller's."""
+    return request_id, f"generate-tokens-{request_id}", f"cmpl-{request_id}-0"
+
+
+def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None) -> Completion:
+    """A completion from either route; `unknown` are the version spans where the server does not tell them."""
+    choice = answer["choices"][0]
+    logprobs = choice.get("logprobs") or {}
+    found = logprobs.get("token_logprobs")
+    if found is None:
+        found = [entry["logprob"] for entry in logprobs.get("content") or ()]
+    spans = unknown if unknown is not None else version_spans(choice.get("weight_versions") or ())
+    return Completion(tuple(choice["token_ids"] or ()), tuple(found), finish(choice["finish_reason"]), spans)
+
+
+def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
+    """The log-probability of every token of a prompt but the first."""
+    told = answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or ()
+    if len(told) != len(token_ids):
+        raise EngineError(f"{len(token_ids)} tokens were scored, and {len(told)} log-probabilities came back")
+    return tuple(entry[str(token)]["logprob"] for entry, token in zip(told[1:], token_ids[1:], strict=True))
+
+
+def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
+    """The init_info of a process group."""
+    fields = {
+        "master_address": invitation.master_address,
+        "master_port": invitation.master_port,
+        "rank_offset": invitation.rank_offset,
+        "world_size": invitation.world_size,
+    }
+    if is_built_in:
+        return {**fields, "backend": invitation.backend, "group_name": invitation.name}
+    if invitation.backend != "nccl":
+        raise NotOffered(f"vLLM joins groups of nccl only, not of {invitation.backend}")
+    return {**fields, "packed": False}
+
+
+def manifest_fields(manifest: Manifest) -> Body:
+    """What an update brings, for an engine that checks it first."""
+    return {"version": manifest.version, "tensors": [[t.name, t.dtype, list(t.shape)] for t in manifest.tensors]}
+
+
+def parcel_fields(parcel: Parcel, takes_shared_memory: bool, says_packed: bool = False) -> Body:
+    """The update_info of a parcel; `says_packed`: the server is told here that handles are packed, not at the start."""
+    fields = announced(parcel.tensors)
+    if isinstance(parcel.by, SharedMemory):
+        if not takes_shared_memory:
+            raise NotOffered("this engine does not read weights from shared memory; send them as a checkpoint")
+        return {**fields, "path": parcel.by.path}
+    if isinstance(parcel.by, DeviceHandles):
+        return {**fields, "ipc_handles_pickled": _pickled([dict(handle) for handle in parcel.by.handles])}
+    if isinstance(parcel.by, PackedHandle):
+        told = {"packed": True} if says_packed else {}
+        packed = {"ipc_handles_pickled": _pickled(dict(parcel.by.handle)), "tensor_sizes": list(parcel.by.sizes)}
+        return {**fields, **packed, **told}
+    return fields  # the tensors follow by broadcast
+
+
+def _pickled(handles: Any) -> str:
+    return base64.b64encode(pickle.dumps(handles)).decode()
+
+
+def part_query(parts: Collection[str] | None) -> list[tuple[str, str]]:
+    return [("tags", str(part)) for part in parts or ()]
+
 
 TOKEN_ROUTE = "/inference/v1/generate"
 CORE_ROUTE = "/is_sleeping"  # answered by the process that computes, between two steps
@@ -70,14 +210,14 @@ class VllmEngine(ServerClient):
         with self._versions.request() as ticket:
             answer = await self._ask(known, token_ids, sampling, request_id, adapter)
             if known.tells_spans:
-                return bodies.completion(answer)
+                return completion(answer)
             made = len(answer["choices"][0]["token_ids"] or ())
-            return bodies.completion(answer, unknown=self._versions.spans(ticket, made))
+            return completion(answer, unknown=self._versions.spans(ticket, made))
 
     async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
         known = await self.capabilities()
         answer = await self._ask(known, token_ids, Sampling(max_tokens=1), None, adapter, scored=True)
-        return bodies.prompt_logprobs(answer, token_ids)
+        return prompt_logprobs(answer, token_ids)
 
     async def _ask(
         self,
@@ -90,15 +230,15 @@ class VllmEngine(ServerClient):
     ) -> Any:
         model = adapter or known.model
         if known.takes_tokens:
-            route, body = TOKEN_ROUTE, bodies.tokens_request(token_ids, sampling, model, request_id)
+            route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id)
         else:
             # This route refuses to be asked for more than the context holds; the other one stops there.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
-            route, body = "/v1/completions", bodies.completions_request(token_ids, fitting, model, request_id)
+            route, body = "/v1/completions", completions_request(token_ids, fitting, model, request_id)
         if scored:
-            body = bodies.scored(body)
+            body = with_prompt_logprobs(body)
         if known.has("/weight_info") and not known.takes_manifest:  # our own engine keeps versions apart itself
-            body = bodies.salted(body, self._versions.version)
+            body = salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         with known.refusing(len(token_ids)):
             return await self._calls.post(route, body, limit_s=self._limits.generate, may_repeat=True, about=about)
@@ -108,7 +248,7 @@ class VllmEngine(ServerClient):
         if request_ids is not None and not request_ids:
             return  # to the server, an empty list would be all
         if known.has("/abort_requests"):
-            names = [name for request_id in request_ids or () for name in bodies.request_names(request_id)]
+            names = [name for request_id in request_ids or () for name in request_names(request_id)]
             await self._order("/abort_requests", {"request_ids": names}, may_repeat=True)
         elif request_ids is None:
             await self._abort_by_pausing()
@@ -149,7 +289,7 @@ class VllmEngine(ServerClient):
             raise NotOffered("this server never sleeps: start it with --enable-sleep-mode")
         if parts is None or Part.KV_CACHE in parts:
             self._versions.resumed()  # the server goes on by itself once everything is there
-        await self._calls.post("/wake_up", limit_s=self._limits.memory, query=bodies.part_query(parts))
+        await self._calls.post("/wake_up", limit_s=self._limits.memory, query=part_query(parts))
 
     async def reset_cache(self) -> None:
         (await self.capabilities()).require("/reset_prefix_cache", DEV_MODE)
@@ -178,7 +318,7 @@ class VllmEngine(ServerClient):
     async def join_group(self, invitation: GroupInvitation) -> None:
         known = await self.capabilities()
         known.require("/init_weight_transfer_engine", TRANSFER)
-        body = {"init_info": bodies.group_fields(invitation, known.takes_manifest)}
+        body = {"init_info": group_fields(invitation, known.takes_manifest)}
         await self._calls.post("/init_weight_transfer_engine", body, limit_s=self._limits.join)
         self._can_receive = True
 
@@ -193,7 +333,7 @@ class VllmEngine(ServerClient):
         known.require("/start_weight_update", TRANSFER)
         self._has_taken = False
         if known.takes_manifest:
-            await self._update("/start_weight_update", {"manifest": bodies.manifest_fields(manifest)})
+            await self._update("/start_weight_update", {"manifest": manifest_fields(manifest)})
             return
         await self._prepare(known, manifest.is_packed)
         await self._update("/start_weight_update", {"is_checkpoint_format": True})
@@ -210,7 +350,7 @@ class VllmEngine(ServerClient):
     async def take(self, parcel: Parcel) -> None:
         known = await self.capabilities()
         says_packed = not known.takes_manifest and not known.has("/weight_info")
-        update_info = bodies.parcel_fields(parcel, known.takes_shared_memory, says_packed)
+        update_info = parcel_fields(parcel, known.takes_shared_memory, says_packed)
         self._has_taken = True
         await self._update("/update_weights", {"update_info": update_info})
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost.engines.errors import EngineError
+from roost.engines.command import ServerSpec
 from roost.engines.owner import START_LIMIT_S, LocalOwner, new_key, with_key
 from roost.engines.planned import EnginePlan
-from roost.engines.readiness import STARTS
-from roost.engines.spec import ServerSpec
+from roost.engines.protocol import EngineError
+from roost.engines.server_process import STARTS
 from roost.net.addresses import node_address
 from roost.procs.child import left_keepers
 from roost.runtime.worker import Worker
@@ -21,7 +21,8 @@ from roost.transport.failure import WorkerFailed
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
-    from roost.runtime.group import GroupResult, GroupSpec, LaunchOptions, WorkerGroup
+    from roost.runtime.result import GroupResult
+    from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 
 WORKER_RESTARTS = 100
 RELAUNCH_LIMIT_S = 300.0  # for Ray to start a worker (again)
@@ -198,7 +199,7 @@ class EngineGroup:
     @staticmethod
     def options(component: str) -> dict[str, LaunchOptions]:
         """Launch options of the workers: one that dies is restarted on its place."""
-        from roost.runtime.group import LaunchOptions
+        from roost.runtime.worker import LaunchOptions
 
         return {component: LaunchOptions(restarts=WORKER_RESTARTS)}
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from roost.config.training import AdapterSettings
+from roost.config.train import AdapterSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roost.config.training import LearnerSettings
+from roost.config.train import LearnerSettings
 from roost.learner.adapter import ADAPTER_PART, adapter_weights, merged_weights, write_adapter
 from roost.learner.distributed import rank, world_size
 

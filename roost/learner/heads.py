@@ -8,12 +8,10 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from roost.config.training import LossSettings
-from roost.learner.losses import PolicyBatch, policy_loss
+from roost.config.train import LossSettings
+from roost.learner.losses import PolicyBatch, Totals, ValueBatch, policy_loss, value_loss
 from roost.learner.packing import Packed, picked
 from roost.learner.sample import Floats, Sample
-from roost.learner.token_weights import Totals
-from roost.learner.value_loss import ValueBatch, value_loss
 
 
 class Head(StrEnum):

@@ -1,4 +1,4 @@
-"""One process of a learner: its part of the model, and what can be asked of it."""
+"""Weights that another learner gave, put in place of a model's own."""
 
 from __future__ import annotations
 
@@ -9,27 +9,122 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from roost.config.training import LearnerSettings
+from roost.config.train import LearnerSettings, OptimizerSettings, Schedule
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
-from roost.learner.checkpoint import CheckpointWriter, State, state_bytes
+from roost.learner.checkpoint import CheckpointWriter, State, fill, learner_state, state_bytes
 from roost.learner.distributed import added_up, most, together, world_size
 from roost.learner.export import export, export_whole
 from roost.learner.forward import PolicyOutputs, Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
+from roost.learner.losses import Totals
 from roost.learner.model import float_type, load_outputs
 from roost.learner.offload import PARTS, Residence
-from roost.learner.optimizer import learning_rate, new_optimizer, set_learning_rate
-from roost.learner.packing import Packed, balanced, pack, predicted, spread
-from roost.learner.packing_check import check_packing
+from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
 from roost.learner.sample import Floats, Sample
-from roost.learner.state import fill, learner_state
-from roost.learner.taking import replace_weights
-from roost.learner.token_weights import Totals
+
+BUCKET_BYTES = 1 << 28
+
+
+def replace_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Replace all weights of a model, which may be sharded; raises if one is missing, left over or of another shape."""
+    own = model.state_dict(keep_vars=True)
+    missing = {id(weight): name for name, weight in own.items()}  # of tied weights one name comes
+    with torch.no_grad():
+        for name, given in weights:
+            if name not in own or own[name].shape != given.shape:
+                raise ValueError(f"{name} of shape {tuple(given.shape)} is not among the model's weights")
+            _fill(own[name], given)
+            missing.pop(id(own[name]), None)
+    if missing:
+        raise ValueError(f"no weights came for {', '.join(sorted(missing.values()))}")
+
+
+def in_buckets(weights: Iterable[tuple[str, Tensor]], size: int = BUCKET_BYTES) -> Iterator[list[tuple[str, Tensor]]]:
+    """Weights in lists of about so many bytes, to be sent one after the other.
+
+    >>> [[name for name, _ in bucket] for bucket in in_buckets([(n, torch.zeros(2)) for n in "abc"], size=16)]
+    [['a', 'b'], ['c']]
+    """
+    bucket: list[tuple[str, Tensor]] = []
+    filled = 0
+    for name, weight in weights:
+        bucket.append((name, weight))
+        filled += weight.nbytes
+        if filled >= size:
+            yield bucket
+            bucket, filled = [], 0
+    if bucket:
+        yield bucket
+
+
+def _fill(weight: Tensor, given: Tensor) -> None:
+    given = given.to(weight.device, weight.dtype)
+    if isinstance(weight, DTensor):
+        # Every rank has all of it, so that none needs to be told its part by another.
+        given = distribute_tensor(given, weight.device_mesh, weight.placements, src_data_rank=None)
+    weight.copy_(given)
+
+
+def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """AdamW for those that are trained, with its moments in place from the start.
+
+    So a checkpoint written or read before the first step is like any other. Vectors (norms, biases) do not decay.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    groups = [
+        {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        fused=True,
+    )
+    for parameter in trained:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+    return optimizer
+
+
+def learning_rate(settings: OptimizerSettings, step: int) -> float:
+    """The rate of a step, counted from 0.
+
+    It grows over the first `warmup_steps`, has its full value after them, and falls to 0 at `total_steps` unless the
+    schedule is constant.
+
+    >>> settings = OptimizerSettings(learning_rate=1.0, schedule=Schedule.LINEAR, warmup_steps=2, total_steps=6)
+    >>> [learning_rate(settings, step) for step in range(8)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    if settings.schedule is Schedule.CONSTANT:
+        return settings.learning_rate
+    falling = settings.total_steps - settings.warmup_steps
+    if falling < 1:
+        raise ValueError(
+            f"schedule {settings.schedule} ends after total_steps, which is {settings.total_steps}; "
+            f"it must be more than the {settings.warmup_steps} steps of warm-up"
+        )
+    done = min(1.0, (step - settings.warmup_steps) / falling)
+    share = 1.0 - done if settings.schedule is Schedule.LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
+    return settings.learning_rate * share
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
 
 # How far log-probabilities may be apart that are computed from other rows at once; of 16 bits, with other roundings.
 PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}

@@ -1,22 +1,64 @@
-"""The model that is trained: loaded, given an adapter, made to save memory, and sharded."""
+"""A model spread over all ranks. Only the first rank reads the checkpoint, and no rank has more of it than a layer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
-from roost.config.training import LearnerSettings
+from roost.config.train import LearnerSettings
 from roost.learner.adapter import add_adapter
 from roost.learner.attention import NAME, register
-from roost.learner.distributed import rank, world_size
+from roost.learner.distributed import rank, wait_for_all, world_size
 from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
-from roost.learner.sharding import shard
+
+READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
+
+
+def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, device: torch.device) -> None:
+    """Shard a model that rank 0 has whole; the others have it without weights, on the device `meta`.
+
+    Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
+    """
+    wait_for_all(READING_LIMIT_S)
+    mesh = init_device_mesh(device.type, (world_size(),))
+    types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    for module in (*layers, root):
+        for tensor in _brought(module, device):
+            dist.broadcast(tensor, 0)
+        fully_shard(module, mesh=mesh, mp_policy=types)
+
+
+def _brought(module: nn.Module, device: torch.device) -> Iterator[Tensor]:
+    """Bring what is not sharded yet to the device, with room for what is not there; tied weights stay tied."""
+    brought: dict[Tensor, Tensor] = {}
+    for owner in module.modules():
+        for name, weight in owner.named_parameters(recurse=False):
+            if not isinstance(weight, DTensor):
+                if weight not in brought:
+                    brought[weight] = nn.Parameter(_on(device, weight.data), weight.requires_grad)
+                setattr(owner, name, brought[weight])
+        for name, buffer in owner.named_buffers(recurse=False):
+            if buffer not in brought:
+                brought[buffer] = _on(device, buffer)
+            setattr(owner, name, brought[buffer])
+    for tensor in brought.values():
+        yield tensor.data
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device).contiguous()
+
 
 # What some models do to their logits after the last layer, and what it is where it does nothing.
 CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}

@@ -1,14 +1,38 @@
-"""Samples laid one after another into flat batches of a limited size, and what was computed for them taken apart."""
+"""Sums over the turns and sequences of tokens that lie flat, one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from roost.config.train import RatioLevel
 from roost.learner.sample import Floats, Ints, Sample
+
+
+def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
+    """For each token the sum over the tokens of its segment. The gradient of each token reaches all of them.
+
+    >>> import torch
+    >>> segment_sums(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 1])).tolist()
+    [3.0, 3.0, 4.0]
+    """
+    count = int(segments.max()) + 1 if len(segments) else 0
+    return values.new_zeros(count).index_add(0, segments, values)[segments]
+
+
+def level_sums(values: Tensor, sequence: Tensor, turn: Tensor, level: RatioLevel) -> Tensor:
+    """For each token the sum over what a ratio is taken of at this level: itself, its turn, or its sequence."""
+    match level:
+        case RatioLevel.TURN:
+            return segment_sums(values, turn)
+        case RatioLevel.TRAJECTORY:
+            return segment_sums(values, sequence)
+        case RatioLevel.TOKEN | RatioLevel.NONE:
+            return values
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -114,3 +138,30 @@ def spread(samples: Sequence[Sample], values: Floats) -> list[Floats]:
         start += int(where.sum())
         arrays.append(array)
     return arrays
+
+
+Say = Callable[[Sequence[Sample]], list[Floats]]
+
+
+def check_packing(say: Say, vocabulary: int, tolerance: float, model: str) -> None:
+    """Raise if what is said of a sequence depends on others beside it, or on tokens that come after.
+
+    Every log-probability would be wrong then, and nothing else would tell.
+    """
+    one, other = _sample(7, vocabulary, 1), _sample(9, vocabulary, 2)
+    longer = _sample(12, vocabulary, 1)  # begins as the first one does
+    alone = [say([sample])[0] for sample in (one, other)]
+    beside = say([one, other])
+    pairs = [*zip(alone, beside, strict=True), (alone[0], say([longer])[0][: len(one)])]
+    apart = max(float(np.abs(first - second).max()) for first, second in pairs)
+    if not apart <= tolerance:
+        raise ValueError(
+            f"{model} mixes sequences that are packed into one row, so it cannot be trained here: log-probabilities of "
+            f"a sequence differ by up to {apart:.2g} with another beside it. Layers other than attention (state space, "
+            "convolutions, linear attention) and attention of a model's own are not supported"
+        )
+
+
+def _sample(length: int, vocabulary: int, seed: int) -> Sample:
+    """The first tokens of a sequence that follows from the seed."""
+    return Sample.of_policy(np.random.default_rng(seed).integers(0, vocabulary, 16)[:length])

@@ -10,7 +10,7 @@ import numpy as np
 
 from roost.cluster.inventory import Node
 from roost.cluster.resources import ACCELERATOR, NODE, Ints
-from roost.config.errors import counted
+from roost.config.findings import counted
 from roost.config.job import ModelUse
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process

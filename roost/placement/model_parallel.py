@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, Ints
-from roost.config.errors import Findings, Where
+from roost.config.findings import Findings, Where
 from roost.config.job import Component, Job
 from roost.config.node_groups import CLUSTER_GROUP
+from roost.config.notations.rlinf import MODEL_PARALLEL_COMPONENTS
 from roost.config.ranks import spell_ranks
-from roost.config.rlinf import MODEL_PARALLEL_COMPONENTS
-from roost.placement.mode import PlacementMode
+from roost.placement.component_plan import PlacementMode
 from roost.placement.rank_map import BoundRanks
 from roost.placement.strategies import FlexiblePlacementStrategy, PackedPlacementStrategy
 from roost.placement.strategy import PlacementStrategy

@@ -5,20 +5,25 @@ A plan is a value: it is printed, compared, saved, and later verified against th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from roost.cluster.inventory import Inventory
-from roost.config.errors import Finding, Findings
-from roost.config.job import Notation
-from roost.config.known_keys.tables import KeyUse
-from roost.config.origins import ResolvedSetting
-from roost.placement.component_plan import ComponentPlan
-from roost.placement.mode import PlacementMode
-from roost.placement.residency import Residency, ResidencySettings, find_residency
-from roost.placement.routes import Routes, find_routes
+from roost.config.findings import ConfigError, Finding, Findings, Severity, Where, shown
+from roost.config.job import ModelUse, Notation, Origin, ParallelSizes, ResolvedSetting, Role, Sharding
+from roost.config.known_keys.tables import Effect, KeyUse, Known
+from roost.config.ranks import spell_ranks
+from roost.placement.component_plan import ComponentPlan, PlacementMode, Process
+from roost.placement.memory.phases import Phase
+from roost.placement.memory.residency import ClassResidency, Residency, ResidencySettings, find_residency
+from roost.placement.routes import EngineRoutes, Reach, Routes, find_routes
+from roost.placement.table import PlacementTable
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in the documented schema (docs/plan-schema.md)."""
-        from roost.placement.plan_file import plan_to_dict
+        from roost.placement.plan import plan_to_dict
 
         return plan_to_dict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Read a plan that `to_dict` wrote; the two are inverse to each other."""
-        from roost.placement.plan_file import plan_from_dict
+        from roost.placement.plan import plan_from_dict
 
         return plan_from_dict(data)
 
@@ -80,6 +85,240 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        from roost.placement.plan_file import plan_from_json
+        from roost.placement.plan import plan_from_json
 
         return plan_from_json(text)
+
+
+SCHEMA = "roost.plan/1"
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "notation": plan.notation.value,
+        "file": plan.file,
+        "mode": plan.mode.value,
+        **plan.inventory.to_dict(),
+        "components": {component.name: _component_to_dict(component) for component in plan.components},
+        "settings": dict(plan.settings),
+        "training": {setting.name: _setting_to_dict(setting) for setting in plan.training},
+        "unused_keys": [_key_to_dict(use) for use in plan.keys],
+        "residency": [_residency_to_dict(held) for held in plan.residency.classes],
+        "routes": [_routes_to_dict(engine) for engine in plan.routes.engines],
+        "warnings": [finding_to_dict(finding) for finding in plan.warnings],
+        "notes": [finding_to_dict(finding) for finding in plan.notes],
+    }
+
+
+def _residency_to_dict(held: ClassResidency) -> dict[str, Any]:
+    """One class of devices through the phases. It follows from the rest of the plan, and is not read back."""
+    return {
+        "devices": spell_ranks(held.device_class.devices.tolist(), limit=10**9),
+        "components": list(held.device_class.components),
+        "memory_gb": held.device_class.memory_gb,
+        "decision": held.decision.value,
+        "reason": held.reason,
+        "inference_fraction": held.sharing.inference_fraction if held.sharing else None,
+        "learning_fraction": held.sharing.learning_fraction if held.sharing else None,
+        "used_gib": {phase.value: held.used_gib(phase) for phase in Phase},
+        "phases": {
+            phase.value: {
+                share.component: {
+                    "state": share.state.value,
+                    "device_gib": share.device_gib,
+                    "host_gib": share.host_gib,
+                }
+                for share in shares
+            }
+            for phase, shares in held.phases.items()
+        },
+    }
+
+
+def _routes_to_dict(engine: EngineRoutes) -> dict[str, Any]:
+    """How far the weights of an engine's shards travel. It follows from the rest of the plan, and is not read back."""
+    reaches = {reach.value: engine.count(reach) for reach in Reach if engine.count(reach)}
+    return {"component": engine.component, "shards": len(engine.shards), "gathered": engine.gathered, **reaches}
+
+
+def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
+    return {
+        "written_name": component.written_name,
+        "strategy": component.strategy,
+        "world_size": component.world_size,
+        "hardware_ranks": component.hardware_ranks.tolist(),
+        "node_groups": [
+            {"label": label, "counts": kind}
+            for label, kind in zip(component.table.labels, component.table.kinds, strict=True)
+        ],
+        "parallel": {
+            "tensor": component.parallel.tensor,
+            "pipeline": component.parallel.pipeline,
+            "context": component.parallel.context,
+            "expert": component.parallel.expert,
+        },
+        "env": dict(component.env),
+        "role": component.role.value,
+        "model": asdict(component.model) | {"offloads": list(component.model.offloads)},
+        "managed_by": component.managed_by,
+        "isolate_accelerator": component.table.isolate,
+        "processes": [_process_to_dict(process) for process in component.processes()],
+    }
+
+
+def _process_to_dict(process: Process) -> dict[str, Any]:
+    described = process.placement._asdict()
+    described["devices"] = [list(device) for device in process.placement.devices]
+    described |= {"env": dict(process.env), "interpreter": process.interpreter}
+    if process.hardware:
+        described["hardware"] = [dict(item) for item in process.hardware]
+    return described
+
+
+def _setting_to_dict(setting: ResolvedSetting) -> dict[str, Any]:
+    return {
+        "value": setting.value,
+        "origin": setting.origin.value,
+        "keys": [_place_to_dict(key) for key in setting.keys],
+    }
+
+
+def _setting_from_dict(name: str, data: Mapping[str, Any]) -> ResolvedSetting:
+    keys = tuple(_place_from_dict(key) for key in data["keys"])
+    return ResolvedSetting(name, data["value"], Origin(data["origin"]), keys)
+
+
+def _key_to_dict(use: KeyUse) -> dict[str, Any]:
+    known = use.known
+    words = {"effect": known.effect.value, "reason": known.reason, "instead": known.instead, "hint": use.hint}
+    return {**_place_to_dict(use.where), **words, "is_set": use.is_set}
+
+
+def _key_from_dict(data: Mapping[str, Any]) -> KeyUse:
+    known = Known(Effect(data["effect"]), data["reason"], data["instead"])
+    return KeyUse(_place_from_dict(data), known, is_set=data["is_set"], hint=data["hint"])
+
+
+def _place_to_dict(where: Where) -> dict[str, Any]:
+    return {"file": where.file, "line": where.line, "column": where.column, "path": list(where.path)}
+
+
+def _place_from_dict(data: Mapping[str, Any]) -> Where:
+    return Where(data["file"], data["line"], data["column"], tuple(data["path"]))
+
+
+def finding_to_dict(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity.value,
+        **_place_to_dict(finding.where),
+        "what": finding.what,
+        "why": finding.why,
+        "fix": finding.fix,
+    }
+
+
+def _finding_from_dict(data: Mapping[str, Any]) -> Finding:
+    return Finding(_place_from_dict(data), data["what"], data["why"], data["fix"], Severity(data["severity"]))
+
+
+def read_plan_file(file: Path, findings: Findings) -> Plan | None:
+    """The plan in a file that `roost plan --json` wrote; None where it is something else, such as a config."""
+    try:
+        with file.open("rb") as stream:
+            if b'"schema": "roost.plan/' not in stream.read(64):
+                return None
+            stream.seek(0)
+            data = json.load(stream)
+        return plan_from_dict(data)
+    except OSError:
+        return None  # whoever reads it as a config says what is wrong
+    except ConfigError as error:
+        for finding in error.findings:
+            findings.error(replace(finding.where, file=str(file)), finding.what, finding.why, finding.fix)
+        return None
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        findings.error(Where(str(file)), f"is a plan that cannot be read: {reason}", fix="write it again with --json")
+        return None
+
+
+def plan_from_json(text: str) -> Plan:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        findings = Findings()
+        findings.error(Where(), f"is not JSON: {error}", fix="give what roost plan --json wrote")
+        raise ConfigError(findings.errors) from None
+    return plan_from_dict(data)
+
+
+def plan_from_dict(data: Mapping[str, Any]) -> Plan:
+    """Read a plan; a file that is not one, or of another schema, is a `ConfigError`."""
+    findings = Findings()
+    schema = data.get("schema") if isinstance(data, Mapping) else None
+    if schema != SCHEMA:
+        findings.error(
+            Where(path=("schema",)), f"is {shown(schema)}, not {SCHEMA}", fix="give a file that roost plan --json wrote"
+        )
+        findings.raise_errors()
+    try:
+        inventory = Inventory.from_dict({"nodes": data["nodes"], "node_groups": data["node_groups"]})
+        return Plan(
+            notation=Notation(data["notation"]),
+            file=data["file"],
+            mode=PlacementMode(data["mode"]),
+            inventory=inventory,
+            components=tuple(_component_from_dict(name, part, inventory) for name, part in data["components"].items()),
+            settings=dict(data["settings"]),
+            training=tuple(_setting_from_dict(name, part) for name, part in data.get("training", {}).items()),
+            keys=tuple(_key_from_dict(part) for part in data.get("unused_keys", ())),
+            warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
+            notes=tuple(_finding_from_dict(part) for part in data.get("notes", ())),
+        )
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        findings.error(Where(), f"is not a whole plan: {what}", fix="write it again with roost plan --json")
+        findings.raise_errors()
+        raise
+
+
+def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventory) -> ComponentPlan:
+    processes = data["processes"]
+    labels = tuple(group["label"] for group in data["node_groups"])
+    devices = [device for process in processes for device in process["devices"]]
+    columns = np.array(devices, np.int64).reshape(-1, 2)
+    nodes = np.array([process["cluster_node_rank"] for process in processes], np.int64)
+    used = np.concatenate([nodes, columns[:, 0]])
+    if len(used) and not 0 <= used.min() <= used.max() < inventory.num_nodes:
+        raise IndexError(f"node {used.max()} of {inventory.num_nodes}")
+    lengths = np.array([len(process["devices"]) for process in processes], np.int64)
+    table = PlacementTable(
+        inventory,
+        labels,
+        tuple(group["counts"] for group in data["node_groups"]),
+        nodes=nodes,
+        groups=np.array([labels.index(process["node_group_label"]) for process in processes], np.int64),
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+        device_nodes=columns[:, 0],
+        device_ranks=columns[:, 1],
+        isolate=data["isolate_accelerator"],
+    )
+    return ComponentPlan(
+        name,
+        data["written_name"],
+        data["strategy"],
+        np.array(data["hardware_ranks"], np.int64),
+        table,
+        ParallelSizes(**data["parallel"]),
+        tuple(data["env"].items()),
+        Role(data["role"]),
+        _model_from_dict(data["model"]),
+        data["managed_by"],
+    )
+
+
+def _model_from_dict(data: Mapping[str, Any]) -> ModelUse:
+    return ModelUse(**{**data, "sharding": Sharding(data["sharding"]), "offloads": tuple(data["offloads"])})

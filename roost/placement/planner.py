@@ -11,20 +11,19 @@ from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
-from roost.config.errors import ConfigError, Findings, Where, did_you_mean, shown
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, did_you_mean, shown
 from roost.config.job import Job, Layout, Notation
-from roost.config.limits import MAX_ACCELERATORS_PER_NODE
-from roost.config.loop import MEMORY_KEYS
-from roost.config.notation import read_job
-from roost.config.training_read import setting_place
+from roost.config.notations.loop import MEMORY_KEYS
+from roost.config.notations.notation import read_job
+from roost.config.train_read import setting_place
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
-from roost.placement.engine_rules import check_engines
+from roost.placement.memory.residency import ResidencySettings, find_residency
 from roost.placement.plan import Plan
-from roost.placement.residency import ResidencySettings, find_residency
-from roost.placement.rules import check_rules
+from roost.placement.rules.components import check_rules
+from roost.placement.rules.engines import check_engines
+from roost.placement.rules.training import check_training
 from roost.placement.strategy import inventory_of
-from roost.placement.training_rules import check_training
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path

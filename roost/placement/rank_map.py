@@ -8,9 +8,8 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory, UnknownGroup
 from roost.cluster.resources import Ints, ResourceTable
-from roost.config.errors import Findings, Where, counted
+from roost.config.findings import MAX_PROCESSES, Findings, Where, counted
 from roost.config.job import RankMap
-from roost.config.limits import MAX_PROCESSES
 from roost.config.ranks import Segment
 from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from roost.placement.strategy import PlacementStrategy, report_unknown_group

@@ -14,10 +14,10 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import ACCELERATOR, Ints
-from roost.config.errors import counted
+from roost.config.findings import counted
 from roost.config.job import Sharding
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.phases import takes_policy, trains_policy
+from roost.placement.memory.phases import takes_policy, trains_policy
 from roost.placement.table import PlacementTable
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.cluster.resources import Ints
-from roost.config.errors import Findings, Where, shown
+from roost.config.findings import Findings, Where, shown
 from roost.placement.strategy import (
     GroupLabels,
     PlacementStrategy,

@@ -10,7 +10,7 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory, UnknownGroup
 from roost.cluster.resources import Ints, ResourceTable
-from roost.config.errors import Findings, Where, counted, did_you_mean, shown
+from roost.config.findings import Findings, Where, counted, did_you_mean, shown
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks
 from roost.placement.placement import Placement

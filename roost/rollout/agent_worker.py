@@ -11,13 +11,10 @@ from typing import Any
 
 from roost.procs.user_code import call
 from roost.rollout.env_worker import RemoteEnvironments, import_from, play_in
-from roost.rollout.episode import Episode
-from roost.rollout.finishing import finish_workers
+from roost.rollout.episode import Episode, Scenario
 from roost.rollout.gateway import Contact, GatewayDraws
-from roost.rollout.playing import LocalPlayer, Play, PlayFailed, close_scenario
-from roost.rollout.scenario import Scenario
-from roost.runtime.group import WorkerGroup
-from roost.runtime.worker import Worker
+from roost.rollout.playing import LocalPlayer, Play, PlayFailed, close_scenario, finish_workers
+from roost.runtime.worker import Worker, WorkerGroup
 from roost.transport.failure import WaitedTooLong, WorkerFailed
 
 OVER = "the run is over"

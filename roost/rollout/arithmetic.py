@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roost.rollout.scenario import Score, Split, Task
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Score, Split, Task, Transcript
 
 CHARACTERS = "0123456789+-*= "
 END = "<end>"

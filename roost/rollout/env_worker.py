@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from roost.procs.user_code import GRACE_S, call, called
+from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.environment import Environment, Environments, Observation
-from roost.rollout.environments.making import make_environments
+from roost.rollout.episode import Scenario, Task
 from roost.rollout.playing import told, whole_traceback
-from roost.rollout.scenario import Scenario, Task
 from roost.runtime.worker import Worker
 
 IDLE_S = 3600.0  # after which an environment that nobody calls belongs to nobody

@@ -15,12 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any
 
-from roost.engines.errors import EngineError, EngineRefused
-from roost.engines.generation import Completion, Finish, VersionSpan
 from roost.engines.http_calls import HttpCalls
+from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan
 from roost.net.server import LoopServer
+from roost.rollout.episode import Draw
 from roost.rollout.playing import OpenDraw
-from roost.rollout.transcript import Draw
 
 PATH = "/draws"
 DRAW_LIMIT_S = 24 * 3600.0  # the driver has limits of its own, for requests and for episodes

@@ -1,20 +1,71 @@
-"""Playing one episode: here, or where the plan puts those who play."""
+"""A place to play in, of which there are so many: who plays may leave it before the end, when engines are done with."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol
 
 from roost.procs.user_code import call, called, within
-from roost.rollout.episode import Episode, Ints
-from roost.rollout.scenario import Scenario, Score, Split, Task
-from roost.rollout.transcript import Draw, Transcript
+from roost.rollout.episode import Draw, Episode, Ints, Scenario, Score, Split, Task, Transcript
+from roost.runtime.result import ref_future
+from roost.runtime.worker import WorkerGroup
+
+
+class Place:
+    """Held from the beginning to the end, or until whoever plays in it says `leave_place()`, however deep within."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._is_held = False
+        self._before: Token[Place | None]
+
+    async def __aenter__(self) -> None:
+        await self._places.acquire()
+        self._is_held = True
+        self._before = _MINE.set(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _MINE.reset(self._before)
+        self.leave()
+
+    def leave(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._places.release()
+
+
+_MINE: ContextVar[Place | None] = ContextVar("place", default=None)
+
+
+def leave_place() -> None:
+    """Somebody else may play from now on; what is left to do needs no engine."""
+    place = _MINE.get()
+    if place is not None:
+        place.leave()
+
+
+async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
+    """Call `finish` on each worker, however the run ended: robots stand still then, and servers end.
+
+    Each is waited for by itself, as what was lost elsewhere is no reason not to; one that is gone holds nothing.
+    """
+    asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ref_future(host.finish.remote())) for host in group.hosts]
+    await asyncio.wait(asked, timeout=limit_s)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
 
 ROOM = Path(__file__).parent
 LONGEST_TRACEBACK = 30_000  # characters: it may be sent between machines

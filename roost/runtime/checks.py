@@ -13,7 +13,7 @@ import numpy as np
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import Ints
-from roost.config.errors import Findings, Where, counted
+from roost.config.findings import Findings, Where, counted
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan

@@ -17,10 +17,9 @@ from typing import Any
 import ray
 
 from roost.cluster.inventory import Inventory
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.job import Notation
-from roost.placement.component_plan import ComponentPlan
-from roost.placement.mode import PlacementMode
+from roost.placement.component_plan import ComponentPlan, PlacementMode
 from roost.placement.plan import Plan
 from roost.placement.strategy import PlacementStrategy
 from roost.procs.logs import LogCollector
@@ -29,14 +28,13 @@ from roost.runtime import nodes, probe
 from roost.runtime.checks import check_plan
 from roost.runtime.control_watch import ControlWatch
 from roost.runtime.failures import FailuresSeen, StartWatch
-from roost.runtime.group import GroupSpec, LaunchOptions, WorkerGroup, check_methods, check_name
 from roost.runtime.launch import Launching, Request, component_of, plan_launch
 from roost.runtime.node_daemons import CLOSING_LIMIT, Agents, dismiss
 from roost.runtime.nodes import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.ray_connection import connect
 from roost.runtime.reserve import Holdings
 from roost.runtime.span_collection import BRIEFLY, collected, flush, with_spans
-from roost.runtime.worker import Worker
+from roost.runtime.worker import GroupSpec, LaunchOptions, Worker, WorkerGroup, check_methods, check_name
 from roost.trace.chrome import TraceSummary, write_trace
 from roost.trace.spans import Span, SpanRecorder
 from roost.transport import current

@@ -17,17 +17,16 @@ from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import ACCELERATOR
-from roost.config.errors import Findings, did_you_mean
+from roost.config.findings import Findings, did_you_mean
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from roost.placement.strategy import PlacementStrategy
 from roost.procs.logs import log_name
-from roost.runtime.group import LARGE, GroupSpec, LaunchOptions, check_methods, check_name
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.membership import NodeReport
 from roost.runtime.node_daemons import Agents
-from roost.runtime.worker import Worker, public_methods
+from roost.runtime.worker import LARGE, GroupSpec, LaunchOptions, Worker, check_methods, check_name, public_methods
 from roost.transport.current import ProcessSetup, SimulatedDevices
 from roost.transport.directory import GroupEntry
 from roost.transport.failure import Address, AgentContact
@@ -152,7 +151,7 @@ def visible_devices(
 ) -> list[tuple[int, str]]:
     """The accelerators a process may see, of those that its job holds on the node: as planned, with the vendor's name.
 
-    >>> from roost.placement.placement import Placement
+    >>> from roost.placement.component_plan import Placement
     >>> place = Placement(0, 0, 0, 1, "NV_GPU", 0, 1, ["1", "2"], True, [1, 2], "cluster")
     >>> visible_devices(Process(place, {}, None), 0, {(0, 1): 5, (0, 2): 6}, list("abcdefgh"))
     [(1, 'f'), (2, 'g')]

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.cluster.inventory import NO_ACCELERATOR, Node
-from roost.config.errors import Findings, Where, counted, shown
+from roost.config.findings import Findings, Where, counted, shown
 from roost.config.ranks import spell_ranks
 
 CLUSTER = Where("Ray cluster")

@@ -15,9 +15,9 @@ from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, registry_for
 from roost.cluster.inventory import NO_ACCELERATOR, Inventory
 from roost.config.compose import load
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.job import Job, Notation
-from roost.config.notation import read_job
+from roost.config.notations.notation import read_job
 from roost.runtime.checks import Supply
 from roost.runtime.membership import (
     NodeReport,

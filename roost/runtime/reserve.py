@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.runtime import nodes as live
@@ -29,11 +29,11 @@ from roost.runtime.checks import (
     what_is_busy,
     without,
 )
-from roost.runtime.group import LaunchOptions
 from roost.runtime.keeper import Keeper
 from roost.runtime.membership import NodeReport
 from roost.runtime.nodes import LiveNode
 from roost.runtime.ray_connection import free_resources
+from roost.runtime.worker import LaunchOptions
 from roost.transport.failure import WaitedTooLong
 
 LOOK_EVERY = 0.02  # seconds

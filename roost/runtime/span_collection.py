@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ray
 
-from roost.runtime.group import WorkerGroup
 from roost.runtime.node_daemons import Agents
 from roost.runtime.nodes import LiveNode
+from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span, WorkerSpans
 from roost.transport.failure import Address
 

@@ -1,4 +1,4 @@
-"""Sandboxes: model-written Python runs in a process of its own, and is held there."""
+"""What keeps a sandbox apart from the rest of the machine, and whether that is enough."""
 
 from __future__ import annotations
 
@@ -6,21 +6,134 @@ import asyncio
 import os
 import secrets
 import signal
+import site
+import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from roost.procs.user_code import within
 from roost.sandbox.child import FLOOD_BYTES, Child, Gone, Malformed
-from roost.sandbox.execution import Execution, Fault
-from roost.sandbox.folder import is_larger, remove
-from roost.sandbox.isolation import Isolation, libraries, readable
-from roost.sandbox.limits import Limits
-from roost.sandbox.nameless import nameless_files
-from roost.sandbox.printed import Printed
+from roost.sandbox.execution import Execution, Fault, Printed
+from roost.sandbox.limits import Limits, is_larger, remove
+
+_SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+_TIME_ZONES = ("/etc/localtime", "/usr/share/zoneinfo")
+
+
+class TooWeak(RuntimeError):
+    """This machine cannot hold code that nobody trusts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What is in force in a sandbox; limits of memory, CPU time and files always are."""
+
+    landlock: int  # its version; 0 where there is none
+    seccomp: bool
+    namespace: bool  # of users, without which the number of threads is bounded by their memory only
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What code in the sandbox could reach.
+
+        >>> Isolation(landlock=0, seccomp=True, namespace=True).gaps
+        ("the user's files",)
+        """
+        files = () if self.landlock else ("the user's files",)
+        calls = () if self.seccomp else ("the network", "other processes")
+        return files + calls
+
+    def check(self) -> None:
+        """Refuse what is not enough."""
+        if self.gaps:
+            raise TooWeak(
+                f"a sandbox on this machine would not keep code from {', '.join(self.gaps)}: it needs Linux 5.13 with "
+                f"Landlock (found version {self.landlock}) and seccomp (found: {'yes' if self.seccomp else 'no'}) on "
+                "x86_64 or aarch64; where the code is trusted, pass allows_weak=True"
+            )
+
+
+def libraries() -> list[str]:
+    """Folders of installed packages, which code in a sandbox can import."""
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*site.getsitepackages(), *user]
+
+
+def readable() -> list[str]:
+    """What code in a sandbox can read: the interpreter's library, packages, shared libraries and time zones."""
+    paths = sysconfig.get_paths()
+    interpreter = (f"{sys.base_prefix}/lib", f"{sys.prefix}/lib", paths["stdlib"], paths["platstdlib"])
+    return list(dict.fromkeys((*interpreter, *libraries(), *_SYSTEM_LIBRARIES, *_TIME_ZONES)))
+
+
+_DELETED = b" (deleted)"
+
+
+def nameless_files(pid: int, folder: Path, largest: int) -> Iterator[int]:
+    """Bytes of the disk that a process keeps so, for each descriptor and map that is looked at; a file counts once.
+
+    Only some owners can ask how large a file is that is mapped and not open: for others it is as large as files can be.
+
+    >>> list(nameless_files(0, Path("/nowhere"), largest=1))
+    []
+    """
+    seen: set[int] = set()
+    for descriptor in _descriptors(pid):
+        try:
+            status = descriptor.stat()
+        except OSError:
+            continue  # it was closed meanwhile
+        is_new = not status.st_nlink and status.st_ino not in seen
+        if is_new:
+            seen.add(status.st_ino)
+        yield status.st_blocks * 512 if is_new else 0
+    for area, inode in _deleted_maps(pid, folder):
+        if inode not in seen:
+            seen.add(inode)
+            yield _mapped_bytes(area, largest)
+
+
+def _descriptors(pid: int) -> Iterator[Path]:
+    """Of all threads, as each can have descriptors that others do not have."""
+    for thread in _listed(Path(f"/proc/{pid}/task")):
+        yield from _listed(thread / "fd")
+
+
+def _deleted_maps(pid: int, folder: Path) -> Iterator[tuple[Path, int]]:
+    """Where files of the folder are mapped that are not there any more, and their inodes."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")
+    except OSError:
+        return  # it ended meanwhile
+    within = os.fsencode(folder) + b"/"
+    for line in lines:
+        match line.split(maxsplit=5):
+            case [area, _, _, _, inode, path] if path.startswith(within) and path.endswith(_DELETED):
+                first, end = (int(address, 16) for address in area.split(b"-"))
+                yield Path(f"/proc/{pid}/map_files/{first:x}-{end:x}"), int(inode)  # there without leading zeros
+
+
+def _mapped_bytes(area: Path, largest: int) -> int:
+    try:
+        return area.stat().st_blocks * 512
+    except PermissionError:
+        return largest
+    except OSError:
+        return 0  # it is not mapped any more
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []  # it ended meanwhile, or may not be looked at
+
 
 Call = Callable[[str, str, dict[str, Any]], Awaitable[Any]]  # app, api and arguments; what it raises, the code sees
 

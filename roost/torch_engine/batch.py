@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.torch_engine.sequence import Chunk
+from roost.torch_engine.scheduler import Chunk
 
 Ints: TypeAlias = NDArray[np.integer[Any]]
 
@@ -29,8 +29,8 @@ class Batch:
 
 def flatten(chunks: Sequence[Chunk], block_size: int) -> Batch:
     """
-    >>> from roost.engines.generation import Sampling
-    >>> from roost.torch_engine.sequence import Request, Tracked
+    >>> from roost.engines.protocol import Sampling
+    >>> from roost.torch_engine.scheduler import Request, Tracked
     >>> tracked = Tracked(Request("a", (7, 8, 9), Sampling()), print, seed=0, stop_ids=frozenset(), limit=4)
     >>> tracked.blocks = [5, 3]
     >>> batch = flatten([Chunk(tracked, 1, 3)], block_size=2)

@@ -1,13 +1,114 @@
-"""The keys and values of all blocks."""
+"""The key-value cache: its blocks, tensors and size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+ROOT = b""
+
+
+def block_hash(before: bytes, token_ids: Sequence[int]) -> bytes:
+    """Names a full block by its tokens and by all that come before it, since keys and values depend on both."""
+    return hashlib.blake2b(before + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Blocks with reference counts. A block that nobody uses any more can still be found until it is needed.
+
+    >>> pool = BlockPool(count=4, block_size=2)
+    >>> block = pool.take()
+    >>> pool.announce(block, name := block_hash(ROOT, [1, 2]))
+    >>> pool.give_back([block])
+    >>> pool.find([name]) == [block], pool.free
+    (True, 4)
+    """
+
+    def __init__(self, count: int, block_size: int) -> None:
+        self.count = count
+        self.block_size = block_size
+        self.epoch = 0  # goes up when everything is forgotten
+        self._users = [0] * count
+        self._names: list[bytes | None] = [None] * count
+        self._by_name: dict[bytes, int] = {}
+        self._blank = list(range(count - 1, -1, -1))
+        self._idle: dict[int, None] = {}  # unused, but can be found; the longest unused first
+
+    @property
+    def free(self) -> int:
+        return len(self._blank) + len(self._idle)
+
+    def needed(self, tokens: int) -> int:
+        """The blocks that hold this many tokens."""
+        return -(-tokens // self.block_size)
+
+    def find(self, names: Iterable[bytes]) -> list[int]:
+        """The blocks of these names, up to the first that is not there."""
+        found = []
+        for name in names:
+            block = self._by_name.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more user for each of these blocks, which were found."""
+        for block in blocks:
+            self._idle.pop(block, None)
+            self._users[block] += 1
+
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of these count as free now, and would no more if they were shared."""
+        return sum(block in self._idle for block in blocks)
+
+    def take(self) -> int:
+        """A block for new contents; the one that was unused for longest loses what it held."""
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block = next(iter(self._idle))
+            del self._idle[block]
+            self._forget(block)
+        self._users[block] = 1
+        return block
+
+    def announce(self, block: int, name: bytes) -> None:
+        """From now on the block is found by this name, unless another one is already."""
+        if name not in self._by_name and self._names[block] is None:
+            self._by_name[name] = block
+            self._names[block] = name
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One user less for each of a sequence's blocks; its end is reused before its beginning."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                if self._names[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._idle[block] = None
+
+    def forget_all(self) -> None:
+        """No block is found any more; those in use keep their contents for their users alone."""
+        self.epoch += 1
+        self._by_name.clear()
+        self._names = [None] * self.count
+        self._blank += self._idle
+        self._idle.clear()
+
+    def _forget(self, block: int) -> None:
+        name = self._names[block]
+        if name is not None:
+            del self._by_name[name]
+            self._names[block] = None
+
 
 LayerCache: TypeAlias = tuple[Tensor, Tensor]  # keys and values, each [blocks, block size, heads, head size]
 
@@ -39,3 +140,40 @@ def new_cache(
         return torch.zeros(blocks + 1, block_size, heads, size, dtype=dtype, device=device)
 
     return [(room(layer.heads, layer.key_size), room(layer.heads, layer.value_size)) for layer in layers]
+
+
+GRAIN = 256  # tokens by which there is more room than needed, so that growing is rare
+
+
+class Gathered:
+    """A copy beside the blocks: made once, then added to token by token. The blocks stay what others can share."""
+
+    def __init__(self) -> None:
+        self.length = 0  # tokens that are in it
+        self._layers: list[LayerCache] = []  # each [1, heads, room, head size]
+
+    def catch_up(self, cache: Sequence[LayerCache], table: Tensor, length: int) -> None:
+        """Hold what the blocks hold, up to `length`, with room for at least one more token."""
+        if self.length != length:
+            self._layers = [(_copied(keys, table, length), _copied(values, table, length)) for keys, values in cache]
+        elif length == self._layers[0][0].shape[2]:
+            self._layers = [(_with_room(keys), _with_room(values)) for keys, values in self._layers]
+        self.length = length + 1
+
+    def with_token(self, layer: int, key: Tensor, value: Tensor) -> LayerCache:
+        """A layer's keys and values with those of the token that this step adds."""
+        keys, values = self._layers[layer]
+        keys[0, :, self.length - 1] = key
+        values[0, :, self.length - 1] = value
+        return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
+
+
+def _copied(blocks: Tensor, table: Tensor, length: int) -> Tensor:
+    heads, size = blocks.shape[2:]
+    room = blocks.new_empty(1, heads, (length // GRAIN + 1) * GRAIN, size)
+    room[0, :, :length] = blocks.index_select(0, table).flatten(0, 1)[:length].transpose(0, 1)
+    return room
+
+
+def _with_room(held: Tensor) -> Tensor:
+    return torch.cat([held, held.new_empty(1, held.shape[1], max(held.shape[2], GRAIN), held.shape[3])], dim=2)

@@ -1,8 +1,9 @@
-"""The built-in engine: requests in from any thread, tokens out step by step."""
+"""How many blocks of keys and values there is room for."""
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -12,25 +13,144 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from roost.engines.generation import Finish
-from roost.engines.protocol import InFlight, Part
-from roost.torch_engine.adapters import Adapter, Adapters
-from roost.torch_engine.blocks import BlockPool
-from roost.torch_engine.cache import LayerCache, new_cache
-from roost.torch_engine.capacity import block_count, block_size
-from roost.torch_engine.flash import can_flash
+from roost.engines.protocol import Finish, InFlight, Part
+from roost.engines.weights.source import named_weights
+from roost.torch_engine.attention import FLASH_BLOCK, can_flash
+from roost.torch_engine.cache import BlockPool, LayerCache, bytes_per_block, new_cache
 from roost.torch_engine.graphs import new_graphs
-from roost.torch_engine.model import load_model
-from roost.torch_engine.residency import Weights
-from roost.torch_engine.runner import Runner
-from roost.torch_engine.scheduler import Scheduler
-from roost.torch_engine.sequence import Progress, Request, Tracked
+from roost.torch_engine.model import LoadedModel, load_model
+from roost.torch_engine.runner import NewToken, Runner, StepThread, next_tokens
+from roost.torch_engine.scheduler import Progress, Request, Scheduler, Tracked
 from roost.torch_engine.settings import EngineSettings
-from roost.torch_engine.step import NewToken, next_tokens
-from roost.torch_engine.step_thread import StepThread
-from roost.torch_engine.update import WeightUpdate
+from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
+
+CPU_BLOCK, CUDA_BLOCK = 16, FLASH_BLOCK
+CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
+CONTEXT_BYTES = 1 << 29  # what CUDA and its libraries hold per process, beside torch's own memory
+LOGIT_COPIES = 4  # the model's, in float32, sorted or summed, and their probabilities
+
+
+def block_size(settings: EngineSettings, device: torch.device) -> int:
+    return settings.block_size or (CUDA_BLOCK if device.type == "cuda" else CPU_BLOCK)
+
+
+def block_count(settings: EngineSettings, model: LoadedModel, size: int) -> int:
+    """The blocks that fit; raises with the numbers if not even one does."""
+    each = bytes_per_block(model.layers, size, model.dtype)
+    if settings.kv_bytes is not None:
+        room, why = settings.kv_bytes, "kv_bytes"
+    elif model.device.type == "cuda":
+        room, why = _cuda_room(settings, model), "memory_fraction, less the weights and what a step needs,"
+    else:
+        room, why = _host_room(settings, model, size, each), "memory_fraction of the host's memory"
+    if room < each:
+        raise ValueError(f"a block of {size} tokens takes {each:,} bytes, but {why} leaves {max(room, 0):,}")
+    return room // each
+
+
+def _host_room(settings: EngineSettings, model: LoadedModel, size: int, each: int) -> int:
+    # More than this is never in use at a time. The system gives the memory only when it is written to.
+    most = settings.max_sequences * -(-model.max_context // size) * each
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(most, int((settings.memory_fraction or CPU_FRACTION) * memory))
+
+
+def _cuda_room(settings: EngineSettings, model: LoadedModel) -> int:
+    free, total = torch.cuda.mem_get_info(model.device)
+    own = torch.cuda.memory_reserved(model.device) + CONTEXT_BYTES
+    return cuda_room(settings.memory_fraction or CUDA_FRACTION, total, free, own, _step_bytes(settings, model))
+
+
+def cuda_room(fraction: float, total: int, free: int, own: int, step: int) -> int:
+    """Of this process's share of a device, what is left beside what it holds (`own`) and what a full step needs.
+
+    What other processes hold is not counted against the share, but what is left must really be free.
+
+    >>> cuda_room(0.5, total=100, free=60, own=20, step=5)
+    25
+    """
+    left = int(fraction * total) - own
+    if left > free:
+        raise ValueError(
+            f"memory_fraction {fraction} of {total:,} bytes leaves this process {left:,} beside its weights, but only "
+            f"{free:,} are free on the device: others use the rest. With {1000 * (own + free) // total / 1000} it fits"
+        )
+    return left - step
+
+
+def _step_bytes(settings: EngineSettings, model: LoadedModel) -> int:
+    rows = max(settings.max_sequences, settings.max_logit_rows)
+    config = model.module.config.get_text_config()
+    hidden_size: int = config.hidden_size
+    widest: int = max(getattr(config, "intermediate_size", None) or 0, hidden_size)
+    hidden = settings.max_batch_tokens * (3 * widest + 8 * hidden_size) * model.dtype.itemsize
+    logits = rows * model.vocabulary * 4 * LOGIT_COPIES
+    return hidden + logits
+
+
+class Weights:
+    """The parameters and saved buffers of a model, which are on the device, in host memory, or nowhere."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._weights = named_weights(module)  # under the names that the learner sends them by
+        self._shapes = {name: weight.shape for name, weight in self._weights.items()}
+        self._device = next(iter(self._weights.values())).device
+        self._host: dict[str, Tensor] | None = None
+        self._pinned: dict[str, Tensor] = {}
+        self.are_here = True
+
+    def named(self) -> dict[str, Tensor]:
+        """The live tensors by their names in the checkpoint, to be read or written in place."""
+        if not self.are_here:
+            raise RuntimeError("the weights are asleep; wake them first")
+        return {name: weight.data for name, weight in self._weights.items()}
+
+    def move_to_host(self) -> None:
+        if not self.are_here:
+            return
+        self._host = {name: self._host_copy(name, weight) for name, weight in self._weights.items()}
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the copies must be there before what they are of is let go
+        self._leave()
+
+    def drop(self) -> None:
+        self._host = None
+        self._leave()
+
+    def bring_back(self) -> None:
+        """Back to the device; what is in those that were dropped means nothing until they are written."""
+        if self.are_here:
+            return
+        for name, weight in self._weights.items():
+            if self._host is None:
+                weight.data = torch.empty(self._shapes[name], dtype=weight.dtype, device=self._device)
+            else:
+                weight.data = self._host[name].to(self._device, non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._host = None
+        self.are_here = True
+
+    def host_buffer(self, name: str) -> Tensor:
+        """Host memory of a weight's size. A GPU's is pinned, which takes long, and kept for the next time."""
+        if self._device.type == "cpu":
+            return torch.empty(self._shapes[name], dtype=self._weights[name].dtype)
+        if name not in self._pinned:
+            self._pinned[name] = torch.empty(self._shapes[name], dtype=self._weights[name].dtype, pin_memory=True)
+        return self._pinned[name]
+
+    def _host_copy(self, name: str, weight: Tensor) -> Tensor:
+        if self._device.type == "cpu":
+            return weight.data
+        return self.host_buffer(name).copy_(weight.data, non_blocking=True)
+
+    def _leave(self) -> None:
+        for weight in self._weights.values():
+            weight.data = torch.empty(0, dtype=weight.dtype, device=self._device)
+        self.are_here = False
+
 
 __all__ = ["EngineSettings", "Load", "Progress", "Request", "TorchEngine"]
 

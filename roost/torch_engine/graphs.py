@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.torch_engine.attention import PaddedDecode, Tables
+from roost.torch_engine.attention import Flash, PaddedDecode, Tables
 from roost.torch_engine.batch import Batch
 from roost.torch_engine.cache import LayerCache
-from roost.torch_engine.flash import Flash
 from roost.torch_engine.model import LoadedModel, forward
 from roost.torch_engine.settings import EngineSettings
 

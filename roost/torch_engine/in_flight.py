@@ -11,13 +11,12 @@ from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 
-from roost.engines.errors import EngineLost
-from roost.engines.generation import Finish, Sampling
+from roost.engines.protocol import EngineLost, Finish, Sampling
 from roost.net.errors import Refused, refusing
 from roost.torch_engine.engine import TorchEngine
 from roost.torch_engine.request_fields import MOST_SAMPLES, derived_seeds
-from roost.torch_engine.sample import Piece, Sample, TextWanted
-from roost.torch_engine.sequence import Progress, Request
+from roost.torch_engine.scheduler import Progress, Request
+from roost.torch_engine.text import Piece, Sample, TextCodec, TextWanted
 
 ROUTE_PREFIXES = ("generate-tokens-", "cmpl-", "chatcmpl-")  # before the client's id, in the id of the answer
 
@@ -187,3 +186,32 @@ class RequestInFlight:
 
 def engine_lost(engine: TorchEngine) -> EngineLost:
     return EngineLost(f"the engine stopped working: {type(engine.failure).__name__}: {engine.failure}")
+
+
+class ModelNames:
+    """The names a request may ask for: the model's, and those of the adapters that are loaded."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.adapters: dict[str, str] = {}  # the folder of each
+
+    def adapter(self, asked: str | None) -> str | None:
+        """The adapter that a request asks for, or None for the model as it is."""
+        if not asked or asked == self.model:
+            return None
+        if asked in self.adapters:
+            return asked
+        served = ", ".join((self.model, *self.adapters))
+        raise Refused(f"The model `{asked}` does not exist; served here: {served}", 404, "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An engine behind a server."""
+
+    engine: TorchEngine
+    codec: TextCodec
+    names: ModelNames
+    in_flight: InFlightRequests
+    folder: str
+    created: int  # seconds since 1970

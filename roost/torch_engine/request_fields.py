@@ -12,10 +12,9 @@ from typing import Annotated, Any
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from roost.engines.generation import Sampling
+from roost.engines.protocol import Sampling
 from roost.net.errors import Refused, refusing
-from roost.torch_engine.sample import TextWanted
-from roost.torch_engine.text_codec import TextCodec
+from roost.torch_engine.text import TextCodec, TextWanted
 
 MOST_SAMPLES = 4096  # of one request, over all its prompts
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from roost.torch_engine.adapters import Adapters
-from roost.torch_engine.attention import Attention, DecodeTogether, OneByOne, Tables
+from roost.torch_engine.attention import Attention, DecodeTogether, Flash, OneByOne, Tables
 from roost.torch_engine.batch import Batch, flatten
-from roost.torch_engine.cache import LayerCache
-from roost.torch_engine.flash import Flash
-from roost.torch_engine.gathered import Gathered
+from roost.torch_engine.cache import Gathered, LayerCache
 from roost.torch_engine.graphs import DecodeGraphs
 from roost.torch_engine.model import LoadedModel, forward
-from roost.torch_engine.sequence import Chunk
+from roost.torch_engine.sampler import chosen_logprobs, draw, uniforms
+from roost.torch_engine.scheduler import Chunk, Tracked
+from roost.torch_engine.update import Adapters
 
 
 class Runner:
@@ -74,3 +79,150 @@ def _prepare_decode(chunks: Sequence[Chunk]) -> None:
     for chunk in chunks:
         if chunk.makes_token and chunk.tracked.gathered is None:
             chunk.tracked.gathered = Gathered()
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """What a sequence goes on with."""
+
+    tracked: Tracked
+    token_id: int
+    logprob: float
+
+
+@torch.inference_mode()
+def next_tokens(chunks: Sequence[Chunk], logits: Tensor) -> list[NewToken]:
+    """Draw a token for every sequence that is computed up to its end; the rows are in the order of the chunks."""
+    drawing: list[Tracked] = []
+    rows: list[int] = []
+    row = 0
+    for chunk in chunks:
+        if chunk.scored_rows:
+            _score(chunk, logits[row : row + chunk.size])
+            row += chunk.size
+        elif chunk.makes_token:
+            row += 1
+        if chunk.makes_token:
+            drawing.append(chunk.tracked)
+            rows.append(row - 1)
+    if not drawing:
+        return []
+    numbers = uniforms([each.seed for each in drawing], [each.made for each in drawing])
+    used = logits if len(rows) == len(logits) else logits[rows]
+    drawn = draw(used, [each.request.sampling for each in drawing], numbers)
+    return [NewToken(*each) for each in zip(drawing, drawn.token_ids, drawn.logprobs, strict=True)]
+
+
+def _score(chunk: Chunk, logits: Tensor) -> None:
+    """Add the log-probabilities of the prompt's tokens that follow those of the chunk."""
+    following = chunk.tracked.token_ids[chunk.start + 1 : chunk.end + 1]
+    targets = torch.tensor(following, dtype=torch.int64, device=logits.device)
+    chunk.tracked.prompt_logprobs += chosen_logprobs(logits[: len(following)], targets).tolist()
+
+
+T = TypeVar("T")
+
+
+class StepThread:
+    """Calls `step` until it returns False, and again after every action. An action never runs during a step."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], bool],
+        ended: Callable[[BaseException | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._step = step
+        self._ended = ended  # called once, on the thread, with what it died of if it did
+        self._clock = clock
+        self._step_began: float | None = None
+        self._actions: deque[Callable[[], None]] = deque()
+        self._waiting: set[Future[object]] = set()
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long the current step has run; None between steps."""
+        began = self._step_began  # read once: the step may end meanwhile
+        return None if began is None else self._clock() - began
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run this before the next step, without waiting for it."""
+        with self._changed:
+            self._check_open()
+            self._actions.append(action)
+            self._changed.notify()
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Run this before the next step; returns what it returns and raises what it raises."""
+        if threading.current_thread() is self._thread:
+            return action()
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(action())
+            except Exception as error:
+                future.set_exception(error)
+
+        self.post(answer)
+        return self.wait(future)
+
+    def wait(self, future: Future[T]) -> T:
+        """The result of something that the thread does, or the error if the thread ends before it."""
+        with self._changed:
+            if not future.done():
+                self._check_open()
+                self._waiting.add(future)  # type: ignore[arg-type]
+        try:
+            return future.result()
+        finally:
+            with self._changed:
+                self._waiting.discard(future)
+
+    def stop(self) -> None:
+        """End the thread after the current step; returns when it has ended."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            has_more = False
+            while self._wait_for_work(has_more):
+                while self._actions:
+                    self._actions.popleft()()
+                self._step_began = self._clock()
+                has_more = self._step()
+                self._step_began = None
+        except BaseException as error:  # whatever it was, those who wait must hear of it
+            self.failure = error
+        with self._changed:
+            self._is_open = False
+            left, self._waiting = self._waiting, set()
+        self._ended(self.failure)
+        for future in left:
+            if not future.done():
+                future.set_exception(self._closed())
+
+    def _wait_for_work(self, has_more: bool) -> bool:
+        with self._changed:
+            while self._is_open and not self._actions and not has_more:
+                self._changed.wait()
+            return self._is_open
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise self._closed()
+
+    def _closed(self) -> RuntimeError:
+        if self.failure is None:
+            return RuntimeError("the engine is closed")
+        return RuntimeError(f"the engine died of {type(self.failure).__name__}: {self.failure}")

@@ -12,20 +12,16 @@ import uvicorn
 from fastapi import Depends, FastAPI
 
 import roost
-from roost.engines.errors import EngineError
 from roost.engines.guarded.roost_key_guard import KeyGuard
+from roost.engines.protocol import EngineError
 from roost.net.errors import answer_errors
 from roost.net.server import SizeLimited
-from roost.torch_engine.control_routes import control_router, health_router
+from roost.torch_engine.control_api import control_router, health_router, update_router
 from roost.torch_engine.engine import TorchEngine
-from roost.torch_engine.generate_routes import generate_router
-from roost.torch_engine.in_flight import InFlightRequests, engine_lost
-from roost.torch_engine.openai_chat import chat_router
-from roost.torch_engine.openai_completions import completions_router
-from roost.torch_engine.openai_models import adapters_router, models_router
-from roost.torch_engine.served import ModelNames, Served
-from roost.torch_engine.text_codec import TextCodec
-from roost.torch_engine.update_routes import update_router
+from roost.torch_engine.generate_api import generate_router
+from roost.torch_engine.in_flight import InFlightRequests, ModelNames, Served, engine_lost
+from roost.torch_engine.openai_api import adapters_router, chat_router, completions_router, models_router
+from roost.torch_engine.text import TextCodec
 
 GRACE_S = 1  # for answers on their way out
 

@@ -146,7 +146,7 @@ class SpanRecorder:
             if tag in self._times:
                 return self._times.pop(tag) / 1e9
             tags = sorted(self._times)
-        from roost.config.errors import (
+        from roost.config.findings import (
             did_you_mean,  # here because only a mistake needs it, and every worker starts here
         )
 

@@ -7,14 +7,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roost.config.training import AdvantageSettings, Estimator
-from roost.learner.advantages import Doubles, advantages, is_alone
-from roost.learner.gae import TokenAdvantages, rewards_of_tokens, token_advantages, whitened
+from roost.config.train import AdvantageSettings, Estimator
+from roost.learner.advantages import (
+    Doubles,
+    Selection,
+    TokenAdvantages,
+    advantages,
+    is_alone,
+    rewards_of_tokens,
+    select,
+    token_advantages,
+    whitened,
+)
 from roost.learner.packing import predicted
 from roost.learner.sample import NOT_MADE, Floats, Ints, Sample
-from roost.learner.selection import Selection, select
-from roost.rollout.episode import Group, Tokens
-from roost.rollout.scenario import Score
+from roost.rollout.episode import Group, Score, Tokens
 
 
 @dataclass(frozen=True, slots=True)

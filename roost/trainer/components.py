@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roost.config.model_files import resolve_model
-from roost.config.training import Estimator, LearnerSettings, OldLogprobs, TrainSettings
+from roost.config.train import Estimator, LearnerSettings, OldLogprobs, TrainSettings
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import HandOver
-from roost.engines.spec import EngineKind, ServerSpec
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
-from roost.runtime.group import GroupSpec, LaunchOptions
+from roost.runtime.worker import GroupSpec, LaunchOptions
 from roost.trainer.learner_worker import LearnerWorker
-from roost.trainer.receivers import devices_of
-from roost.trainer.turns import WEIGHT, Turns
+from roost.trainer.learners import devices_of
+from roost.trainer.switch import WEIGHT, Turns
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roost.config.training import CollectSettings, TrainSettings
+from roost.config.train import CollectSettings, TrainSettings
 from roost.procs.user_code import call
-from roost.rollout.episode import Group
+from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.group_play import GroupPlay, raise_fatal
 from roost.rollout.order import TaskOrder
 from roost.rollout.playing import Player, task_of
-from roost.rollout.scenario import Scenario, Split
 from roost.trainer.figures import of_lengths, of_parts
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from roost.config.errors import counted
+from roost.config.findings import counted
 from roost.rollout.episode import Episode
 from roost.rollout.playing import Play, Player, PlayFailed, check_made
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roost.learner.advantages import Selection
 from roost.learner.mismatch import mismatch
 from roost.learner.packing import predicted
 from roost.learner.sample import Sample
-from roost.learner.selection import Selection
 from roost.rollout.episode import Episode, Group
 from roost.trainer.batch import lags
-from roost.trainer.divergence import SKIPPED
 from roost.trainer.feed import Tally
+from roost.trainer.guards import MISMATCH, SKIPPED
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
 PERCENTILES = (50, 90, 99)
-MISMATCH, DRIFT = "mismatch", "drift"  # of the same weights: two programs; of others: the policy has moved as well
+DRIFT = "drift"  # of the same weights: two programs; of others: the policy has moved as well
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
 

@@ -1,4 +1,4 @@
-"""A process of a learner on the cluster: it learns, scores, and sends its weights to engines."""
+"""The learner's weights on their way out: whatever becomes of the sending, every rank goes through all of them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,47 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
-from roost.config.training import LearnerSettings
+from roost.config.train import LearnerSettings
+from roost.engines.command import EngineKind
 from roost.engines.connect import connect
-from roost.engines.errors import EngineError, UpdateFailed
-from roost.engines.spec import EngineKind
+from roost.engines.protocol import EngineError, UpdateFailed
 from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
 from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.group import VllmWeightGroup
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
 from roost.engines.weights.release import Way
 from roost.engines.weights.send import Sent, send
-from roost.engines.weights.vllm_group import VllmWeightGroup
+from roost.engines.weights.source import ModuleSource
 from roost.learner.distributed import init_distributed
 from roost.learner.export import whole_bytes
 from roost.learner.heads import Head
-from roost.learner.learner import Learner
+from roost.learner.learner import Learner, in_buckets
+from roost.learner.losses import Totals
 from roost.learner.model import float_type
 from roost.learner.sample import Floats, Sample
-from roost.learner.taking import in_buckets
-from roost.learner.token_weights import Totals
 from roost.runtime.worker import Worker
-from roost.trainer.weight_stream import WeightStream
 from roost.transport import current
+
+
+class WeightStream(ModuleSource):
+    """Shards are gathered by all ranks together. One that stopped half way would leave the others waiting for it."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
+        super().__init__(module, dtype)
+        self._streaming: Iterator[torch.Tensor] | None = None
+
+    def stream(self) -> Iterator[torch.Tensor]:
+        self._streaming = super().stream()
+        return self._streaming
+
+    def finish(self) -> None:
+        """Go through what nobody took."""
+        for _ in self._streaming if self._streaming is not None else self.stream():
+            pass
+
 
 NOTHING = Sent(0, 0, {}, {})
 Bucket = list[tuple[str, torch.Tensor]]

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from roost.config.errors import counted
+from roost.config.findings import counted
 from roost.view.plain import plain_line
 
 REFRESHES_PER_SECOND = 4

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from roost.config.training import Estimator, OldLogprobs, TrainSettings, Whitening
+from roost.config.train import Estimator, OldLogprobs, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
+from roost.learner.losses import Totals
 from roost.learner.sample import Floats, Sample
-from roost.learner.token_weights import Totals
 from roost.rollout.episode import Group
 from roost.rollout.order import draw_seed
 from roost.trace.spans import SpanRecorder
@@ -31,12 +31,11 @@ from roost.trainer.batch import (
     with_values,
 )
 from roost.trainer.checkpoints import TrainerState
-from roost.trainer.divergence import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
+from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_skipped, explained
 from roost.trainer.learners import Learners, totals_of
-from roost.trainer.mismatch_guard import MismatchGuard
-from roost.trainer.turns import Turns
+from roost.trainer.switch import Turns
 
 Figures = dict[str, float]
 

@@ -11,7 +11,7 @@ from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.config.job import Job
 from roost.runtime.cluster import Cluster
 from roost.runtime.ray_address import running_here
-from roost.trainer.this_machine import RAY_ADDRESS, accelerators_to_simulate
+from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
 
 
 def joined_address(job: Job, address: str | None) -> str | None:

@@ -1,26 +1,173 @@
-"""Checks that `roost train` makes before it imports torch or starts Ray, so that mistakes are reported at once."""
+"""Looking up a model's name on the Hugging Face hub: one request without retries, before anything starts."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
 from pathlib import Path
 
-from roost.config.errors import Findings, Severity, Where, shown
+from roost.cluster.hardware.registry import BUILT_IN
+from roost.cluster.inventory import Inventory
+from roost.config.findings import Findings, Severity, Where, shown
 from roost.config.job import Job, Notation
 from roost.config.model_files import ModelPlace, model_place
-from roost.config.training import TrainSettings
-from roost.config.training_read import setting_place
-from roost.engines.errors import EngineError
-from roost.engines.installed_sglang import ask_for_sglang
-from roost.engines.installed_vllm import ask_for_vllm
-from roost.placement.engine_rules import ROLLOUT, models_of
+from roost.config.train import TrainSettings
+from roost.config.train_read import setting_place
+from roost.engines.installed import ask_for_sglang, ask_for_vllm
+from roost.engines.protocol import EngineError
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.placement.rules.engines import ROLLOUT, models_of
 from roost.procs.child import child_env
-from roost.trainer.hub import check_on_hub
-from roost.trainer.this_machine import ThisMachine, machine_of_run
+from roost.runtime.ray_address import running_here
+
+ENDPOINT = "https://huggingface.co"
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+LOOK_LIMIT = 10.0  # seconds for the hub to answer
+ABSENT = (HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND)  # the hub answers 401 for what an anonymous user may not see
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+TRUE = ("1", "ON", "YES", "TRUE")
+
+
+class Answer(StrEnum):
+    """What the hub says of a name."""
+
+    THERE = "there"
+    ABSENT = "absent"
+    REFUSED = "refused"  # the token: for any name, also a public one
+    UNREACHABLE = "unreachable"
+
+
+def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
+    """What is wrong with a hub name, in words; None where it can be loaded, from the hub or from the local cache.
+
+    Without a network the cached copy is used, and libraries are told not to try the hub: they would retry for a minute.
+    """
+    is_cached = _is_cached(model)
+    if is_offline(os.environ):
+        return None if is_cached else f"is no folder here and not in the hub's cache, and {OFFLINE[0]} is set"
+    answer, reason = ask_hub(model, os.environ.get("HF_ENDPOINT") or ENDPOINT)
+    problem = {Answer.UNREACHABLE: "cannot be reached", Answer.REFUSED: "refuses the token"}.get(answer)
+    if problem is not None and is_cached:
+        say(f"the Hugging Face hub {problem} ({reason}); using the cached copy of {model}")
+        _go_offline()
+        return None
+    if problem is not None:
+        return f"is no folder here, and the Hugging Face hub {problem}: {reason}"
+    if answer is Answer.ABSENT and not is_cached:
+        return "is neither a folder here nor a model on the Hugging Face hub"
+    return None
+
+
+def ask_hub(model: str, endpoint: str) -> tuple[Answer, str]:
+    """Ask once whether a model is there; where the hub cannot be reached or refuses the token, also why."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        url = f"{endpoint.rstrip('/')}/api/models/{model}"
+        urllib.request.urlopen(urllib.request.Request(url, headers=headers, method="HEAD"), timeout=LOOK_LIMIT).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == HTTPStatus.UNAUTHORIZED and token:
+            return Answer.REFUSED, f"{_token_place()} is expired or wrong; renew it with `hf auth login`, or remove it"
+        return (Answer.ABSENT if error.code in ABSENT else Answer.THERE), ""  # other errors are for the download
+    except (OSError, http.client.HTTPException) as error:
+        return Answer.UNREACHABLE, str(getattr(error, "reason", None) or error or type(error).__name__)
+    except ValueError as error:  # HF_ENDPOINT without https://
+        return Answer.UNREACHABLE, str(error)
+    return Answer.THERE, ""
+
+
+def _token_place() -> str:
+    from huggingface_hub import constants
+
+    return next((name for name in TOKENS if os.environ.get(name)), f"the token in {constants.HF_TOKEN_PATH}")
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(name, "").upper() in TRUE for name in OFFLINE)
+
+
+def _is_cached(model: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(model, "config.json"), str)
+
+
+def _go_offline() -> None:
+    """For this process and those it starts. The library reads the variable when it is first imported."""
+    os.environ[OFFLINE[0]] = "1"
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is not None:
+        vars(constants)["HF_HUB_OFFLINE"] = True
+
+
+RAY_ADDRESS = "RAY_ADDRESS"
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class ThisMachine:
+    """The accelerators of a machine."""
+
+    accelerators: int = 0
+    model: str = ""
+    memory_gb: float | None = None
+
+    @property
+    def inventory(self) -> Inventory:
+        node: dict[str, object] = {"accelerators": self.accelerators}
+        if self.model:
+            node["accelerator_model"] = self.model
+        if self.memory_gb is not None:
+            node["memory_gb"] = self.memory_gb
+        return Inventory.from_dict({"nodes": [node]})
+
+
+def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str, str]) -> int:
+    """How many accelerators this machine must simulate, so that a job for one machine can be tried on it.
+
+    None where it has some, where a cluster is named, or where the job needs several machines.
+    """
+    asked = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
+    if not asked or _is_elsewhere(job, address, environ) or BUILT_IN.detect(environ) is not None:
+        return 0
+    return asked
+
+
+def machine_of_run(job: Job, address: str | None, environ: Mapping[str, str]) -> ThisMachine | None:
+    """This machine, where the run is on it alone; None where it is on a Ray cluster, whose machines must be asked."""
+    if _is_elsewhere(job, address, environ):
+        return None
+    simulated = accelerators_to_simulate(job, address, environ)
+    if simulated:
+        return ThisMachine(simulated)
+    if address is None and _joins_running_ray():
+        return None
+    found = BUILT_IN.detect(environ)
+    return ThisMachine() if found is None else ThisMachine(found[1].count, found[1].model, found[1].memory_gb)
+
+
+def _is_elsewhere(job: Job, address: str | None, environ: Mapping[str, str]) -> bool:
+    is_named = (address or environ.get(RAY_ADDRESS) or LOCAL) != LOCAL
+    return is_named or (job.num_nodes or 1) > 1
+
+
+def _joins_running_ray() -> bool:
+    try:
+        return running_here(lambda _: None) is not None  # what is odd about it is said when Ray is joined
+    except ImportError:  # without Ray there is none; its absence is reported when it is needed
+        return False
+
 
 MOST_SIMULATED = 64  # accelerators tried for the hint of how many to write
 ENGINES = {"vllm": ("vLLM", ask_for_vllm), "sglang": ("SGLang", ask_for_sglang)}

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from roost.config.job import Job
-from roost.config.training import Estimator, TrainSettings
+from roost.config.train import Estimator, TrainSettings
 from roost.learner.checksums import Damaged
 from roost.procs.files import FolderHeld, FolderLock, NoLocks
 from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState

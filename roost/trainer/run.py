@@ -12,23 +12,22 @@ from typing import Any
 
 import yaml
 
-from roost.config.errors import Findings, counted
+from roost.config.findings import Findings, counted
 from roost.config.job import Job
-from roost.config.training import TrainSettings
-from roost.config.training_read import setting_place
-from roost.engines.errors import EngineError, EnginesBehind
+from roost.config.train import TrainSettings
+from roost.config.train_read import setting_place
+from roost.engines.protocol import EngineError, EnginesBehind
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.procs.files import DiskFull, chain_of, disk_full, full_shared_memory, is_disk_full, private_files
-from roost.rollout.scenario import Scenario, Split
+from roost.rollout.episode import Scenario, Split
 from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.live_view import LiveView
 from roost.trainer.machines import joined_address, open_cluster
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
-from roost.trainer.named import check_named
 from roost.trainer.preflight import check_models
 from roost.trainer.resuming import (
     Say,
@@ -41,11 +40,10 @@ from roost.trainer.resuming import (
     reopened,
     resumed_state,
 )
+from roost.trainer.rollout_workers import made_rewards
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
-from roost.trainer.surroundings import made_rewards
-from roost.trainer.targets import make_scenario
-from roost.trainer.tokenizers import class_name_of, decoder, load_tokenizer
+from roost.trainer.targets import check_named, class_name_of, decoder, load_tokenizer, make_scenario
 from roost.trainer.watching import Watching
 from roost.transport.failure import FailureKind, WorkerFailed
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roost.config.errors import counted
+from roost.config.findings import counted
 from roost.trainer.metrics.json_lines import JsonLines, Record, write_whole
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 
 from roost.config.model_files import resolve_model
-from roost.config.training import TrainSettings
+from roost.config.train import TrainSettings
+from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
-from roost.engines.spec import EngineKind
 from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
 from roost.placement.plan import Plan
@@ -24,12 +24,11 @@ from roost.procs.files import check_room
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.signals import first_signal
 from roost.procs.user_code import contain_tasks
-from roost.rollout.scenario import Scenario
+from roost.rollout.episode import Scenario
 from roost.runtime.cluster import Cluster
-from roost.runtime.group import WorkerGroup
+from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
-from roost.trainer.best import best_checkpoint
-from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.checkpoints import Checkpoints, TrainerState, best_checkpoint, export_policy
 from roost.trainer.components import (
     ACTOR,
     CRITIC,
@@ -40,18 +39,16 @@ from roost.trainer.components import (
     layout_of,
     learner_groups,
 )
-from roost.trainer.divergence import SkippedSteps
 from roost.trainer.evaluation import evaluate
 from roost.trainer.failures import FailureFiles
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
-from roost.trainer.learners import Learners
+from roost.trainer.guards import SkippedSteps
+from roost.trainer.learners import Learners, plan_sending, receiver_at
 from roost.trainer.loop import Loop, Models
 from roost.trainer.machines import has_gpus
-from roost.trainer.policy_export import export_policy
-from roost.trainer.receivers import plan_sending, receiver_at
+from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.run_folder import RunFolder
-from roost.trainer.surroundings import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.watching import Watching
 from roost.transport import current
 from roost.transport.failure import Address

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roost.config.errors import counted
-from roost.trainer.best import best_checkpoint
-from roost.trainer.checkpoints import Checkpoints
+from roost.config.findings import counted
+from roost.trainer.checkpoints import Checkpoints, best_checkpoint
 from roost.trainer.figures import PHASES
 from roost.trainer.live_view import sparkline
 from roost.trainer.metrics.json_lines import Record, number_of

@@ -1,17 +1,61 @@
-"""Objects that a config names by `_target_`: a scenario is one."""
+"""The model's tokenizer, loaded in the driver and again in the processes of agents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from roost.config.errors import Findings, Where
+from roost.config.findings import Findings, Where
+from roost.config.job import Job
+from roost.config.train import TrainSettings
+from roost.config.train_read import setting_place
 from roost.procs.user_code import call
-from roost.rollout.check_target import check_target
-from roost.rollout.parts import SCENARIO
-from roost.rollout.scenario import Scenario, Split
-from roost.trainer.tokenizers import load_tokenizer
+from roost.rollout.check_target import SCENARIO, NotLocated, check_target, located
+from roost.rollout.episode import Scenario, Split
+from roost.rollout.rewards.config import make_rewards
+
+LIBRARY = "transformers"
+
+
+def load_tokenizer(model: str, class_name: str = "") -> Any:
+    """The tokenizer of a model; by its class where that is known.
+
+    To find the class, `AutoTokenizer` imports torch where it is installed, which an agent's process has no other use
+    for: it costs 270 MB and several seconds in each. Classes of other packages are found by it all the same, as they
+    may be registered with it, or come with the model.
+    """
+    if class_name.partition(".")[0] == LIBRARY:
+        try:
+            return located(class_name).from_pretrained(model)
+        except (NotLocated, OSError, ValueError, TypeError, AttributeError):  # another release than the driver's
+            pass
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int], bool], str]:
+    """Turns tokens into text for people, with or without special tokens; a tokenizer that fails shows the numbers."""
+
+    def decode(token_ids: Sequence[int], has_special: bool) -> str:
+        ids = [int(one) for one in token_ids]
+        try:
+            text = tokenizer.decode(ids, skip_special_tokens=not has_special, clean_up_tokenization_spaces=False)
+        except Exception as error:  # of a tokenizer that comes with a model; samples are no reason to lose a run
+            return f"[{type(error).__name__} while decoding {ids}]"
+        return str(text)
+
+    return decode
+
+
+def class_name_of(tokenizer: Any) -> str:
+    """The dotted path of its class.
+
+    >>> class_name_of(ValueError())
+    'builtins.ValueError'
+    """
+    return f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
 
 
 def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings) -> Scenario | None:
@@ -57,3 +101,10 @@ def _wrong_size(scenario: Scenario) -> str:
     except Exception as error:  # whatever a user's class raises
         return f"raises {type(error).__name__}: {error}"
     return "" if isinstance(size, int) and size >= 1 else f"is {size!r}"
+
+
+def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
+    """Import the classes and functions that a job names, and hold its keys against what they take."""
+    check_target(settings.task, setting_place("task", job), SCENARIO, findings)
+    # As if each were made elsewhere: then only its keys are looked at.
+    make_rewards(settings.rewards, setting_place("rewards", job), findings, elsewhere=settings.rewards)

@@ -1,19 +1,36 @@
-"""What is written and shown of a run while it goes on."""
+"""Rewards that have nothing to score, which is seldom meant."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from roost.engines.fleet import Fleet
 from roost.rollout.episode import Group
-from roost.rollout.rewards.routing import Routing
+from roost.rollout.rewards.config import Routing
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import Evaluation
-from roost.trainer.idle_rewards import idle_rewards
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import FanOut
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.samples import Decode, samples_of, token_numbers
+
+
+def idle_rewards(routing: Routing, tags: Sequence[str]) -> dict[str, str]:
+    """What to say of each reward that takes none of a step's tasks, given the tags of these.
+
+    >>> from roost.rollout.rewards.config import Route
+    >>> idle_rewards(Routing((Route("exact", frozenset({"maths"})),)), ["math", "math", ""])["exact"]
+    'reward exact scores nothing in this step: its tags are maths, and the tasks have math (2), no tag (1)'
+    """
+    had = ", ".join(f"{tag or 'no tag'} ({count})" for tag, count in sorted(Counter(tags).items(), reverse=True))
+    return {
+        route.name: f"reward {route.name} scores nothing in this step: its tags are {', '.join(sorted(route.tags))}, "
+        f"and the tasks have {had}"
+        for route in routing.routes
+        if tags and not any(map(route.takes, tags))
+    }
+
 
 LEARNER_PHASES = ("time/score", "time/learn", "time/sync")
 

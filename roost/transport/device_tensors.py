@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from roost.transport.message import IN_HEADER, Bytes, DeviceRoute, host_tensor, tensor_parts
+from roost.transport.host_tensors import IN_HEADER, Bytes, DeviceRoute, host_tensor, tensor_parts
 
 _DEVICE = 6  # which argument of torch's `rebuild_cuda_tensor` is the device's index
 

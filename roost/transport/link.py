@@ -17,6 +17,7 @@ import zmq
 from roost.procs.exit_watch import is_alive
 from roost.transport import message
 from roost.transport.failure import Address, AgentContact, PeerLost, WaitedTooLong
+from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import (
     Parcel,
     SegmentMaps,
@@ -99,7 +100,7 @@ class AgentLink:
         """Say something that needs no answer."""
         self._send(self._frames(None, op, args))
 
-    def pack(self, value: object, device_route: message.DeviceRoute = "stage") -> Parcel:
+    def pack(self, value: object, device_route: DeviceRoute = "stage") -> Parcel:
         """A value ready to be sent: large buffers are written to shared memory."""
         packed = message.pack(value, device_route)
         if is_inline(packed.nbytes):

@@ -10,7 +10,7 @@ from typing import Any
 from roost.transport.current import Current
 from roost.transport.directory import GroupEntry
 from roost.transport.failure import Address
-from roost.transport.message import DeviceRoute
+from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import Parcel
 from roost.transport.waits import Pending
 

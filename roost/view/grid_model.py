@@ -1,12 +1,13 @@
-"""The grid of a plan: a row for each node, a cell for each accelerator, and who holds it. Equal nodes are one row.
-
-Every picture of a plan (terminal, SVG, HTML) is drawn from this value; nothing here knows how it will look.
-"""
+"""How each component is told apart in a picture: a colour, and a short name for those who do not see colours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,230 @@ from roost.cluster.resources import ACCELERATOR, NODE, Ints
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.view.marks import Mark, marks
-from roost.view.progressions import progressions
+from roost.placement.table import PlacementTable
+
+# Okabe and Ito's colours (2008) stay apart under the common kinds of colour blindness; the tones after them repeat the
+# hues, which the short names tell apart.
+COLOURS = (
+    "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#f0e442", "#8a8f98",
+    "#7fb8d8", "#8a5f00", "#7fceb9", "#1f6a9a", "#7a3f62", "#f0a67a", "#7d7600", "#4b5058",
+)  # fmt: skip
+# The usual components look the same in every plan.
+USUAL = {"actor": 0, "rollout": 1, "inference": 2, "env": 3, "reward": 4, "critic": 5, "agent": 6, "reference": 7}
+INK, PAPER = "#14171c", "#ffffff"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The colour of a component, the colour of text on it, and a short name that no other component has."""
+
+    component: str
+    short: str
+    colour: str
+    ink: str
+
+
+def marks(names: Sequence[str]) -> tuple[Mark, ...]:
+    """One mark for each component, in the order given.
+
+    >>> [(mark.component, mark.short) for mark in marks(["actor", "rollout", "reward", "agent", "reward.llm_judge"])]
+    [('actor', 'A'), ('rollout', 'R'), ('reward', 'Re'), ('agent', 'Ag'), ('reward.llm_judge', 'Rl')]
+    """
+    taken: list[str] = []
+    for name in names:
+        taken.append(next(short for short in _short_names(name) if short not in taken))
+    colours = _colours(names)
+    return tuple(
+        Mark(name, short, colour, ink_on(colour)) for name, short, colour in zip(names, taken, colours, strict=True)
+    )
+
+
+def _short_names(name: str) -> Iterator[str]:
+    """Ever longer candidates; the last kind never ends."""
+    words = re.findall(r"[^\W_]+", name) or ["?"]
+    letters = "".join(words)
+    first = letters[0].upper()
+    yield first
+    yield from (first + word[0].lower() for word in words[1:])
+    yield from (first + letter.lower() for letter in letters[1:])
+    number = 2
+    while True:
+        yield f"{first}{number}"
+        number += 1
+
+
+def _colours(names: Sequence[str]) -> list[str]:
+    usual = {USUAL[name] for name in names if name in USUAL}
+    free = [colour for number, colour in enumerate(COLOURS) if number not in usual]
+    others = iter(range(len(names)))
+    return [COLOURS[USUAL[name]] if name in USUAL else free[next(others) % len(free)] for name in names]
+
+
+def ink_on(colour: str) -> str:
+    """Dark or light text, whichever is read better on a colour (WCAG 2 contrast).
+
+    >>> ink_on("#0072b2") == PAPER, ink_on("#f0e442") == INK
+    (True, True)
+    """
+    lightness = _luminance(colour)
+    dark, light = (lightness + 0.05) / (_luminance(INK) + 0.05), 1.05 / (lightness + 0.05)
+    # Dark text is favoured a little: at small sizes it is read better than the formula says.
+    return INK if dark * 1.05 >= light else PAPER
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+class Progression(NamedTuple):
+    """`length` numbers from `start` on, each `step` above the one before."""
+
+    start: int
+    step: int
+    length: int
+
+
+def progressions(numbers: Ints, fewest_apart: int = 2) -> Iterator[Progression]:
+    """The numbers in order, cut greedily; one with another step than 1 has at least `fewest_apart` numbers.
+
+    >>> [tuple(part) for part in progressions(np.array([0, 1, 2, 5, 5, 9]))]
+    [(0, 1, 3), (5, 0, 2), (9, 1, 1)]
+    >>> [tuple(part) for part in progressions(np.array([0, 5, 10, 11, 12]), fewest_apart=4)]
+    [(0, 1, 1), (5, 1, 1), (10, 1, 3)]
+    """
+    steps = np.diff(numbers)
+    # Where the step changes, a progression ends.
+    ends = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(numbers) - 1]
+    position = 0
+    while position < len(numbers):
+        end = ends[bisect_left(ends, position + 1)] if position < len(steps) else position
+        step = int(steps[position]) if end > position else 1
+        if step != 1 and end - position + 1 < fewest_apart:
+            end, step = position, 1
+        yield Progression(int(numbers[position]), step, end - position + 1)
+        position = end + 1
+
+
+SHOWN_PROCESSES = 8  # of a node, where they cannot be said in fewer words
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedRow:
+    """Processes `first` to `last` of a component: their nodes in order, and what those on one node hold, in words."""
+
+    first: int
+    last: int
+    nodes: tuple[int, ...]  # in order of first use, each once
+    is_dealt: bool  # whether nodes come back after others
+    devices: str
+    group: str
+
+    @property
+    def ranks(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+    @property
+    def per_node(self) -> str:
+        """How many run on each node; dealt out in turn, the first nodes may have one more."""
+        count = self.last - self.first + 1
+        fewest, most = count // len(self.nodes), -(-count // len(self.nodes))
+        return str(most) if fewest == most else f"{fewest}-{most}"
+
+    @property
+    def node_ranks(self) -> str:
+        spelled = spell_ranks(self.nodes, limit=6)
+        return f"{spelled} in turn" if self.is_dealt else spelled
+
+
+def fold(table: PlacementTable) -> list[FoldedRow]:
+    """The processes as runs: consecutive nodes whose processes hold the same devices and get the same software."""
+    if not len(table.device_nodes) and bool(np.any(np.diff(table.nodes) < 0)) and len(table.labels) == 1:
+        return [_dealt_row(table)]
+    rows = []
+    for _, same in groupby(_node_runs(table), key=lambda run: run[2]):
+        runs = list(same)
+        start, stop = runs[0][0], runs[-1][1]
+        nodes = [int(table.nodes[first]) for first, _, _ in runs]
+        distinct = tuple(dict.fromkeys(nodes))
+        words = _devices(table, start, runs[0][1])
+        rows.append(FoldedRow(start, stop - 1, distinct, len(distinct) < len(nodes), words, _label(table, start)))
+    return rows
+
+
+def _dealt_row(table: PlacementTable) -> FoldedRow:
+    """Workers without devices that go round the nodes: one row, however many there are."""
+    order = np.sort(np.unique(table.nodes, return_index=True)[1])
+    return FoldedRow(0, len(table) - 1, tuple(table.nodes[order].tolist()), True, "-", _label(table, 0))
+
+
+def _label(table: PlacementTable, process: int) -> str:
+    return table.labels[int(table.groups[process])]
+
+
+def _node_runs(table: PlacementTable) -> Iterator[tuple[int, int, tuple[object, ...]]]:
+    """Consecutive processes on one node, with a key that is equal where devices and software are the same."""
+    groups = [table.inventory.group(label) for label in table.labels]
+    starts = np.flatnonzero(np.concatenate([[True], table.nodes[1:] != table.nodes[:-1]])).tolist()
+    for start, stop in zip(starts, [*starts[1:], len(table)], strict=True):
+        low, high = int(table.offsets[start]), int(table.offsets[stop])
+        node = int(table.nodes[start])
+        yield (
+            start,
+            stop,
+            (
+                (table.offsets[start : stop + 1] - low).tobytes(),
+                table.device_ranks[low:high].tobytes(),
+                (table.device_nodes[low:high] - node).tobytes(),
+                table.groups[start:stop].tobytes(),
+                _software_key(groups[int(table.groups[start])], node),
+            ),
+        )
+
+
+def _software_key(group: Group, node: int) -> object:
+    software = group.software_of(node)
+    return software.env_vars, software.python_interpreter_path
+
+
+def _devices(table: PlacementTable, start: int, stop: int) -> str:
+    """What each process of a node holds, in the shortest honest words."""
+    low, high = int(table.offsets[start]), int(table.offsets[stop])
+    if low == high:
+        return "-"
+    held, lengths = table.device_ranks[low:high], np.diff(table.offsets[start : stop + 1])
+    if np.any(table.device_nodes[low:high] != table.nodes[start]):
+        return "; ".join(_across_nodes(table, process) for process in range(start, min(stop, start + 4)))
+    if stop - start == 1:
+        return spell_ranks(held.tolist())
+    size = int(lengths[0])
+    is_even = bool(np.all(lengths == size))
+    if is_even and np.array_equal(held, np.arange(held[0], held[0] + len(held))):
+        return f"{spell_ranks(held.tolist())}, {size} each"
+    if is_even and np.array_equal(held, np.tile(held[:size], len(lengths))):
+        return f"{spell_ranks(held[:size].tolist())}, shared by {len(lengths)}"
+    sharers = int(np.argmax(held != held[0])) or len(held)
+    if size == 1 and is_even and np.array_equal(held, np.repeat(held[::sharers], sharers)):
+        return f"{spell_ranks(held[::sharers].tolist())}, each shared by {sharers}"
+    ends = np.cumsum(lengths).tolist()
+    parts = [held[end - length : end].tolist() for end, length in zip(ends, lengths.tolist(), strict=True)]
+    more = len(parts) - SHOWN_PROCESSES
+    shown = " ".join(f"[{spell_ranks(part)}]" for part in parts[:SHOWN_PROCESSES])
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _across_nodes(table: PlacementTable, process: int) -> str:
+    """The devices of a process that spans nodes, node by node."""
+    parts = []
+    home = int(table.nodes[process])
+    for node, same in groupby(table[process].devices, key=lambda device: device[0]):
+        place = (
+            "" if node == home else " of the next node" if node == home + 1 else f" of the node {node - home:+d} away"
+        )
+        parts.append(spell_ranks([index for _, index in same]) + place)
+    return " and ".join(parts)
+
 
 # Nodes that are not neighbours are one row only where they follow each other evenly and there are at least so many.
 FEWEST_APART = 4

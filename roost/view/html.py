@@ -1,12 +1,273 @@
-"""A plan as one HTML file that opens from disk: everything inlined, nothing loaded, nothing of the user's run."""
+"""Pages that are one HTML file and open from disk: everything inlined, nothing loaded, no text of others run."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from typing import Any
 
+import numpy as np
+
+from roost.cluster.inventory import Inventory
+from roost.cluster.resources import Ints
+from roost.config.findings import Finding
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.phases import Phase
 from roost.placement.plan import Plan
-from roost.view.one_file_page import one_file_page
-from roost.view.page_data import page_data
+from roost.placement.routes import TRANSPORTS, EngineRoutes, Reach
+from roost.view.grid_model import Grid, Holder, Mark, NodeLayout, Run, grid, progressions
+from roost.view.phases import DevicePhases, device_phases, machine_words
+from roost.view.text import machines_line
+
+_MARKER = re.compile(r"\{\{(\w+)\}\}")
+# What could end a script element, or what older browsers take for a line's end inside one.
+_ESCAPES = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def one_file_page(
+    read: Callable[[str], str],
+    template: str,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    title: str,
+    data: Mapping[str, Any],
+) -> str:
+    """A page of a template with markers, styles and scripts in the order given, and data for the scripts.
+
+    >>> files = {"page.html": "<title>{{title}}</title><script>{{data}}</script>", "a.css": "", "b.js": ""}
+    >>> one_file_page(files.__getitem__, "page.html", ["a"], ["b"], "<me>", {"text": "</script>{{title}}"})
+    '<title>&lt;me&gt;</title><script>{"text":"\\\\u003c/script\\\\u003e{{title}}"}</script>'
+    """
+    style = "\n".join(read(f"{name}.css") for name in styles)
+    # A function of its own keeps the page's names out of the browser's.
+    script = "\n".join(['"use strict";', "(() => {", *(read(f"{name}.js") for name in scripts), "})();"])
+    parts = {
+        "policy": html.escape(_policy(style, script)),
+        "title": html.escape(_printable(title)),
+        "style": style,
+        "script": script,
+        "data": embedded_json(data),
+    }
+    # All markers are filled in one pass, so that one inside somebody's text stays text.
+    return _MARKER.sub(lambda found: parts[found[1]], read(template))
+
+
+def embedded_json(data: Mapping[str, Any]) -> str:
+    """JSON that may stand inside a script element whatever its strings contain.
+
+    >>> embedded_json({"name": "</script><b>"})
+    '{"name":"\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e"}'
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found[0]], text)
+
+
+def _policy(style: str, script: str) -> str:
+    """What the browser may use: this style and this script, by their hashes, and nothing from anywhere else."""
+    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _printable(text: str) -> str:
+    """Text that UTF-8 can hold: paths may have bytes that are no characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
+Packed = int | list[int]
+
+
+def page_data(plan: Plan) -> dict[str, Any]:
+    """Everything the page shows, as values that JSON can hold."""
+    made = grid(plan)
+    numbers = {part.name: number for number, part in enumerate(plan.components)}
+    starts = _Starts(plan)
+    layouts: dict[int, int] = {}  # by identity: runs of equal nodes share their layout
+    described = []
+    for run in made.runs:
+        if id(run.layout) not in layouts:
+            layouts[id(run.layout)] = len(layouts)
+            described.append(_layout(run, numbers, starts))
+    return {
+        "file": plan.file or "plan",
+        "notation": plan.notation.value,
+        "mode": plan.mode.value,
+        "machines": machines_line(plan.inventory),
+        "processes": sum(part.world_size for part in plan.components),
+        "free": made.num_free,
+        "components": [_component(part, mark) for part, mark in zip(plan.components, made.marks, strict=True)],
+        "layouts": described,
+        "runs": [_run(run, layouts[id(run.layout)], numbers) for run in made.runs],
+        "starts": starts.described,
+        **_nodes(plan.inventory, made),
+        "phases": [phase.value for phase in Phase],
+        "is_async": plan.residency.is_async,
+        "classes": [_class(table, numbers) for table in device_phases(plan)],
+        "routes": [_routes(engine, numbers) for engine in plan.routes.engines],
+        "findings": [_finding(finding) for finding in plan.warnings],
+    }
+
+
+def pack(column: Sequence[int] | Ints) -> Packed:
+    """Numbers as progressions of start, step and length, one after the other; one number is itself.
+
+    >>> pack([7]), pack([0, 1, 2, 3]), pack([5, 5, 5, 0, 8])
+    (7, [0, 1, 4], [5, 0, 3, 0, 8, 2])
+    """
+    if len(column) == 1:
+        return int(column[0])
+    return [number for part in progressions(np.asarray(column, np.int64)) for number in part]
+
+
+def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
+    sizes = part.parallel
+    named = (("tensor", sizes.tensor), ("pipeline", sizes.pipeline), ("context", sizes.context))
+    owners = np.repeat(part.table.nodes, np.diff(part.table.offsets))
+    return {
+        "name": part.name,
+        "written": part.written_name,
+        "short": mark.short,
+        "colour": mark.colour,
+        "ink": mark.ink,
+        "size": part.world_size,
+        "role": part.role.value,
+        "strategy": part.strategy.removesuffix("PlacementStrategy").lower(),
+        "parallel": ", ".join(f"{name} {size}" for name, size in named if size > 1),
+        "managed_by": part.managed_by,
+        "unused": part.model.unused_because,
+        "spans": not np.array_equal(owners, part.table.device_nodes),  # whether a process holds devices of other nodes
+    }
+
+
+def _layout(run: Run, numbers: Mapping[str, int], starts: _Starts) -> dict[str, Any]:
+    layout = run.layout
+    return {
+        "machine": machine_words(layout.machine, layout.machine.accelerators) if layout.machine.accelerators else "",
+        "groups": list(layout.groups),
+        "cells": [_holders(holders, numbers) for holders in layout.accelerators],
+        "declared": [[part.kind, part.index, _holders(part.holders, numbers)] for part in layout.declared],
+        "cpu": _holders(layout.without_device, numbers),
+        "residents": [[*held, starts.of(run, part)] for held, part in _residents(layout, numbers)],
+    }
+
+
+def _holders(holders: Sequence[Holder], numbers: Mapping[str, int]) -> list[list[int | Packed]]:
+    return [[numbers[holder.component], pack(holder.offsets)] for holder in holders]
+
+
+def _residents(layout: NodeLayout, numbers: Mapping[str, int]) -> list[tuple[list[int | Packed], Holder]]:
+    return list(zip(_holders(layout.residents, numbers), layout.residents, strict=True))
+
+
+def _run(run: Run, layout: int, numbers: Mapping[str, int]) -> list[Any]:
+    """First node, how far apart, how many, layout, and for each component its lowest rank on each node."""
+    ranks = {numbers[name]: pack(column) for name, column in run.first_ranks.items()}
+    return [run.nodes[0], run.nodes.step, len(run.nodes), layout, ranks]
+
+
+@dataclass
+class _Starts:
+    """How processes are started (group, environment, interpreter), each way written once."""
+
+    plan: Plan
+    described: list[dict[str, Any]] = field(default_factory=list)
+    _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def of(self, run: Run, holder: Holder) -> Packed:
+        """For each process of a component on the run's first node, the number of its start."""
+        component = self.plan[holder.component]
+        return pack([self._number(component, rank) for rank in run.ranks(holder)])
+
+    def _number(self, component: ComponentPlan, rank: int) -> int:
+        process = component.process(rank)
+        group = process.placement.node_group_label
+        key = (group, tuple(process.env.items()), process.interpreter)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.described)
+            described = {"group": group, "env": list(process.env.items()), "interpreter": process.interpreter}
+            self.described.append(described)
+        return self._numbers[key]
+
+
+def _nodes(inventory: Inventory, made: Grid) -> dict[str, Any]:
+    """What nodes have of their own: host names, configs of declared devices, and the labels they are found by."""
+    hosts = [node.host for node in inventory.nodes]
+    configs = {
+        rank: {kind: [_in_words(item) for item in items] for kind, items in node.hardware.items() if any(items)}
+        for rank, node in enumerate(inventory.nodes)
+        if any(any(items) for items in node.hardware.values())
+    }
+    return {
+        "num_nodes": made.num_nodes,
+        "hosts": hosts if any(hosts) else [],
+        "configs": configs,
+        "groups": [[group.label, pack(group.node_ranks)] for group in inventory.groups],
+    }
+
+
+def _in_words(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A config as text: its values are the user's, and JSON cannot hold all of them."""
+    return [
+        (str(key), value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in config.items()
+    ]
+
+
+def _class(table: DevicePhases, numbers: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "machine": table.machine,
+        "decision": table.decision.value if table.decision is not None else None,
+        "reason": table.reason,
+        "rows": [
+            [
+                numbers[row.component],
+                [
+                    [cell.state.value, word, _rounded(cell.device_gib), _rounded(cell.host_gib)]
+                    for cell, word in zip(row.cells, row.words, strict=True)
+                ],
+            ]
+            for row in table.rows
+        ],
+        "memory": [
+            [use.words, _rounded(use.total_gib), _rounded(use.in_flight_gib), use.is_whole] for use in table.memory
+        ],
+    }
+
+
+def _rounded(size: float | None) -> float | None:
+    return None if size is None or not math.isfinite(size) else round(size, 2)
+
+
+def _routes(engine: EngineRoutes, numbers: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "component": numbers[engine.component],
+        "shards": len(engine.shards),
+        "reaches": [[reach.value, engine.count(reach), TRANSPORTS[reach]] for reach in Reach if engine.count(reach)],
+        "without_source": int((engine.sources < 0).sum()),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    """The finding with its place as an editor takes it, `file:line:column`."""
+    where = finding.where
+    return {
+        "severity": finding.severity.value,
+        "where": str(replace(where, path=())),
+        "path": where.key_path,
+        "what": finding.what,
+        "why": finding.why,
+        "fix": finding.fix,
+    }
+
 
 # One style and one script, in this order: what comes later overrides, and the last script starts the page.
 STYLES = ("page", "grid", "details", "sections", "narrow", "print")

@@ -1,18 +1,308 @@
-"""A plan as one SVG picture: the grid with its legend, and the phases under it. No scripts; text can be selected."""
+"""Shapes and text of an SVG, with everything a user wrote escaped. Lengths are in pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 from xml.etree import ElementTree
 
+from roost.config.ranks import spell_ranks
+from roost.placement.memory.phases import Phase, State
 from roost.placement.plan import Plan
-from roost.view.device_phases import device_phases
-from roost.view.grid_model import grid
-from roost.view.marks import INK, Mark
-from roost.view.svg_drawing import NAMESPACE, Element, add, fitted, width
-from roost.view.svg_grid import draw_grid, grid_width
-from roost.view.svg_phases import add_hatches, draw_phases
+from roost.view.grid_model import INK, Grid, Holder, Mark, NodeLayout, Run, grid
+from roost.view.phases import ComponentPhases, DevicePhases, MemoryUse, PhaseCell, device_phases, machine_words
 from roost.view.text import machines_line
+
+NAMESPACE = "http://www.w3.org/2000/svg"
+Element = ElementTree.Element
+# XML 1.0 has no way to write these, not even escaped.
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LETTER = 0.6  # of the font size: the width of a letter, on the wide side, since fonts differ
+
+
+def add(parent: Element, kind: str, words: str | None = None, **attributes: object) -> Element:
+    """A new element under `parent`; an attribute's underscores stand for hyphens, None leaves it out.
+
+    >>> root = Element("g")
+    >>> _ = add(root, "text", "a<b", x=1.5, font_size=12, class_=None)
+    >>> ElementTree.tostring(root, encoding="unicode")
+    '<g><text x="1.5" font-size="12">a&lt;b</text></g>'
+    """
+    named = {
+        name.rstrip("_").replace("_", "-"): spell(value) for name, value in attributes.items() if value is not None
+    }
+    made = ElementTree.SubElement(parent, kind, named)
+    if words is not None:
+        made.text = printable(words)
+    return made
+
+
+def spell(value: object) -> str:
+    """An attribute's value; numbers without noise behind the point."""
+    return f"{round(value, 2):g}" if isinstance(value, float) else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with what XML cannot hold replaced.
+
+    >>> printable("a\\x00b") == "a\\ufffdb"
+    True
+    """
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def width(text: str, size: float) -> float:
+    """About how wide a text is."""
+    return len(text) * size * _LETTER
+
+
+def fitted(text: str, room: float, size: float) -> str:
+    """The text, cut where it would not fit; the whole of it belongs into a title.
+
+    >>> fitted("rollout", 100, 12), fitted("a very long name", 60, 12)
+    ('rollout', 'a very …')
+    """
+    most = max(1, int(room / (size * _LETTER)))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+UNFOLDED_NODES = 32  # a cluster of up to so many nodes is drawn node by node
+MOST_ROWS = 64  # an irregular cluster is cut there
+COLUMNS = 8  # accelerators side by side; a node with more has several lines
+LABEL, CELL, GAP, PILL = 188, 54, 4, 22
+STRIPE = 17
+MOST_STRIPES = 4  # holders drawn in one cell; the rest are counted
+
+
+def grid_width(made: Grid) -> float:
+    """The room that the grid takes."""
+    layouts = [run.layout for run in made.runs]
+    columns = min(COLUMNS, max((len(layout.accelerators) for layout in layouts), default=0))
+    has_others = any(layout.declared or layout.without_device for layout in layouts)
+    return LABEL + columns * (CELL + GAP) + (190 if has_others else 0)
+
+
+def draw_grid(parent: Element, made: Grid, left: float, top: float) -> float:
+    """Draw the rows from `top` on; returns where they end."""
+    marks = {mark.component: mark for mark in made.marks}
+    rows = made.rows(UNFOLDED_NODES)
+    columns = min(COLUMNS, max((len(row.layout.accelerators) for row in rows), default=0))
+    for index in range(columns):
+        x = left + LABEL + index * (CELL + GAP) + CELL / 2
+        add(parent, "text", str(index), x=x, y=top + 10, class_="small dim middle")
+    top += 18
+    for row in rows[:MOST_ROWS]:
+        _draw_row(parent, row, marks, left, top, columns)
+        top += _height(row.layout) + 8
+    if len(rows) > MOST_ROWS:
+        nodes = sum(len(row.nodes) for row in rows[MOST_ROWS:])
+        more = f"and {nodes:,} more nodes in {len(rows) - MOST_ROWS:,} rows"
+        add(parent, "text", more, x=left, y=top + 12, class_="dim")
+        top += 20
+    return top
+
+
+def _cell_height(layout: NodeLayout) -> float:
+    most = max((min(len(holders), MOST_STRIPES) for holders in layout.accelerators), default=1)
+    return max(2, most) * STRIPE
+
+
+def _height(layout: NodeLayout) -> float:
+    lines = -(-len(layout.accelerators) // COLUMNS)
+    others = len(layout.declared) + len(layout.without_device)
+    return max(34, lines * (_cell_height(layout) + GAP) - GAP, others * (PILL + GAP) - GAP)
+
+
+def _draw_row(parent: Element, row: Run, marks: Mapping[str, Mark], left: float, top: float, columns: int) -> None:
+    layout = row.layout
+    machine = machine_words(layout.machine, layout.machine.accelerators) if layout.machine.accelerators else ""
+    about = " · ".join(part for part in (*layout.groups, machine) if part)
+    label = add(parent, "g")
+    add(label, "title", f"{row.label}: {about}" if about else row.label)
+    add(label, "text", fitted(row.label, LABEL, 13), x=left, y=top + 14, class_="head")
+    add(label, "text", fitted(about, LABEL, 11), x=left, y=top + 29, class_="small dim")
+    for index in range(len(layout.accelerators)):
+        x = left + LABEL + index % COLUMNS * (CELL + GAP)
+        y = top + index // COLUMNS * (_cell_height(layout) + GAP)
+        _draw_cell(parent, row, index, marks, x, y)
+    x = left + LABEL + columns * (CELL + GAP) + 8
+    for device in layout.declared:
+        _draw_pill(parent, row, f"{device.kind} {device.index}", device.holders, marks, x, top)
+        top += PILL + GAP
+    for holder in layout.without_device:
+        _draw_pill(parent, row, "CPU", (holder,), marks, x, top)
+        top += PILL + GAP
+
+
+def _draw_cell(parent: Element, row: Run, index: int, marks: Mapping[str, Mark], x: float, y: float) -> None:
+    holders, height = row.layout.accelerators[index], _cell_height(row.layout)
+    cell = add(parent, "g")
+    add(cell, "title", _in_words(row, f"accelerator {index}", holders))
+    if not holders:
+        add(cell, "rect", x=x, y=y, width=CELL, height=height, rx=5, class_="free")
+        return
+    shown = holders if len(holders) <= MOST_STRIPES else holders[: MOST_STRIPES - 1]
+    stripes = len(shown) + (len(shown) < len(holders))
+    each = height / stripes
+    for number, holder in enumerate(shown):
+        mark = marks[holder.component]
+        add(cell, "rect", x=x, y=y + number * each, width=CELL, height=each - 1, rx=3, fill=mark.colour)
+        if _goes_on(row.layout, index, number):
+            # A process that holds the next accelerator as well is one bar across both, round at its ends only.
+            start, line = x + CELL - 4, y + number * each
+            add(cell, "rect", x=start, y=line, width=GAP + 8, height=each - 1, fill=mark.colour)
+        words = f"{mark.short} {_ranks(row, holder, 6)}".strip()
+        middle, line = x + CELL / 2, y + number * each + (each - 1) / 2 + 4
+        add(cell, "text", words, x=middle, y=line, fill=mark.ink, class_="small middle")
+    if len(shown) < len(holders):
+        line = y + len(shown) * each + each / 2 + 4
+        add(cell, "text", f"+{len(holders) - len(shown)}", x=x + CELL / 2, y=line, class_="small dim middle")
+
+
+def _goes_on(layout: NodeLayout, index: int, number: int) -> bool:
+    if (index + 1) % COLUMNS == 0 or index + 1 == len(layout.accelerators):
+        return False
+    own, other = layout.accelerators[index], layout.accelerators[index + 1]
+    return len(own) == len(other) and own[number] == other[number]
+
+
+def _draw_pill(
+    parent: Element, row: Run, name: str, holders: tuple[Holder, ...], marks: Mapping[str, Mark], x: float, y: float
+) -> None:
+    pill = add(parent, "g")
+    add(pill, "title", _in_words(row, name, holders))
+    shown = fitted(name, 90, 11)
+    room = width(shown, 11) + 14
+    add(pill, "rect", x=x, y=y, width=room, height=PILL, rx=4, class_="free")
+    add(pill, "text", shown, x=x + 7, y=y + 15, class_="small dim")
+    for holder in holders:
+        mark = marks[holder.component]
+        words = f"{mark.short} {_ranks(row, holder, 11)}".strip()
+        x += room + 1
+        room = width(words, 11) + 12
+        add(pill, "rect", x=x, y=y, width=room, height=PILL, rx=4, fill=mark.colour)
+        add(pill, "text", words, x=x + 6, y=y + 15, fill=mark.ink, class_="small")
+
+
+def _ranks(row: Run, holder: Holder, most: int) -> str:
+    """The ranks on one node where they fit; in a row of many nodes they differ, and only their number is told."""
+    many = len(holder.offsets)
+    words = spell_ranks(row.ranks(holder), limit=4)
+    if len(row.nodes) > 1 or len(words) > most:
+        return f"×{many}" if many > 1 else ""
+    return words
+
+
+def _in_words(row: Run, device: str, holders: tuple[Holder, ...]) -> str:
+    held = [f"{holder.component} {row.spell(holder)}" for holder in holders]
+    return f"{row.label}, {device}: {', '.join(held) or 'free'}"
+
+
+NAME, BAR = 188, 26
+HATCHED = (State.SLEEPS, State.OFFLOADED)
+
+
+def draw_phases(
+    parent: Element, tables: Sequence[DevicePhases], marks: Mapping[str, Mark], left: float, top: float, room: float
+) -> float:
+    """Draw the tables from `top` on; returns where they end."""
+    for table in tables:
+        top = _draw_table(parent, table, marks, left, top, room) + 20
+    return top
+
+
+def add_hatches(parent: Element, marks: Sequence[Mark]) -> None:
+    """A hatch in each component's colour: what is not in the device's memory."""
+    for number, mark in enumerate(marks):
+        hatch = add(
+            parent, "pattern", id=f"hatch-{number}", width=8, height=8, patternUnits="userSpaceOnUse",
+            patternTransform="rotate(45)",
+        )  # fmt: skip
+        add(hatch, "rect", width=3, height=8, fill=mark.colour, fill_opacity=0.45)
+
+
+def _draw_table(
+    parent: Element, table: DevicePhases, marks: Mapping[str, Mark], left: float, top: float, room: float
+) -> float:
+    title = add(parent, "g")
+    words = table.title if table.decision is not None else "without an accelerator"
+    decided = f"{table.decision.value}: {table.reason}" if table.decision is not None else ""
+    add(title, "title", " · ".join(part for part in (words, table.machine, decided) if part))
+    shown = fitted(words, room * 0.6, 13)
+    add(title, "text", shown, x=left, y=top + 12, class_="head")
+    x = left + width(shown, 13) + 16
+    add(title, "text", fitted(table.machine, left + room - x, 12), x=x, y=top + 12, class_="dim")
+    if decided:
+        top += 18
+        add(title, "text", fitted(decided, room, 12), x=left, y=top + 12, class_="dim")
+    wide = (room - NAME) / len(Phase)
+    for number, phase in enumerate(Phase):
+        add(parent, "text", phase.value, x=left + NAME + number * wide + 6, y=top + 30, class_="small dim")
+    top += 36
+    for row in table.rows:
+        _draw_component(parent, row, list(marks).index(row.component), marks[row.component], left, top, wide)
+        top += BAR + 3
+    if table.memory:
+        add(parent, "text", "memory of each", x=left, y=top + 12, class_="small dim")
+        for number in range(len(Phase)):
+            _draw_memory(parent, table, number, marks, left + NAME + number * wide, top + 2, wide - 8)
+        top += 30
+    return top
+
+
+def _draw_component(
+    parent: Element, row: ComponentPhases, number: int, mark: Mark, left: float, top: float, wide: float
+) -> None:
+    name = add(parent, "g")
+    add(name, "title", row.component)
+    add(name, "rect", x=left, y=top + 3, width=26, height=20, rx=4, fill=mark.colour)
+    add(name, "text", mark.short, x=left + 13, y=top + 17, fill=mark.ink, class_="small bold middle")
+    add(name, "text", fitted(row.component, NAME - 40, 12), x=left + 33, y=top + 17)
+    for index, (cell, words) in enumerate(zip(row.cells, row.words, strict=True)):
+        x = left + NAME + index * wide
+        bar = add(parent, "g")
+        add(bar, "title", f"{row.component}, {list(Phase)[index].value}: {words}{_sizes(cell)}")
+        add(bar, "rect", x=x, y=top, width=wide - 2, height=BAR, rx=3, **_look(cell.state, number, mark))
+        ink = mark.ink if cell.state is State.RUNS else None
+        shown = fitted(words, wide - 8, 12)
+        if cell.state in HATCHED:
+            add(bar, "rect", x=x + 3, y=top + 5, width=width(shown, 12), height=16, rx=3, class_="paper", opacity=0.8)
+        add(bar, "text", shown, x=x + 6, y=top + 17, fill=ink)
+
+
+def _look(state: State, number: int, mark: Mark) -> dict[str, Any]:
+    if state is State.RUNS:
+        return {"fill": mark.colour}
+    if state is State.STAYS:
+        return {"fill": mark.colour, "fill_opacity": 0.24}
+    if state in HATCHED:
+        return {"fill": f"url(#hatch-{number})"}
+    return {"class_": "empty"}
+
+
+def _sizes(cell: PhaseCell) -> str:
+    parts = [f"{cell.device_gib:.1f} GiB"] if cell.device_gib else []
+    parts += [f"{cell.host_gib:.1f} GiB on the host"] if cell.host_gib else []
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+def _draw_memory(
+    parent: Element, table: DevicePhases, number: int, marks: Mapping[str, Mark], left: float, top: float, room: float
+) -> None:
+    use: MemoryUse = table.memory[number]
+    bar = add(parent, "g")
+    add(bar, "title", f"{list(Phase)[number].value}: {use.words}")
+    whole = max(use.total_gib or 0.0, use.known_gib) or 1.0
+    add(bar, "rect", x=left, y=top, width=room, height=9, rx=3, class_="free" if use.is_whole else "empty")
+    x = left
+    for row in table.rows:
+        size = (row.cells[number].device_gib or 0.0) / whole * room
+        if size > 0:
+            add(bar, "rect", x=x, y=top, width=size, height=9, fill=marks[row.component].colour)
+            x += size
+    add(bar, "text", fitted(use.words, room, 11), x=left, y=top + 21, class_="small dim")
+
 
 MARGIN, NARROWEST = 24, 760
 # Text on a component's colour has its own fill; all else follows the reader's light or dark.

@@ -7,11 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.config.ranks import spell_ranks
-from roost.placement.phases import Phase
+from roost.placement.memory.phases import Phase
 from roost.placement.plan import Plan
-from roost.view.grid_model import Grid, Holder, Run, grid
-from roost.view.marks import Mark
-from roost.view.phase_table import MemoryRow, memory_rows, phase_rows
+from roost.view.grid_model import Grid, Holder, Mark, Run, grid
+from roost.view.phases import MemoryRow, memory_rows, phase_rows
 
 MOST_SINGLE_ROWS = 16  # up to so many nodes each has a row of its own
 FREE = "·"

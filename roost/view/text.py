@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.cluster.inventory import Inventory
-from roost.config.errors import Finding, Severity
+from roost.config.findings import Finding, Severity
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
-from roost.view.folding import FoldedRow, fold
+from roost.view.grid_model import FoldedRow, fold
 
 MAX_ROWS = 40  # rows of one component; a layout that cannot be folded is cut there
 

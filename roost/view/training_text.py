@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roost.config.errors import Where
-from roost.config.job import Notation
+from roost.config.findings import Where
+from roost.config.job import Notation, Origin, ResolvedSetting
 from roost.config.known_keys.tables import Effect, KeyUse
-from roost.config.origins import Origin, ResolvedSetting
-from roost.config.training_dialects import MADE_OF
-from roost.config.training_keys import KEYS
+from roost.config.notations.dialects import MADE_OF
+from roost.config.train_keys import KEYS
 
 
 def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console) -> None:

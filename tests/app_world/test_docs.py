@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.app_world.tasks.kinds import KINDS
+from roost.app_world.tasks.task_set import KINDS
 from roost.app_world.world import APPS, World
 
 PAGE = Path(__file__).parents[2] / "docs" / "app-world.md"

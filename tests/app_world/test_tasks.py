@@ -7,9 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.app_world.evaluate import evaluate, scenario_goal_completion, task_goal_completion
-from roost.app_world.tasks.ids import DIFFICULTIES, NUMBERS, SLOTS, SPLITS, ScenarioName
-from roost.app_world.tasks.kinds import KINDS, TINY
-from roost.app_world.tasks.task_set import TaskSet, make_task
+from roost.app_world.tasks.task_set import (
+    DIFFICULTIES,
+    KINDS,
+    NUMBERS,
+    SLOTS,
+    SPLITS,
+    TINY,
+    ScenarioName,
+    TaskSet,
+    make_task,
+)
 from tests.app_world.play import report_of, report_of_random_agent
 
 SETS = [pytest.param(split, difficulty, id=f"{split}-{difficulty}") for split in SPLITS for difficulty in DIFFICULTIES]

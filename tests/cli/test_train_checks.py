@@ -12,7 +12,7 @@ pytest.importorskip("huggingface_hub")
 
 from huggingface_hub import constants
 
-from roost.trainer.hub import Answer, ask_hub, check_on_hub
+from roost.trainer.preflight import Answer, ask_hub, check_on_hub
 from tests.cli.terminal import run, write
 
 ARITHMETIC = Path(__file__).parents[2] / "examples/arithmetic"

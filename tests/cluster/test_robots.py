@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from roost.cluster.hardware import HardwareConfig, Problem, fill_from_environment, parse_config
-from roost.cluster.hardware.robots.dosw1 import DOSW1Config
-from roost.cluster.hardware.robots.dual_franka import DualFrankaConfig
-from roost.cluster.hardware.robots.franka import FrankaConfig
-from roost.cluster.hardware.robots.gim_arm import GimArmConfig
-from roost.cluster.hardware.robots.turtle2 import Turtle2Config
+from roost.cluster.hardware.robots.kinds import DOSW1Config, DualFrankaConfig, FrankaConfig, GimArmConfig, Turtle2Config
 
 
 @pytest.mark.parametrize(

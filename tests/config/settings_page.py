@@ -8,11 +8,12 @@ from __future__ import annotations
 from enum import EnumType
 from pathlib import Path
 
-from roost.config import training_loop, training_roll
 from roost.config.job import Notation
-from roost.config.training import LearnerSettings, TrainSettings
-from roost.config.training_dialects import MADE_OF
-from roost.config.training_keys import (
+from roost.config.notations import loop_train as training_loop
+from roost.config.notations import roll_train as training_roll
+from roost.config.notations.dialects import MADE_OF, UNLIKE
+from roost.config.train import LearnerSettings, TrainSettings
+from roost.config.train_keys import (
     DRAWING,
     FLAG,
     KEPT,
@@ -28,8 +29,7 @@ from roost.config.training_keys import (
     WORDS,
     Key,
 )
-from roost.config.training_origins import kept
-from roost.config.training_unlike import UNLIKE
+from roost.config.train_read import kept
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-settings.md"
 GROUPS = {

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 import roost
 from roost.config.compose import load
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.interpolation import resolve
 from roost.config.section import Unresolved
 

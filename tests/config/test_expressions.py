@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.expressions import MAX_DEVICES, ExpressionError, parse_devices
+from roost.config.interpolation import MAX_DEVICES, ExpressionError, parse_devices
 
 
 @pytest.mark.parametrize(

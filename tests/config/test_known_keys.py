@@ -7,17 +7,17 @@ import pytest
 
 import roost
 from roost.config.compose import load
-from roost.config.errors import Findings, Severity
+from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
 from roost.config.known_keys.tables import Effect
 from roost.config.known_keys.tree import TABLES
-from roost.config.loop import read_loop
-from roost.config.notation import read_job
-from roost.config.rlinf import read_rlinf
-from roost.config.roll import read_roll
+from roost.config.notations.dialects import MADE_OF, defaults, derived
+from roost.config.notations.loop import read_loop
+from roost.config.notations.notation import read_job
+from roost.config.notations.rlinf import read_rlinf
+from roost.config.notations.roll import read_roll
 from roost.config.section import Section
-from roost.config.training_dialects import MADE_OF, defaults, derived
-from roost.config.training_keys import KEYS
+from roost.config.train_keys import KEYS
 from tests.cli.terminal import run, write
 from tests.config.test_training_read import CONFIGS, TRAIN, merged
 

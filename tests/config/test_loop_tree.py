@@ -3,10 +3,10 @@
 import pytest
 
 from roost.config.compose import load
-from roost.config.errors import Findings
-from roost.config.notation import read_job
-from roost.config.training import Estimator, Schedule
-from roost.config.training_origins import kept
+from roost.config.findings import Findings
+from roost.config.notations.notation import read_job
+from roost.config.train import Estimator, Schedule
+from roost.config.train_read import kept
 
 TREE = {
     "config.yaml": """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.config.source import MAX_FILE_BYTES, parse_yaml, read_yaml
 
 

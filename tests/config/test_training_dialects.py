@@ -5,14 +5,13 @@ import re
 import pytest
 
 from roost.config.job import Notation
-from roost.config.roll_advantages import ADV_ESTIMATORS
-from roost.config.training import Estimator, KlEstimator, LossAggregation, OldLogprobs, RatioLevel, Schedule, Whitening
-from roost.config.training_dialects import MADE_OF
-from roost.config.training_keys import KEYS
-from roost.config.training_origins import kept
-from roost.config.training_rlinf import ADV_TYPES
-from roost.config.training_unlike import UNLIKE
-from roost.config.training_words import AGGREGATIONS, SCHEDULES
+from roost.config.notations.dialects import MADE_OF, UNLIKE
+from roost.config.notations.rlinf_train import ADV_TYPES
+from roost.config.notations.roll_train import ADV_ESTIMATORS
+from roost.config.notations.words import AGGREGATIONS, SCHEDULES
+from roost.config.train import Estimator, KlEstimator, LossAggregation, OldLogprobs, RatioLevel, Schedule, Whitening
+from roost.config.train_keys import KEYS
+from roost.config.train_read import kept
 from tests.config.test_training_read import config_of, merged, read, whats
 
 RLINF, ROLL, LOOP = Notation

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import roost
-from roost.config.origins import Origin
-from roost.config.training_keys import KEYS
+from roost.config.job import Origin
+from roost.config.train_keys import KEYS
 from tests.cli.terminal import run, write
 
 RLINF = """

@@ -9,13 +9,12 @@ import pytest
 
 import roost
 from roost.config.compose import load
-from roost.config.errors import Findings, Severity
+from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
-from roost.config.notation import read_job
-from roost.config.training import CollectSettings, OptimizerSettings, TrainSettings
-from roost.config.training_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE, WORDS
-from roost.config.training_origins import kept
-from roost.config.training_read import setting_place
+from roost.config.notations.notation import read_job
+from roost.config.train import CollectSettings, OptimizerSettings, TrainSettings
+from roost.config.train_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE, WORDS
+from roost.config.train_read import kept, setting_place
 from tests.config.settings_page import NEEDED, PAGE, settings_page
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"

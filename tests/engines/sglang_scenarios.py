@@ -2,9 +2,9 @@
 
 import asyncio
 
+from roost.engines.command import EngineKind
 from roost.engines.connect import connect
-from roost.engines.generation import Sampling
-from roost.engines.spec import EngineKind
+from roost.engines.protocol import Sampling
 from tests.engines.sglang_standin import next_token, running_standin
 from tests.limits import HANG_S
 

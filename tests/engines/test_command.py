@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from roost.engines.command import server_command
-from roost.engines.errors import EngineError
+from roost.engines.command import EngineKind, ServerSpec, server_command
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
-from roost.engines.installed_vllm import InstalledVllm, read_installed
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.installed import InstalledVllm, read_installed
+from roost.engines.protocol import EngineError
 
 OLD, NEW, CPU = InstalledVllm((0, 22), False), InstalledVllm((0, 32), False), InstalledVllm((0, 32), True)
 

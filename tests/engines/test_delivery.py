@@ -4,14 +4,12 @@ import asyncio
 
 import pytest
 
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
-from roost.engines.delivery import Delivery
-from roost.engines.errors import NotOffered
-from roost.engines.generation import Sampling, VersionSpan
-from roost.engines.member import Member, Standing
-from roost.engines.protocol import InFlight
-from roost.engines.spec import EngineKind, ServerSpec
-from roost.engines.update_rules import check_base
+from roost.engines.fleet import check_base
+from roost.engines.members import Member, Standing
+from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
+from roost.engines.weights.delivery import Delivery
 from roost.engines.weights.parcel import Manifest
 from roost.engines.weights.probe import Probe
 from roost.engines.weights.release import Release, Way

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from roost.engines.errors import EngineLost, EngineRefused
 from roost.engines.http_calls import HttpCalls, RetryRule, ServerFailed
+from roost.engines.protocol import EngineLost, EngineRefused
 from roost.net.http_client import proxy_for, server_message
 from tests.engines.scripted_server import DROP, HANG, OK, ScriptedServer, bounded
 from tests.limits import HANG_S

@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-from roost.engines.errors import EngineError
-from roost.engines.outcomes import outcomes_of
+from roost.engines.protocol import EngineError
+from roost.engines.weights.delivery import outcomes_of
 
 
 async def fails(error):

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roost.engines.errors import EngineError
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.owner import LocalOwner, spec_of_start
-from roost.engines.readiness import start_ready
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.protocol import EngineError
+from roost.engines.server_process import start_ready
 from tests.engines.scripted_server import bounded
 from tests.limits import HANG_S
 

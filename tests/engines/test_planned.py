@@ -6,9 +6,9 @@ import pytest
 
 import roost
 from roost.config.job import Role
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import engine_kind, plan_engines
-from roost.engines.spec import EngineKind, ServerSpec
-from roost.placement.residency import Decision
+from roost.placement.memory.residency import Decision
 from roost.placement.routes import Reach
 
 DEFAULTS = ServerSpec(EngineKind.TORCH, "some/model", dtype="bfloat16", max_context=4096)

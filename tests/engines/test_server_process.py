@@ -14,10 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from roost.engines.errors import EngineError
-from roost.engines.readiness import STARTS, PortTaken, start_ready, wait_ready
-from roost.engines.server_process import ServerProcess
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.command import EngineKind, ServerSpec
+from roost.engines.protocol import EngineError
+from roost.engines.server_process import STARTS, PortTaken, ServerProcess, start_ready, wait_ready
 from roost.procs.child import left_keepers
 from roost.procs.server_keeper import Ending
 from tests.limits import HANG_S
@@ -224,7 +223,7 @@ async def test_a_server_that_crashes_while_it_starts_is_not_started_again(spec, 
 
 
 async def test_a_server_that_is_suspended_while_it_starts_is_not_waited_for(spec, tmp_path, monkeypatch):
-    monkeypatch.setattr("roost.engines.readiness.SUSPENDED_LIMIT", 0.2)
+    monkeypatch.setattr("roost.engines.server_process.SUSPENDED_LIMIT", 0.2)
 
     async def suspended(spec, folder):
         process = await ServerProcess.start(spec, folder)

@@ -4,12 +4,19 @@ import asyncio
 
 import pytest
 
+from roost.engines.command import EngineKind
 from roost.engines.connect import connect
-from roost.engines.errors import EngineError, EngineLost, EngineRefused, NotOffered
-from roost.engines.generation import Finish, Sampling, VersionSpan
 from roost.engines.http_calls import TimeLimits
-from roost.engines.protocol import InFlight
-from roost.engines.spec import EngineKind
+from roost.engines.protocol import (
+    EngineError,
+    EngineLost,
+    EngineRefused,
+    Finish,
+    InFlight,
+    NotOffered,
+    Sampling,
+    VersionSpan,
+)
 from tests.engines.sglang_scenarios import OLD, PROMPT, made_by, on_standin, started, until
 from tests.engines.sglang_standin import logprob_of
 

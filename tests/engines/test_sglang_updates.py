@@ -6,12 +6,10 @@ import json
 
 import pytest
 
+from roost.engines.command import EngineKind
 from roost.engines.connect import connect
-from roost.engines.errors import EngineError, NotOffered, UpdateFailed
-from roost.engines.generation import Finish, Sampling, VersionSpan
-from roost.engines.protocol import InFlight, Part
-from roost.engines.sglang_bodies import payloads
-from roost.engines.spec import EngineKind
+from roost.engines.protocol import EngineError, Finish, InFlight, NotOffered, Part, Sampling, UpdateFailed, VersionSpan
+from roost.engines.sglang import payloads
 from roost.engines.weights.parcel import (
     Broadcast,
     DeviceHandles,

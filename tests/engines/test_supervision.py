@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
-from roost.engines.crew import Crew
-from roost.engines.errors import EngineLost
 from roost.engines.fleet import Fleet
-from roost.engines.member import Standing
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.members import Crew, Standing
+from roost.engines.protocol import EngineLost
 from roost.engines.supervision import Supervisor, Watchfulness
-from roost.engines.weight_check import WeightCheck
+from roost.engines.weights.delivery import WeightCheck
 from roost.engines.weights.probe import Probe
 from tests.engines.scripted_server import DROP, OK, ScriptedServer, bounded
 from tests.limits import HANG_S

@@ -2,9 +2,8 @@
 
 import pytest
 
-from roost.engines.capabilities import Capabilities
-from roost.engines.errors import ContextFull, EngineRefused
-from roost.engines.told_by_servers import refusal
+from roost.engines.http_calls import refusal
+from roost.engines.protocol import Capabilities, ContextFull, EngineRefused
 
 WORDS = [
     pytest.param(

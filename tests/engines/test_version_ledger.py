@@ -2,9 +2,7 @@
 
 import pytest
 
-from roost.engines.errors import NotOffered
-from roost.engines.generation import VersionSpan
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import InFlight, NotOffered, VersionSpan
 from roost.engines.version_ledger import VersionLedger
 
 STEPS = {

@@ -7,10 +7,18 @@ from collections import deque
 
 import pytest
 
-from roost.engines.errors import EngineError, NotOffered, UpdateFailed
-from roost.engines.generation import Completion, Finish, Sampling, VersionSpan
 from roost.engines.http_calls import TimeLimits
-from roost.engines.protocol import InFlight, Part
+from roost.engines.protocol import (
+    Completion,
+    EngineError,
+    Finish,
+    InFlight,
+    NotOffered,
+    Part,
+    Sampling,
+    UpdateFailed,
+    VersionSpan,
+)
 from roost.engines.vllm import VllmEngine
 from roost.engines.weights.parcel import (
     Broadcast,

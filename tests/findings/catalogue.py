@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import roost
 from roost.cli import check, convert, diff, explain, main, plan, train
-from roost.config.errors import Finding, Findings
+from roost.config.findings import Finding, Findings
 from roost.view.text import print_findings
 
 HERE = Path(__file__).parent

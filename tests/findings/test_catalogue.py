@@ -14,12 +14,12 @@ import pytest
 
 import roost
 from roost.cluster.hardware.problem import Problem
-from roost.config.errors import Findings
-from roost.config.expressions import ExpressionError
+from roost.config.findings import Findings
+from roost.config.interpolation import ExpressionError
 from roost.config.ranks import RankSyntaxError
 from roost.config.section import Section
 from roost.config.yaml_events import Refused, ValueBuilder
-from roost.placement.loop_memory import MemoryRefused
+from roost.placement.memory.residency import MemoryRefused
 from roost.placement.strategy import refuse
 from tests.findings.catalogue import PAGE, findings_page, read_catalogue, run
 

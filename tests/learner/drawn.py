@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import torch
 
-from roost.config.training import LearnerSettings, OptimizerSettings
+from roost.config.train import LearnerSettings, OptimizerSettings
+from roost.learner.losses import Totals
 from roost.learner.sample import NOT_MADE, Sample
-from roost.learner.token_weights import Totals
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from roost.config.training import AdapterSettings
+from roost.config.train import AdapterSettings
 from roost.learner.export import whole_bytes
 from roost.learner.learner import Learner
 from tests.learner.drawn import CPU, assert_equal, drawn_samples, settings_of, totals_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.training import AdvantageSettings, Estimator
+from roost.config.train import AdvantageSettings, Estimator
 from roost.learner.advantages import advantages, is_alone
 
 COMPARING = [estimator for estimator in Estimator if estimator not in (Estimator.GAE, Estimator.REWARD)]

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from roost.config.training import AdapterSettings
+from roost.config.train import AdapterSettings
 from roost.learner.checksums import SUMS, check_sums
 from roost.procs.files import UNFINISHED, DiskFull
 from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained

@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 import pytest
 
-from roost.config.training import AdapterSettings
+from roost.config.train import AdapterSettings
 from roost.learner.checksums import check_sums
 from roost.learner.distributed import init_distributed, most, together
 from roost.learner.heads import POLICY, VALUE

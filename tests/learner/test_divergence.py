@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from roost.config.training import KlEstimator
-from roost.learner.divergence import divergence
+from roost.config.train import KlEstimator
+from roost.learner.losses import divergence
 
 LOG2 = math.log(2.0)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.training import AdvantageSettings, Whitening
-from roost.learner.gae import rewards_of_tokens, token_advantages, whitened
+from roost.config.train import AdvantageSettings, Whitening
+from roost.learner.advantages import rewards_of_tokens, token_advantages, whitened
 
 
 @pytest.mark.parametrize(

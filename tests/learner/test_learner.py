@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 
-from roost.config.training import AdapterSettings, LossSettings, OptimizerSettings
+from roost.config.train import AdapterSettings, LossSettings, OptimizerSettings
 from roost.learner.heads import VALUE
 from roost.learner.learner import Learner
 from tests.learner.drawn import CPU, assert_equal, drawn_sample, drawn_samples, settings_of, totals_of, trained

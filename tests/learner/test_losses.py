@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from roost.config.training import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
-from roost.learner.losses import PolicyBatch, policy_loss
-from roost.learner.token_weights import Totals
+from roost.config.train import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
+from roost.learner.losses import PolicyBatch, Totals, policy_loss
 
 
 def logs(probabilities):

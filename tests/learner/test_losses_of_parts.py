@@ -7,10 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.training import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
-from roost.learner.losses import PolicyBatch, policy_loss
-from roost.learner.token_weights import Totals
-from roost.learner.value_loss import ValueBatch, value_loss
+from roost.config.train import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
+from roost.learner.losses import PolicyBatch, Totals, ValueBatch, policy_loss, value_loss
 
 SHAPES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=6)  # turns of sequences
 LOSSES = st.builds(

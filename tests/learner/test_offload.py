@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.config.training import AdapterSettings
+from roost.config.train import AdapterSettings
 from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
 
 BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]

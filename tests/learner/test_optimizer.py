@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from roost.config.training import OptimizerSettings, Schedule
-from roost.learner.optimizer import learning_rate, new_optimizer
+from roost.config.train import OptimizerSettings, Schedule
+from roost.learner.learner import learning_rate, new_optimizer
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from roost.config.training import RatioLevel
-from roost.learner.ratios import importance_weights, ratios
+from roost.config.train import RatioLevel
+from roost.learner.losses import importance_weights, ratios
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 

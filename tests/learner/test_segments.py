@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from roost.config.training import RatioLevel
-from roost.learner.segments import level_sums, segment_sums
+from roost.config.train import RatioLevel
+from roost.learner.packing import level_sums, segment_sums
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from roost.config.training import AdvantageSettings
-from roost.learner.selection import select
+from roost.config.train import AdvantageSettings
+from roost.learner.advantages import select
 
 ADVANTAGES = np.array([0.3, -0.3, 0.0, 0.01, -0.02])
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from roost.config.training import LossAggregation, RatioLevel
-from roost.learner.token_weights import Totals, shares_of_means, token_weights
+from roost.config.train import LossAggregation, RatioLevel
+from roost.learner.losses import Totals, shares_of_means, token_weights
 
 # two sequences: turns of 3 and 1 tokens, and one turn of 2 tokens
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 2, 2])

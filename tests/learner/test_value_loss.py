@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from roost.config.training import LossAggregation, LossSettings
-from roost.learner.token_weights import Totals
-from roost.learner.value_loss import ValueBatch, value_loss
+from roost.config.train import LossAggregation, LossSettings
+from roost.learner.losses import Totals, ValueBatch, value_loss
 
 TOTALS = Totals(sequences=2, tokens=3, longest=4)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from roost.config.engine_options import FORMS
-from roost.config.errors import Findings, Severity, shown
-from roost.engines.spec import ServerSpec
-from roost.placement.engine_rules import OPTIONS
+from roost.config.findings import Findings, Severity, shown
+from roost.engines.command import ServerSpec
 from roost.placement.planner import try_plan
+from roost.placement.rules.engines import OPTIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What a plan or another setting decides; written twice, one of them would be ignored.

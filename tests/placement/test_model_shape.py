@@ -3,8 +3,7 @@
 import pytest
 
 from roost.config.job import ParallelSizes, Sharding
-from roost.placement.memory import GIB, learner_memory
-from roost.placement.model_shape import UnknownShape, shape_from_config
+from roost.placement.memory.model import GIB, UnknownShape, learner_memory, shape_from_config
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import roost
-from roost.placement.plan_file import SCHEMA
+from roost.placement.plan import SCHEMA
 
 CONFIG = {
     "cluster": {
@@ -179,8 +179,8 @@ def test_planning_changes_nothing_it_was_given():
 
 
 def test_a_job_can_be_planned_again():
-    from roost.config.errors import Findings
-    from roost.config.notation import read_job
+    from roost.config.findings import Findings
+    from roost.config.notations.notation import read_job
     from roost.config.source import Source
 
     job = read_job(Source(CONFIG), Findings())

@@ -92,7 +92,7 @@ def planning_is_deterministic(config, inventory, plan):
 
 
 def folded_rows_hold_every_process(config, inventory, plan):
-    from roost.view.folding import fold
+    from roost.view.grid_model import fold
 
     for component in plan.components:
         rows = fold(component.table)

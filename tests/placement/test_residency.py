@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import roost
-from roost.placement.loop_memory import MemoryRefused, share_device
-from roost.placement.phases import Phase, State
-from roost.placement.residency import Decision
+from roost.placement.memory.phases import Phase, State
+from roost.placement.memory.residency import Decision, MemoryRefused, share_device
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 QWEN_7B = {

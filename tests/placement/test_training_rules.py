@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.config.errors import Findings, Severity, shown
+from roost.config.findings import Findings, Severity, shown
 from roost.placement.planner import try_plan
 
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 HANGS = threading.Event()
 
@@ -34,7 +34,7 @@ class Worlds:
 
 
 async def reward():
-    from roost.rollout.rewards.function import Function
+    from roost.rollout.rewards.config import Function
     from roost.rollout.rewards.reward import Answer
 
     await Function(hang).score(Answer(Task(""), ""))
@@ -57,7 +57,7 @@ async def close():
 
 
 def worlds(hanging):
-    from roost.rollout.environments.making import make_environments
+    from roost.rollout.environments.blocking import make_environments
 
     return make_environments(Worlds(hanging))
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from roost.engines.generation import Completion, Finish, VersionSpan
+from roost.engines.protocol import Completion, Finish, VersionSpan
+from roost.rollout.episode import Score, Task
 from roost.rollout.playing import LocalPlayer
-from roost.rollout.scenario import Score, Task
 from tests.limits import HANG_S
 
 

@@ -3,8 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from roost.rollout.arithmetic import CHARACTERS, END, SIZES, Arithmetic
-from roost.rollout.scenario import Split
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Split, Transcript
 from tests.rollout.script import completion, ran
 
 EOS = SIZES["eos_token_id"]

@@ -2,9 +2,8 @@ import sys
 
 import pytest
 
-from roost.config.errors import Findings, Where
-from roost.rollout.check_target import check_target
-from roost.rollout.parts import AGENT, SCENARIO
+from roost.config.findings import Findings, Where
+from roost.rollout.check_target import AGENT, SCENARIO, check_target
 
 HERE = "tests.rollout.agents.programs"
 WORLD = "tests.rollout.agents.world"

@@ -1,7 +1,7 @@
 import pytest
 
-from roost.config.training import CollectSettings
-from roost.rollout.cut_off import may_end, needed_of_group
+from roost.config.train import CollectSettings
+from roost.rollout.group_play import may_end, needed_of_group
 
 RECIPE = {"group_size": 6, "fraction": 0.9, "group_fraction": 0.75}  # 240 samples: from 216 on, 4 of every prompt
 

@@ -1,7 +1,7 @@
 import pytest
 
-from roost.config.training import DrawSettings
-from roost.rollout.draw import FleetDraws
+from roost.config.train import DrawSettings
+from roost.rollout.order import FleetDraws
 from tests.rollout.script import completion, ran
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from roost.rollout.env_worker import EnvWorker
 from roost.rollout.environments.environment import Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.rollout.script import ran, settled
 
 HERE = "tests.rollout.test_env_worker"

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from roost.rollout.episode import NOT_MADE, Episode, Group, Tokens
-from roost.rollout.scenario import Score, Task
+from roost.rollout.episode import NOT_MADE, Episode, Group, Score, Task, Tokens
 
 
 def episode(versions=(), reward=0.0):

@@ -3,9 +3,9 @@ import asyncio
 import httpx
 import pytest
 
-from roost.engines.errors import ContextFull, EngineLost, EngineRefused
+from roost.engines.protocol import ContextFull, EngineLost, EngineRefused
+from roost.rollout.episode import Transcript
 from roost.rollout.gateway import PATH, Contact, Gateway, GatewayDraws
-from roost.rollout.transcript import Transcript
 from tests.limits import HANG_S
 from tests.rollout.script import completion, for_ever, ran, settled
 

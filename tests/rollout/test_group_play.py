@@ -3,12 +3,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from roost.config.training import CollectSettings
+from roost.config.train import CollectSettings
 from roost.procs import user_code as bounded
 from roost.procs.user_code import contain_tasks
+from roost.rollout.episode import Score, Split, Task
 from roost.rollout.group_play import GroupPlay
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed
-from roost.rollout.scenario import Score, Split, Task
 from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
 

@@ -2,10 +2,8 @@ import asyncio
 
 import pytest
 
-from roost.engines.errors import ContextFull
-from roost.engines.generation import Completion, Finish, VersionSpan
-from roost.rollout.episode import NOT_MADE
-from roost.rollout.transcript import Transcript
+from roost.engines.protocol import Completion, ContextFull, Finish, VersionSpan
+from roost.rollout.episode import NOT_MADE, Transcript
 from tests.rollout.script import completion, ran
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roost
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.runtime.checks import (
     Demand,
     Held,

@@ -9,9 +9,9 @@ from roost.cluster.inventory import Inventory
 
 pytest.importorskip("ray")
 
-from roost.runtime.group import LaunchOptions
 from roost.runtime.launch import Site, places, process_setups
 from roost.runtime.membership import NodeReport
+from roost.runtime.worker import LaunchOptions
 from roost.transport.current import SimulatedDevices
 from roost.transport.failure import AgentContact
 

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("ray")
 
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.runtime.nodes import read_cluster_config
 
 SECTION = {"num_nodes": 3, "node_groups": [{"label": "arms", "node_ranks": "1-2"}]}

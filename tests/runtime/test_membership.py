@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.runtime.membership import (
     NodeReport,
     check_device_counts,

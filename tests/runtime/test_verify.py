@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 import roost
-from roost.config.errors import Findings
+from roost.config.findings import Findings
 from roost.runtime.checks import NOT_USED, check_plan
 
 H100 = {"accelerators": 8, "accelerator_model": "H100", "memory_gb": 80}

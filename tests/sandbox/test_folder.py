@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from roost.sandbox import folder
-from roost.sandbox.nameless import nameless_files
+from roost.sandbox import limits as folder
+from roost.sandbox.sandbox import nameless_files
 
 
 @pytest.mark.parametrize(

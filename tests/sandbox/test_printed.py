@@ -1,6 +1,6 @@
 import pytest
 
-from roost.sandbox.printed import Printed
+from roost.sandbox.execution import Printed
 
 
 @pytest.mark.parametrize(

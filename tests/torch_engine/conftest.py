@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from roost.engines.generation import Finish, Sampling
+from roost.engines.protocol import Finish, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.torch_engine.engine import EngineSettings, Progress, Request, TorchEngine
 from tests.limits import HANG_S

@@ -11,8 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from roost.engines.generation import Sampling
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import InFlight, Sampling
 
 PROMPT = list(range(30))
 GREEDY = Sampling(max_tokens=10, temperature=0.0, ignore_eos=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from roost.engines.generation import Finish, Sampling
+from roost.engines.protocol import Finish, Sampling
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 LENGTHS = (1, 2, 15, 16, 17, 40, 70, 97)

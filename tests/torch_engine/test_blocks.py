@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roost.torch_engine.blocks import ROOT, BlockPool, block_hash
+from roost.torch_engine.cache import ROOT, BlockPool, block_hash
 
 COUNT, SIZE = 6, 2
 NAMES = [block_hash(ROOT, [number]) for number in range(5)]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from roost.engines.generation import Sampling
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import InFlight, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.torch_engine.engine import EngineSettings, TorchEngine
 from tests.torch_engine.conftest import Driver

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from roost.engines.generation import Finish, Sampling
-from roost.engines.protocol import InFlight, Part
+from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.torch_engine.engine import Progress, Request
 
 PROMPT = list(range(40))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roost.torch_engine import flash
+from roost.torch_engine import attention as flash
 from roost.torch_engine.cache import LayerShape
 
 BLOCK = 256

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.torch_engine.capacity import block_count, block_size, cuda_room
+from roost.torch_engine.engine import block_count, block_size, cuda_room
 from roost.torch_engine.model import eos_ids, load_model
 from roost.torch_engine.settings import EngineSettings
 

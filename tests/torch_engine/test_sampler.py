@@ -9,9 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from roost.engines.generation import Sampling
-from roost.torch_engine.randomness import uniforms
-from roost.torch_engine.sampler import draw
+from roost.engines.protocol import Sampling
+from roost.torch_engine.sampler import draw, uniforms
 
 VOCABULARY = 24
 PARAMETERS = {

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.engines.generation import Sampling
-from roost.torch_engine.blocks import BlockPool
-from roost.torch_engine.scheduler import Scheduler
-from roost.torch_engine.sequence import Chunk, Request, Tracked
+from roost.engines.protocol import Sampling
+from roost.torch_engine.cache import BlockPool
+from roost.torch_engine.scheduler import Chunk, Request, Scheduler, Tracked
 
 BLOCK = 4
 

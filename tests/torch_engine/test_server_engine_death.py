@@ -6,8 +6,7 @@ import threading
 import httpx
 import pytest
 
-from roost.engines.generation import Sampling
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import InFlight, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.torch_engine.engine import Request, TorchEngine
 from roost.torch_engine.server import create_app, served_engine

@@ -6,12 +6,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from roost.engines.generation import Finish, Sampling, VersionSpan
+from roost.engines.protocol import Finish, Sampling, VersionSpan
 from roost.engines.tiny_model import write_byte_tokenizer
-from roost.torch_engine.sample import Sample, TextWanted
-from roost.torch_engine.sequence import Progress
-from roost.torch_engine.stop_strings import StopScanner
-from roost.torch_engine.text_codec import TextCodec, TextStream
+from roost.torch_engine.scheduler import Progress
+from roost.torch_engine.text import Sample, StopScanner, TextCodec, TextStream, TextWanted
 
 TEXTS = ["plain", "né à l'été", "日本語", "😀😀 👩‍👩‍👧", "mixed 日 and é", " two  spaces ", "a\nb\t"]
 

@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roost.engines.generation import Finish, Sampling
-from roost.engines.protocol import InFlight, Part
+from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.weights.parcel import announced
-from roost.torch_engine.engine import TorchEngine
-from roost.torch_engine.residency import Weights
+from roost.torch_engine.control_api import UpdateDesk
+from roost.torch_engine.engine import TorchEngine, Weights
 from roost.torch_engine.update import checkpoint_files
-from roost.torch_engine.update_routes import UpdateDesk
 from tests.torch_engine.conftest import Driver
 
 GREEDY = Sampling(max_tokens=4, temperature=0.0, ignore_eos=True)

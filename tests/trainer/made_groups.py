@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from roost.rollout.episode import NOT_MADE, Episode, Group, Tokens
-from roost.rollout.scenario import Score, Task
+from roost.rollout.episode import NOT_MADE, Episode, Group, Score, Task, Tokens
 
 
 def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.training import AdvantageSettings, Estimator, Whitening
+from roost.config.train import AdvantageSettings, Estimator, Whitening
 from roost.learner.packing import predicted
-from roost.rollout.episode import NOT_MADE, Episode, Tokens
-from roost.rollout.scenario import Score
+from roost.rollout.episode import NOT_MADE, Episode, Score, Tokens
 from roost.trainer.batch import batch_of, continuations, lags, minibatches, with_advantages, with_scores, with_values
 from tests.trainer.made_groups import made_episode, made_group
 

@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from roost.trainer.best import Best, best_checkpoint, best_of
-from roost.trainer.checkpoints import Checkpoints, TrainerState
+from roost.trainer.checkpoints import Best, Checkpoints, TrainerState, best_checkpoint, best_of
 from roost.trainer.report.page_data import page_data
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from roost.config.training import LearnerSettings, OptimizerSettings, TrainSettings
-from roost.trainer.divergence import Diverged, SkippedSteps, check_policy, check_skipped, explained, likely_cause
+from roost.config.train import LearnerSettings, OptimizerSettings, TrainSettings
+from roost.trainer.guards import Diverged, SkippedSteps, check_policy, check_skipped, explained, likely_cause
 
 
 def settings_of(weight_dtype="float32", **optimizer):

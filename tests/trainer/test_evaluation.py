@@ -3,11 +3,11 @@ import math
 
 import pytest
 
-from roost.config.training import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
+from roost.config.train import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
+from roost.rollout.episode import Score, Split, Task
 from roost.rollout.playing import LocalPlayer
-from roost.rollout.scenario import Score, Split, Task
 from roost.trainer.evaluation import VersionChanged, evaluate
-from roost.trainer.surroundings import EVALUATION, draws_of
+from roost.trainer.rollout_workers import EVALUATION, draws_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled
 
 

@@ -4,8 +4,8 @@ import io
 import pytest
 from rich.console import Console
 
+from roost.rollout.episode import Task
 from roost.rollout.playing import LocalPlayer, Play, PlayFailed
-from roost.rollout.scenario import Task
 from roost.trainer import failures
 from roost.trainer.failures import FailureFiles, NotingPlayer, file_name
 from roost.trainer.run_folder import RunFolder

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.config.training import CollectSettings
+from roost.config.train import CollectSettings
 from roost.procs import user_code as bounded
 from roost.rollout.order import TaskOrder
 from roost.trainer.failures import FailureFiles, NotingPlayer

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roost.learner.selection import Selection
+from roost.learner.advantages import Selection
 from roost.rollout.episode import Part
 from roost.trainer.batch import batch_of, with_scores
 from roost.trainer.feed import Tally

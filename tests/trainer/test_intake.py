@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.trainer.intake import InPlay, choose, may_begin
+from roost.trainer.feed import InPlay, choose, may_begin
 
 
 def over(number, began_at):

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from roost.config.training import (
+from roost.config.train import (
     AdvantageSettings,
     CollectSettings,
     Estimator,
@@ -20,14 +20,14 @@ from roost.config.training import (
     TrainSettings,
 )
 from roost.engines.residency import HandOver
-from roost.engines.weight_check import WrongWeights
-from roost.placement.residency import Decision
+from roost.engines.weights.delivery import WrongWeights
+from roost.placement.memory.residency import Decision
 from roost.trace.spans import SpanRecorder
 from roost.trainer.checkpoints import TrainerState
-from roost.trainer.divergence import Diverged, check_policy
 from roost.trainer.feed import Feed, Position
+from roost.trainer.guards import Diverged, check_policy
 from roost.trainer.loop import LagExceeded, Loop, Models
-from roost.trainer.turns import Turns
+from roost.trainer.switch import Turns
 from tests.rollout.script import Script, ran, settled
 
 

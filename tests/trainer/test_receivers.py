@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 
 import roost
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.weights.release import Way
-from roost.trainer.receivers import Sending, plan_sending, receiver_at
+from roost.trainer.learners import Sending, plan_sending, receiver_at
 
 
 def plan_of(placement, nodes=1):

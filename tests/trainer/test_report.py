@@ -8,11 +8,22 @@ import pytest
 
 from roost.trace.chrome import write_trace
 from roost.trainer.report.page import write_report
-from roost.trainer.report.page_data import duration, page_data
-from roost.trainer.report.phase_times import phase_colours, phases_of
+from roost.trainer.report.page_data import (
+    MOST_CHARACTERS,
+    MOST_LANES,
+    MOST_SPANS,
+    Bar,
+    before_and_after,
+    choose_rollouts,
+    duration,
+    merged,
+    packed,
+    page_data,
+    phase_colours,
+    phases_of,
+    read_trace,
+)
 from roost.trainer.report.plots import write_plots
-from roost.trainer.report.rollouts import MOST_CHARACTERS, before_and_after, choose_rollouts
-from roost.trainer.report.trace_lanes import MOST_LANES, MOST_SPANS, Bar, merged, packed, read_trace
 from roost.trainer.run_folder import RunFolder
 from tests.cli.terminal import run as roost
 from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, workers

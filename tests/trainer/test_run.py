@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config.errors import Findings, Where
-from roost.engines.errors import EnginesBehind, UpdateFailed
+from roost.config.findings import Findings, Where
+from roost.engines.protocol import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
 from roost.procs import signals
 from roost.runtime.control_watch import ControlLost

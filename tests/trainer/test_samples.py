@@ -5,12 +5,9 @@ import json
 
 import pytest
 
-from roost.engines.errors import ContextFull
-from roost.engines.generation import Finish
+from roost.engines.protocol import ContextFull, Finish
 from roost.rollout.agents.chat import ChatPolicy
-from roost.rollout.episode import Episode, Group
-from roost.rollout.scenario import Score, Task
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Episode, Group, Score, Task, Transcript
 from roost.trainer import samples
 from roost.trainer.samples import conversation, samples_of
 from tests.rollout.script import completion

@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.config.training import AdapterSettings, LearnerSettings, TrainSettings
+from roost.config.train import AdapterSettings, LearnerSettings, TrainSettings
 from roost.trainer.components import sleep_level_of
 
 LEVELS = [

@@ -1,7 +1,7 @@
 import asyncio
 
-from roost.config.training import LearnerSettings, TrainSettings
-from roost.trainer import surroundings
+from roost.config.train import LearnerSettings, TrainSettings
+from roost.trainer import rollout_workers as surroundings
 from roost.trainer.failures import FailureFiles
 from tests.rollout.script import Script, ran
 

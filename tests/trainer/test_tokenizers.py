@@ -1,6 +1,6 @@
 import pytest
 
-from roost.trainer.tokenizers import class_name_of, load_tokenizer
+from roost.trainer.targets import class_name_of, load_tokenizer
 
 BACKEND = "transformers.PreTrainedTokenizerFast"
 

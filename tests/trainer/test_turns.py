@@ -4,8 +4,8 @@ import pytest
 
 from roost.engines.protocol import InFlight
 from roost.engines.residency import HandOver
-from roost.placement.residency import Decision
-from roost.trainer.turns import Turns
+from roost.placement.memory.residency import Decision
+from roost.trainer.switch import Turns
 from tests.rollout.script import ran
 
 ALL = ("weight", "grad", "optimizer")

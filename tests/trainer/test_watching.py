@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from roost.rollout.rewards.routing import Route, Routing
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+from roost.rollout.rewards.config import Route, Routing
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import Evaluation
 from roost.trainer.live_view import LiveView

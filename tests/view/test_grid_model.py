@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import roost
-from roost.view.grid_model import grid
-from roost.view.marks import COLOURS, marks
-from roost.view.progressions import progressions
+from roost.view.grid_model import COLOURS, grid, marks, progressions
 
 
 def rlinf(nodes, per_node=8, groups=(), **placement):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from roost.view.page_data import page_data
+from roost.view.html import page_data
 from roost.view.svg import plan_to_svg
 from roost.view.terminal_grid import print_grid
 from roost.view.text import print_plan

@@ -1,14 +1,84 @@
-"""The scenario runner of ml-loop's configs: app worlds, played by the agent that a config group chooses."""
+"""Agents without a policy: one that knows the solution, and one that knows nothing but what can be called."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any, ClassVar
 
-from roost.config.errors import Findings, Where
+from roost.app_world.signature import Api, Parameter
+from roost.app_world.tasks.task_set import make_task
+from roost.app_world.world import APPS
+from roost.config.findings import Findings, Where
+from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.scenario import AgentScenario
-from roost.rollout.check_target import Call, Kind, Part, check_call
-from roost.rollout.parts import AGENT, ENVIRONMENT, TASKS
+from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Call, Kind, Part, check_call
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.episode import Task
+
+NO_WORK = ("api_docs", "supervisor")
+QUOTED = re.compile(r'"([^"]+)"|(/[\w/.-]*\w)')  # what an instruction speaks of: texts and paths
+
+
+class OracleAgent:
+    """Plays the solution of its task, statement by statement, as an agent does that looks at each."""
+
+    def __init__(self, task: Task) -> None:
+        self._solution = make_task(str(task.data["task_id"])).solution
+
+    async def play(self, policy: Policy | None, environment: Environment, first: Observation, max_turns: int) -> None:
+        for block in blocks_of(self._solution, max_turns):
+            if (await environment.step(block)).is_over:
+                return
+
+
+class RandomAgent:
+    """Makes calls at random, with arguments of the right kind, and says that it is done."""
+
+    def __init__(self, task: Task, seed: int = 0, calls: int = 3) -> None:
+        self._random = Random(f"{task.data['task_id']} {seed}")
+        found = QUOTED.finditer(str(task.data["instruction"]))
+        self._words = [match[1] or match[2] for match in found]
+        self._calls = calls
+
+    async def play(self, policy: Policy | None, environment: Environment, first: Observation, max_turns: int) -> None:
+        for _ in range(min(self._calls, max_turns - 1)):
+            await environment.step(self._call())
+        answer = self._random.choice(["", "answer=0", f"answer={self._text()!r}"])
+        await environment.step(f"apis.supervisor.complete_task({answer})")
+
+    def _call(self) -> str:
+        app = self._random.choice([name for name in APPS if name not in NO_WORK])
+        api = self._random.choice(list(APPS[app].apis.values()))
+        return f"print(apis.{app}.{api.name}({self._arguments(api)}))"
+
+    def _arguments(self, api: Api) -> str:
+        given = [each for each in api.parameters if each.is_required or self._random.random() < 0.3]
+        return ", ".join(f"{each.name}={self._argument(each)!r}" for each in given)
+
+    def _argument(self, parameter: Parameter) -> object:
+        kind = parameter.type_name.removesuffix(" or null")
+        if kind == "integer":
+            return self._random.randrange(1000)
+        if kind == "boolean":
+            return self._random.random() < 0.5
+        return [self._text()] if kind == "list of strings" else self._text()
+
+    def _text(self) -> str:
+        return self._random.choice([*self._words, "milk", "home", "2026-03-02"])
+
+
+def blocks_of(code: str, most: int) -> Sequence[str]:
+    """The statements of code, one in each block; what is beyond the last block is in it.
+
+    >>> blocks_of("a = 1\\nfor b in range(a):\\n    print(b)\\nprint(a)", most=2)
+    ['a = 1', 'for b in range(a):\\n    print(b)\\nprint(a)']
+    """
+    statements = [ast.get_source_segment(code, statement) or "" for statement in ast.parse(code).body]
+    return [*statements[: most - 1], *(["\n".join(statements[most - 1 :])] if len(statements) >= most else [])]
+
 
 SERVING = "roost.app_world.serving"
 OWN_TASKS = {"_target_": f"{SERVING}.tasks.AppWorldTasks"}

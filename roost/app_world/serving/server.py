@@ -1,18 +1,149 @@
-"""The server of app worlds: in this event loop, or as a program of its own."""
+"""The routes of the server: AppWorld's, with an `episode` in addition."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
-from roost.app_world.serving.limits import ServingLimits
-from roost.app_world.serving.routes import app_world_app
-from roost.app_world.serving.worlds import Worlds
-from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of
+from roost.app_world.serving.command_line import ServingLimits
+from roost.app_world.serving.told import Refused, told_report, told_task
+from roost.app_world.serving.worlds import ServedWorld, Worlds, known_task
+from roost.net.errors import told
+from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, SizeLimited, bound_socket, url_of
+
+NAME = "roost app world"
+BYTES_OF_A_CHARACTER = 12  # at most, as JSON may write it
+ROOM_FOR_FIELDS = 1 << 20
+LONGEST_SWEEP_S = 30.0
+
+Output = dict[str, Any]
+
+
+class Asked(BaseModel):
+    """What requests have; AppWorld's other fields are taken and not read."""
+
+    task_id: str
+    episode: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+    @property
+    def key(self) -> str:
+        return self.episode or self.task_id
+
+
+class ExecuteAsked(Asked):
+    code: str
+
+
+class StateAsked(Asked):
+    state_id: Annotated[str, Field(max_length=200)]
+
+
+def app_world_app(worlds: Worlds) -> FastAPI:
+    """The app; its worlds are closed when it ends."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(_sweep(worlds))
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await worlds.close_all()
+
+    app = FastAPI(title="Roost's app world", lifespan=lifespan)
+    limit = worlds.limits.code_chars * BYTES_OF_A_CHARACTER + ROOM_FOR_FIELDS
+    app.add_middleware(SizeLimited, most_bytes=limit)
+    _answer_errors(app)
+    _add_beginning_and_end(app, worlds)
+    _add_play(app, worlds)
+    return app
+
+
+def _add_beginning_and_end(app: FastAPI, worlds: Worlds) -> None:
+    @app.get("/")
+    async def about() -> Output:
+        return {"name": NAME, "episodes": True, "worlds": worlds.limits.worlds}
+
+    @app.get("/tasks/{task_id}")
+    async def show_task(task_id: str) -> Output:
+        return {"output": told_task(known_task(task_id))}
+
+    @app.post("/initialize")
+    async def initialize(asked: Asked) -> Output:
+        world = await worlds.begin(asked.key, asked.task_id)
+        return {"output": told_task(world.task)}
+
+    @app.post("/close")
+    async def close(asked: Asked) -> Output:
+        await worlds.close(asked.key)
+        return {"output": None}
+
+    @app.post("/close_all")
+    async def close_all() -> Output:
+        await worlds.close_all()
+        return {"output": None}
+
+
+def _add_play(app: FastAPI, worlds: Worlds) -> None:
+    def world_of(asked: Asked) -> ServedWorld:
+        return worlds.find(asked.key, asked.task_id)
+
+    @app.post("/execute")
+    async def execute(asked: ExecuteAsked) -> Output:
+        return {"output": await world_of(asked).execute(asked.code)}
+
+    @app.post("/task_completed")
+    async def task_completed(asked: Asked) -> Output:
+        return {"output": world_of(asked).is_completed}
+
+    @app.post("/evaluate")
+    async def evaluate(asked: Asked) -> Output:
+        world = world_of(asked)
+        return {"output": told_report(world.task, world.evaluate())}
+
+    @app.post("/save_state")
+    async def save_state(asked: StateAsked) -> Output:
+        world_of(asked).save_state(asked.state_id)
+        return {"output": asked.state_id}
+
+    @app.post("/load_state")
+    async def load_state(asked: StateAsked) -> Output:
+        await world_of(asked).load_state(asked.state_id)
+        return {"output": None}
+
+    @app.post("/save_logs")
+    async def save_logs(asked: Asked) -> Output:
+        world_of(asked)  # nothing is written: whoever plays keeps the account of its episodes
+        return {"output": None}
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": told(error.errors())}, 422)  # without the input, which may be no text at all
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
+
+
+async def _sweep(worlds: Worlds) -> None:
+    while True:
+        await asyncio.sleep(min(worlds.limits.idle_s / 4, LONGEST_SWEEP_S))
+        await worlds.close_idle()
 
 
 def ready_line(url: str, limits: ServingLimits) -> str:

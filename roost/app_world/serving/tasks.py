@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roost.app_world.tasks.task import AppTask
 from roost.app_world.tasks.task_set import TaskSet
-from roost.rollout.scenario import Split, Task
+from roost.rollout.episode import Split, Task
 
 
 class AppWorldTasks:

@@ -1,4 +1,4 @@
-"""Tasks, reports and outputs as the server tells them, in the shapes that AppWorld's clients know."""
+"""What a server does not do, and why."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any
 from roost.app_world.evaluate import Check, Report
 from roost.app_world.tasks.task import AppTask
 from roost.sandbox.execution import Execution
+
+
+class Refused(Exception):
+    """A request that cannot be served: the status says whose fault it is, the message what to change."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 NOTHING_PRINTED = "[Nothing was printed.]"
 STATE_IS_KEPT = "[What was done in the apps is kept.]"

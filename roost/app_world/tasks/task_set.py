@@ -1,16 +1,192 @@
-"""Tasks by their ids, and sets of them."""
+"""Ids of scenarios: one says what it names, so that a task can be made from its id alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import overload
 
+from roost.app_world import records
 from roost.app_world.changes import changes_between
-from roost.app_world.tasks.draft import Draft
-from roost.app_world.tasks.ids import DIFFICULTIES, NUMBERS, ScenarioName, check_split, parse_task_id
-from roost.app_world.tasks.kinds import KINDS, places
+from roost.app_world.errors import unknown
+from roost.app_world.tasks import money, one_app, several_apps
+from roost.app_world.tasks import one_app as pages
+from roost.app_world.tasks import several_apps as two_apps
+from roost.app_world.tasks.draft import DONE, Draft, Plan, Writer, code
 from roost.app_world.tasks.task import AppTask
+from roost.app_world.words import TINY_WORDS
+
+SPLITS = ("train", "dev", "test_normal", "test_challenge")
+DIFFICULTIES = (1, 2, 3)
+SLOTS = 32  # for kinds of a difficulty: a new kind takes the next slot, and leaves older ids as they are
+SPACE = 16**7
+NUMBERS = SPACE // (SLOTS * len(DIFFICULTIES) * len(SPLITS))  # scenarios of a kind in a split
+SCATTER = 0x9E3779B  # odd, so that multiplying by it has an inverse; neighbours get ids that look unlike
+GATHER = pow(SCATTER, -1, SPACE)
+TASK_ID = re.compile(r"([0-9a-f]{7})_([123])", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ScenarioName:
+    """What a scenario's id stands for. Two splits have no id in common.
+
+    >>> name = ScenarioName("dev", difficulty=2, slot=5, number=1000)
+    >>> name.id, ScenarioName.parse(name.id) == name
+    ('391925b', True)
+    """
+
+    split: str
+    difficulty: int
+    slot: int  # of the kind, among those of its difficulty
+    number: int
+
+    @property
+    def id(self) -> str:
+        place = self.number * SLOTS + self.slot
+        place = place * len(DIFFICULTIES) + DIFFICULTIES.index(self.difficulty)
+        place = place * len(SPLITS) + SPLITS.index(self.split)
+        return f"{place * SCATTER % SPACE:07x}"
+
+    @classmethod
+    def parse(cls, scenario_id: str) -> ScenarioName:
+        place = int(scenario_id, 16) * GATHER % SPACE
+        place, split = divmod(place, len(SPLITS))
+        place, difficulty = divmod(place, len(DIFFICULTIES))
+        number, slot = divmod(place, SLOTS)
+        return cls(SPLITS[split], DIFFICULTIES[difficulty], slot, number)
+
+
+def parse_task_id(task_id: str) -> tuple[str, int]:
+    """The scenario's id and the variant.
+
+    >>> parse_task_id("3f2a91c_1")
+    ('3f2a91c', 1)
+    """
+    match = TASK_ID.fullmatch(task_id)
+    if match is None:
+        raise ValueError(f"{task_id!r} is no id of a task; one looks like 3f2a91c_1, with a variant from 1 to 3")
+    return match[1], int(match[2])
+
+
+def check_split(split: str) -> None:
+    """Only splits that there are."""
+    if split not in SPLITS:
+        raise ValueError(str(unknown("split", split, SPLITS)))
+
+
+def jot_note(draft: Draft) -> Plan:
+    word = draft.pick(TINY_WORDS)
+    after = draft.state.copy()
+    after.add("notes", records.note(word, after.today))
+    return Plan(f'Add a note titled "{word}".', code(f'apis.notes.create(title="{word}")', DONE), after)
+
+
+def jot_task(draft: Draft) -> Plan:
+    word = draft.pick(TINY_WORDS)
+    after = draft.state.copy()
+    after.add("tasks", records.task(word))
+    return Plan(f'Add a task titled "{word}".', code(f'apis.todo.create(title="{word}")', DONE), after)
+
+
+def delete_file(draft: Draft) -> Plan:
+    path, _ = _plant_files(draft)
+    after = draft.state.copy()
+    after.remove("files", path)
+    return Plan(f"Delete the file {path}.", code(f'apis.files.delete(path="{path}")', DONE), after)
+
+
+def read_file(draft: Draft) -> Plan:
+    path, content = _plant_files(draft)
+    solution = f'apis.supervisor.complete_task(answer=apis.files.read(path="{path}")["content"])'
+    return Plan(f"What does the file {path} say?", solution, answer=content)
+
+
+def _plant_files(draft: Draft) -> tuple[str, str]:
+    """A file that the task is about, and others like it."""
+    wanted, *others = draft.random.sample(TINY_WORDS, 3)
+    for word in draft.shuffled([wanted, *others]):
+        content = "".join(draft.random.sample("abcdefghijkmnpqrstuvwxyz", 6))
+        draft.state.add("files", records.file(f"/{word}.txt", draft.state.today, content))
+    path = f"/{wanted}.txt"
+    return path, str(draft.state.find("files", path)["content"])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One generator of tasks."""
+
+    write: Writer
+    is_held_out: bool = False  # only for the split test_challenge, and nothing else is in it
+
+    @property
+    def name(self) -> str:
+        return self.write.__name__
+
+    def is_in(self, split: str) -> bool:
+        return self.is_held_out == (split == "test_challenge")
+
+
+KINDS: Mapping[int, tuple[Kind, ...]] = {
+    1: (
+        Kind(jot_note),
+        Kind(jot_task),
+        Kind(delete_file),
+        Kind(read_file),
+        Kind(one_app.finish_task),
+        Kind(one_app.tell_phone),
+        Kind(one_app.add_contact),
+        Kind(one_app.book_event),
+        Kind(one_app.rename_note),
+        Kind(one_app.tell_balance),
+        Kind(one_app.cancel_event),
+        Kind(one_app.move_file, is_held_out=True),
+        Kind(one_app.tag_note, is_held_out=True),
+    ),
+    2: (
+        Kind(pages.finish_list),
+        Kind(pages.delete_tagged),
+        Kind(pages.total_sent),
+        Kind(pages.raise_overdue),
+        Kind(two_apps.invite_person),
+        Kind(two_apps.pay_person),
+        Kind(two_apps.note_to_tasks),
+        Kind(two_apps.file_to_note),
+        Kind(two_apps.list_city),
+        Kind(pages.cancel_day, is_held_out=True),
+        Kind(two_apps.prepare_day, is_held_out=True),
+    ),
+    3: (
+        Kind(money.split_bill),
+        Kind(money.settle_requests),
+        Kind(money.watch_budget),
+        Kind(money.reimburse),
+        Kind(money.thank_most),
+        Kind(several_apps.meeting_time),
+        Kind(several_apps.postpone_trip),
+        Kind(several_apps.birthday_gifts),
+        Kind(several_apps.stock_up, is_held_out=True),
+        Kind(several_apps.week_report, is_held_out=True),
+    ),
+}
+TINY = ("jot_note", "jot_task", "delete_file", "read_file")  # what a model can learn that knows nothing
+
+
+def places(split: str, difficulties: Sequence[int], names: Sequence[str] | None = None) -> list[tuple[int, int]]:
+    """Difficulty and slot of the kinds that a split has, or of those of them with these names.
+
+    >>> places("train", [1, 2], ["jot_task", "finish_list"])
+    [(1, 1), (2, 0)]
+    """
+    slots = [(level, slot, kind) for level in difficulties for slot, kind in enumerate(KINDS[level])]
+    here = {kind.name: (level, slot) for level, slot, kind in slots if kind.is_in(split)}
+    for name in names or ():
+        if name not in here:
+            levels = ", ".join(map(str, difficulties))
+            raise ValueError(str(unknown(f"kind of tasks in {split} at difficulty {levels}", name, here)))
+    return [place for name, place in here.items() if names is None or name in names]
+
 
 VARIANTS = 3  # of a scenario
 

@@ -111,11 +111,11 @@ def _checked_kind(kind_class: type[HardwareConfig]) -> str:
 BUILT_IN = HardwareRegistry(
     accelerators=(SIMULATED, AMD, ASCEND, INTEL, KUNLUN, MOORE_THREADS, NVIDIA),
     kinds=(
-        ("Franka", "roost.cluster.hardware.robots.franka:FrankaConfig"),
-        ("DualFranka", "roost.cluster.hardware.robots.dual_franka:DualFrankaConfig"),
-        ("GimArm", "roost.cluster.hardware.robots.gim_arm:GimArmConfig"),
-        ("DOSW1", "roost.cluster.hardware.robots.dosw1:DOSW1Config"),
-        ("Turtle2", "roost.cluster.hardware.robots.turtle2:Turtle2Config"),
+        ("Franka", "roost.cluster.hardware.robots.kinds:FrankaConfig"),
+        ("DualFranka", "roost.cluster.hardware.robots.kinds:DualFrankaConfig"),
+        ("GimArm", "roost.cluster.hardware.robots.kinds:GimArmConfig"),
+        ("DOSW1", "roost.cluster.hardware.robots.kinds:DOSW1Config"),
+        ("Turtle2", "roost.cluster.hardware.robots.kinds:Turtle2Config"),
     ),
 )
 
@@ -123,7 +123,7 @@ BUILT_IN = HardwareRegistry(
 def installed_registry(environ: Mapping[str, str]) -> HardwareRegistry:
     """Return what is built in, what installed packages offer, and what ROOST_HARDWARE names.
 
-    >>> installed_registry({"ROOST_HARDWARE": "roost.cluster.hardware.robots.franka:FrankaConfig"}) == BUILT_IN
+    >>> installed_registry({"ROOST_HARDWARE": "roost.cluster.hardware.robots.kinds:FrankaConfig"}) == BUILT_IN
     True
     """
     registry = BUILT_IN

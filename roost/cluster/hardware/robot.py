@@ -50,7 +50,7 @@ Config = TypeVar("Config", bound=HardwareConfig)
 def parse_config(kind_class: type[Config], mapping: object) -> Config | list[Problem]:
     """Check what a user wrote about one item; return it, or everything that is wrong with it.
 
-    >>> from roost.cluster.hardware.robots.franka import FrankaConfig
+    >>> from roost.cluster.hardware.robots.kinds import FrankaConfig
     >>> parse_config(FrankaConfig, {"node_rank": 1, "robot_ip": "10.10.10.1"}).robot_ip
     '10.10.10.1'
     >>> for problem in parse_config(FrankaConfig, {"robot_ip": "ROBOT_IP", "gripper": "franka"}):
@@ -77,7 +77,7 @@ def fill_from_environment(
     then a variable also wins over a default. One item takes the whole value, so that a list keeps its commas;
     for several, a value has one part each. Node ranks are never read from variables.
 
-    >>> from roost.cluster.hardware.robots.franka import FrankaConfig
+    >>> from roost.cluster.hardware.robots.kinds import FrankaConfig
     >>> robots = fill_from_environment(FrankaConfig, [], 16, {"ROBOT_IP": "10.10.10.1,10.10.10.2"})
     >>> [(robot.node_rank, robot.robot_ip) for robot in robots]
     [(16, '10.10.10.1'), (16, '10.10.10.2')]

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from roost.config.errors import Findings, counted
+from roost.config.findings import Findings, counted
 from roost.config.job import Notation
 from roost.config.known_keys.tables import Effect, KeyUse, Known
+from roost.config.notations.dialects import UNLIKE
 from roost.config.section import Section
-from roost.config.training_unlike import UNLIKE
 
 QUIET = (Effect.BACKEND, Effect.SPEED, Effect.FILES, Effect.NOTHING)
 HARMLESS = Known(Effect.NOTHING, "it has no effect with this value, or with the other settings")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from roost.config.errors import Where
+from roost.config.findings import Where
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 

@@ -9,9 +9,8 @@ from functools import cache
 from roost.config.job import Notation
 from roost.config.known_keys import loop, rlinf, roll
 from roost.config.known_keys.tables import Effect, Entry, Known
-from roost.config.training_dialects import MADE_OF
-from roost.config.training_keys import KEYS
-from roost.config.training_unlike import UNLIKE
+from roost.config.notations.dialects import MADE_OF, UNLIKE
+from roost.config.train_keys import KEYS
 
 ROLE = "ROLE"  # the child of the root that stands for every role of ROLL's
 TABLES: dict[Notation, tuple[Entry, ...]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from roost.config.errors import did_you_mean
+from roost.config.findings import did_you_mean
 from roost.config.job import Notation
 from roost.config.known_keys.tables import Effect, KeyUse, Known
 from roost.config.known_keys.tree import OWNED, ROLE, Node, known_tree
-from roost.config.roll import NESTED_ROLES, USUAL_ROLES, holds_role
+from roost.config.notations.roll import NESTED_ROLES, USUAL_ROLES, holds_role
 from roost.config.section import NEAR_MISS, Section
 
 MAX_HINTS = 50  # unknown keys that are compared with the known ones

@@ -10,12 +10,11 @@ import torch
 from roost.engines.protocol import Engine
 from roost.engines.weights.buckets import BUCKET_BYTES
 from roost.engines.weights.carriers import BroadcastCarrier
-from roost.engines.weights.group import WeightGroup
+from roost.engines.weights.group import VllmWeightGroup, WeightGroup
 from roost.engines.weights.parcel import GroupInvitation
 from roost.engines.weights.release import LocalSender, Way
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import WeightSource
-from roost.engines.weights.vllm_group import VllmWeightGroup
 
 JOIN_LIMIT_S = 300.0
 

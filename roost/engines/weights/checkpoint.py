@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from roost.engines.errors import UpdateFailed
+from roost.engines.protocol import UpdateFailed
 from roost.engines.weights.buckets import cut, size_of
 from roost.engines.weights.parcel import TensorInfo
 from roost.engines.weights.source import WeightSource

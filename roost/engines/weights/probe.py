@@ -1,16 +1,60 @@
-"""A probe: fixed tokens and the log-probabilities that the learner gives them, to be compared with an engine's."""
+"""Fingerprints of tensors: computed where the tensor lies, the same on every device, different for different bytes."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+CHUNK = 1 << 22  # words at a time, so that a fingerprint needs little memory beside the tensor
+SPREAD = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits, as a signed number
+# The finishing steps of the SplitMix64 generator: how far to shift, and what to multiply by.
+MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """The type of a tensor, and sixteen hexadecimal digits for its bytes and shape.
+
+    Every word of the tensor is hashed together with its place, and the hashes are added up modulo 2**64. Sums of
+    integers do not depend on the order of adding, so a GPU and a CPU agree.
+
+    >>> fingerprint(torch.zeros(3)) == fingerprint(torch.zeros(3))
+    True
+    >>> fingerprint(torch.tensor([1.0, 2.0])) == fingerprint(torch.tensor([2.0, 1.0]))
+    False
+    """
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, flat.numel(), CHUNK * 8):
+        words = _words(flat[start : start + CHUNK * 8])
+        places = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
+        total += _hashed(words ^ (places * SPREAD)).sum()
+    shape = zlib.crc32(repr(tuple(tensor.shape)).encode())
+    return f"{str(tensor.dtype).removeprefix('torch.')}:{(int(total) ^ shape) % 2**64:016x}"
+
+
+def _hashed(words: torch.Tensor) -> torch.Tensor:
+    for shift, factor in MIXING:
+        words = (words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return words
+
+
+def _words(part: torch.Tensor) -> torch.Tensor:
+    """Bytes as numbers of 64 bits, the last one filled up with zeros."""
+    missing = -part.numel() % 8
+    if missing:
+        part = torch.cat([part, part.new_zeros(missing)])
+    # A view as larger numbers must start where such a number may start.
+    aligned = part if part.data_ptr() % 8 == 0 else part.clone()
+    return aligned.view(torch.int64)
+
+
 # A text of 32 tokens already tells one set of weights from another; ids stay small, so that every vocabulary has them.
 LENGTH = 32
-SPREAD = 73
+TOKEN_STEP = 73
 TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "bfloat16": 0.25, "float16": 0.08}
 
 
@@ -39,7 +83,7 @@ def probe_tokens(vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
     >>> probe_tokens(100, 4)
     (1, 74, 47, 20)
     """
-    return tuple((1 + place * SPREAD) % vocabulary for place in range(length))
+    return tuple((1 + place * TOKEN_STEP) % vocabulary for place in range(length))
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from roost.engines.errors import EngineError, UpdateFailed
-from roost.engines.protocol import Engine
+from roost.engines.protocol import Engine, EngineError, UpdateFailed
 from roost.engines.weights.buckets import BUCKET_BYTES
 from roost.engines.weights.carriers import Carrier
 from roost.engines.weights.checkpoint import write_checkpoint

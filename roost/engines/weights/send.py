@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from roost.engines.errors import EngineError, UpdateFailed, WeightsRefused
-from roost.engines.protocol import Engine
+from roost.engines.protocol import Engine, EngineError, UpdateFailed, WeightsRefused
 from roost.engines.weights.buckets import BUCKET_BYTES, cut, size_of
 from roost.engines.weights.carriers import Carrier
-from roost.engines.weights.fingerprint import fingerprint
 from roost.engines.weights.parcel import Manifest, Parcel, TensorInfo
+from roost.engines.weights.probe import fingerprint
 from roost.engines.weights.source import WeightSource
 
 PACKING_LIMIT_S = 30.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roost.engines.errors import UpdateFailed
-from roost.engines.protocol import Engine
+from roost.engines.protocol import Engine, UpdateFailed
 from roost.engines.weights.probe import Probe
 
 CLEARLY = 0.02  # a change of a log-probability that no engine rounds away

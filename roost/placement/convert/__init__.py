@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from roost.config.errors import Findings, Where
+from roost.config.findings import Findings, Where
 from roost.config.job import ModelUse, Notation
 from roost.placement.convert.to_loop import to_loop
 from roost.placement.convert.to_rlinf import to_rlinf

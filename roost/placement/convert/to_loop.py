@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from roost.config.errors import Findings, Where
-from roost.config.loop import MEMORY_KEYS
+from roost.config.findings import Findings, Where
+from roost.config.notations.loop import MEMORY_KEYS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 

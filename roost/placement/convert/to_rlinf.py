@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import Group, Inventory
-from roost.config.errors import Findings, Where
+from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.resources import ACCELERATOR, NODE
-from roost.config.errors import Findings, Where
+from roost.config.findings import Findings, Where
 from roost.config.job import Role, Sharding
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 Message = Mapping[str, Any]  # with `role` and `content`, as OpenAI's
 

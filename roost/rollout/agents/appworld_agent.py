@@ -1,4 +1,4 @@
-"""Agents of the AppWorld contract: synchronous classes that are asked for one block of code after another."""
+"""A task as agents of the AppWorld contract know it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,43 @@ import abc
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
-from roost.engines.errors import ContextFull
+from roost.engines.protocol import ContextFull
 from roost.rollout.agents.agent import Policy
-from roost.rollout.agents.appworld_task import AppworldTask, appworld_task
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, RolloutCancelled, in_thread
 from roost.rollout.agents.chat import RecordedReply
 from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+
+
+@dataclass(frozen=True)
+class AppworldTask:
+    """What is to be done, and for whom: the fields that AppWorld's own tasks have."""
+
+    id: str
+    instruction: str
+    supervisor: Any  # with first_name, last_name, email, phone_number, as far as the environment tells them
+    datetime: str = ""
+
+
+def appworld_task(task: Task, first: Observation) -> AppworldTask:
+    """From a task, and what its environment told with the first observation.
+
+    >>> task = Task("7_1: call Ann", {"task_id": "7_1", "instruction": "call Ann"})
+    >>> told = appworld_task(task, Observation("", info={"supervisor": {"first_name": "Bo"}}))
+    >>> told.id, told.instruction, told.supervisor.first_name
+    ('7_1', 'call Ann', 'Bo')
+    """
+    known = {**task.data, **first.info}
+    return AppworldTask(
+        str(known.get("task_id", task.name)),
+        str(known.get("instruction", task.name)),
+        SimpleNamespace(**dict(known.get("supervisor") or {})),
+        str(known.get("datetime", "")),
+    )
+
 
 __all__ = [
     "AppworldAdapter",

@@ -7,15 +7,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from roost.config.errors import Findings, Where, shown
+from roost.config.findings import Findings, Where, shown
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, StartedEnvironment, in_thread
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import RecordedEpisode, Recorder
-from roost.rollout.check_target import Call, Kind, check_call, find_callable
+from roost.rollout.check_target import Call, Kind, check_call, find_callable, located
 from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.located import located
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 PROGRAM = Kind((), given=("base_url", "api_key", "model", "task", "environment"))
 

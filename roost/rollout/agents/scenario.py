@@ -1,4 +1,4 @@
-"""The scenario of agents: tasks from a source, environments to act in, and an agent for each episode."""
+"""An account of an episode: what the environment was asked and showed, what it gave, and how that is told."""
 
 from __future__ import annotations
 
@@ -9,18 +9,102 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from roost.engines.errors import ContextFull
-from roost.rollout.agents.account import WatchedEnvironment
+from roost.engines.protocol import ContextFull
+from roost.rollout.agents.agent import Agent
+from roost.rollout.agents.appworld_agent import AppworldAdapter
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
-from roost.rollout.agents.making import make_agent
 from roost.rollout.agents.recording import Recorder
-from roost.rollout.check_target import Part
-from roost.rollout.environments.environment import Environment, Environments
-from roost.rollout.environments.making import make_environments
-from roost.rollout.parts import AGENT, ENVIRONMENT, TASKS
-from roost.rollout.scenario import Score, Split, Task
-from roost.rollout.transcript import Transcript
+from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Part, located, own_keys
+from roost.rollout.environments.blocking import make_environments
+from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.episode import Score, Split, Task, Transcript
+
+MOST_SHOWN = 400  # characters of an action or an observation
+MOST_STEPS = 20  # the first and the last ones are shown
+
+
+class WatchedEnvironment:
+    """An environment that keeps account of its steps."""
+
+    def __init__(self, environment: Environment, transcript: Transcript) -> None:
+        self._environment, self._transcript = environment, transcript
+        self._steps: list[tuple[Any, Observation]] = []
+        self._rewards: list[tuple[int, float]] = []  # each with the turns that the policy had had by then
+
+    async def reset(self, task: Task, seed: int | None = None) -> Observation:
+        return await self._environment.reset(task, seed)
+
+    async def step(self, action: Any) -> Observation:
+        turns = self._transcript.turns
+        seen = await self._environment.step(action)
+        self._steps.append((action, seen))
+        self._rewards.append((turns, float(seen.reward)))
+        return seen
+
+    async def score(self) -> float:
+        return await self._environment.score()
+
+    async def close(self) -> None:
+        await self._environment.close()
+
+    @property
+    def rewards_of_turns(self) -> tuple[float, ...]:
+        """What each of the policy's turns earned; nothing where the environment gives no rewards for steps."""
+        if not any(reward for _, reward in self._rewards):
+            return ()
+        of_turns = [0.0] * self._transcript.turns
+        for turns, reward in self._rewards:
+            of_turns[max(turns, 1) - 1] += reward
+        return tuple(of_turns)
+
+    def told(self) -> str:
+        """The steps as people read them."""
+        steps = [f"> {_short(action)}\n{_short(seen.content)}" for action, seen in self._steps]
+        left_out = len(steps) - MOST_STEPS
+        if left_out > 0:
+            half = MOST_STEPS // 2
+            steps = [*steps[:half], f"[{left_out} steps are not shown]", *steps[-half:]]
+        return "\n".join(steps)
+
+
+def _short(value: Any) -> str:
+    """
+    >>> _short("x" * 1000) == "x" * 400 + "…"
+    True
+    """
+    text = str(value).strip()
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+RECORDER = "recorder"
+
+
+def make_agent(config: Mapping[str, Any], task: Task, recorder: Recorder) -> Agent:
+    """The agent of an episode: its class is called with the config's other keys and `task`.
+
+    One that takes `recorder` gets it; one of the AppWorld contract also gets `llm`, when it begins.
+    """
+    make = located(config["_target_"])
+    keys = own_keys(config)
+    if is_appworld_agent(make):
+        return AppworldAdapter(make, keys, task)
+    given = {RECORDER: recorder} if RECORDER in parameters_of(make) else {}
+    agent: Agent = make(task=task, **given, **keys)
+    return agent
+
+
+def is_appworld_agent(make: Any) -> bool:
+    return callable(getattr(make, "next_code_block", None)) and not is_agent(make)
+
+
+def is_agent(make: Any) -> bool:
+    return callable(getattr(make, "play", None))
+
+
+def parameters_of(make: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(make).parameters
+
 
 CLOSE_LIMIT_S = 5.0  # an episode that is cancelled has 10 s in all to put its things in order
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roost.procs.user_code import DaemonThread, begun
-from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.scenario import Task
+from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.episode import Task
 
 
 def is_blocking(environments: Any) -> bool:
@@ -79,3 +79,22 @@ class BlockingEnvironment:
         # Shielded, as a call that has not begun would otherwise be dropped: `close` has to come in any case.
         call = self._thread.submit(method, *arguments)
         return await asyncio.shield(asyncio.wrap_future(call))
+
+
+def make_environments(
+    config: Mapping[str, Any] | Environments, hardware: Sequence[Mapping[str, Any]] = ()
+) -> Environments:
+    """What a config names by `_target_`; where there is declared hardware, also made with its configs.
+
+    Those that were made already are taken as they are. A class of plain, blocking functions is called in threads.
+    """
+    from hydra.utils import instantiate
+
+    made: Environments
+    if isinstance(config, Mapping):
+        # Not through the config, where a `$` or a `???` in what was declared would mean something.
+        more = {"hardware": [dict(each) for each in hardware]} if hardware else {}
+        made = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)(**more)
+    else:
+        made = config
+    return BlockingEnvironments(made) if is_blocking(made) else made

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 
 @dataclass(frozen=True, slots=True)

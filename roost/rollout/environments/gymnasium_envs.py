@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from roost.procs.user_code import DaemonThread
 from roost.rollout.environments.environment import Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 if TYPE_CHECKING:
     from roost.rollout.environments.gymnasium_slots import VectorSlots

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from roost.rollout.environments.environment import Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 LARGEST_MESSAGE = 100 * 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between asking a full server again

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 Numbers = npt.NDArray[np.float64]
 Image = npt.NDArray[np.uint8]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roost.rollout.environments.robot import Image, Limits, Numbers, Reading
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 UPPER_M, LOWER_M, SHOULDER_M = 0.4, 0.4, 0.2  # the links, and the height of the shoulder
 JOINT_LOW = np.array([-2.6, -0.3, 0.1])  # yaw, shoulder from the horizontal, elbow's bend

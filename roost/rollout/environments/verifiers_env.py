@@ -19,7 +19,7 @@ from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.scenario import Split, Task
+from roost.rollout.episode import Split, Task
 
 MOST_TASKS = 100_000  # of a taskset without end
 NO_KEY = "ROOST_RECORDING_KEY"  # a variable that nobody sets: the endpoint is known by its address alone

@@ -1,23 +1,156 @@
-"""Rewards as a config names them: a mapping from names to `_target_`, `tags`, `weight` and the reward's own keys."""
+"""A user's plain function as a reward."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.config.errors import Findings, Where, did_you_mean, shown
-from roost.procs.user_code import call
-from roost.rollout.located import NotLocated, located
-from roost.rollout.rewards.function import OFFERED, Function, named_arguments
-from roost.rollout.rewards.reward import Reward
-from roost.rollout.rewards.routing import SCENARIO, Route, Routing
+from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.procs.user_code import begun, call, within
+from roost.rollout.check_target import NotLocated, located
+from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite
+
+OFFERED = ("answer", "task", "data", "text", "reward")  # the whole, and its parts
+
+
+class Function:
+    """Calls a function, asynchronous or not, with those of `answer`, `task`, `data`, `text` and `reward` that it names.
+
+    >>> def short(text, most=10):
+    ...     return len(text) <= most
+    >>> from roost.rollout.episode import Task
+    >>> asyncio.run(Function(short, keys={"most": 3}).score(Answer(Task("say hello"), "hello")))
+    0.0
+    """
+
+    def __init__(
+        self,
+        function: str | Callable[..., Any],
+        keys: dict[str, Any] | None = None,
+        threads: int = 4,
+        limit_s: float = 60.0,
+    ) -> None:
+        if threads < 1 or limit_s <= 0:
+            raise ValueError(f"threads is {threads} and limit_s {limit_s}; both must be above 0")
+        self._function = located(function) if isinstance(function, str) else function
+        self._name = getattr(self._function, "__name__", type(self._function).__name__)
+        self._keys = dict(keys or {})
+        self._named = named_arguments(self._function, self._keys)
+        self._limit_s = limit_s
+        self._is_async = inspect.iscoroutinefunction(self._function)
+        self._places = asyncio.Semaphore(threads)  # the limit counts from when there is one for it
+
+    async def score(self, answer: Answer) -> float:
+        offered = dict(zip(OFFERED, (answer, answer.task, answer.task.data, answer.text, answer.reward), strict=True))
+        arguments = {name: offered[name] for name in self._named} | self._keys
+        try:
+            async with self._places if not self._is_async else contextlib.nullcontext():
+                return finite(await within(self._limit_s, self._called(arguments)), self._name)
+        except TimeoutError as error:
+            raise RewardFailed(f"{self._name} was not over after {self._limit_s:g} s") from error
+
+    async def close(self) -> None:
+        """A thread cannot be ended; one that still runs is left behind."""
+
+    async def _called(self, arguments: dict[str, Any]) -> Any:
+        if self._is_async:
+            return await self._function(**arguments)
+        # A thread for each call: one that hangs takes none from the answers after it.
+        result = await asyncio.wrap_future(begun(f"reward {self._name}", lambda: self._function(**arguments)))
+        return await result if inspect.isawaitable(result) else result
+
+
+def named_arguments(function: Callable[..., Any], keys: dict[str, Any]) -> tuple[str, ...]:
+    """Which of what is offered a function takes; TypeError where it needs, or is given, anything else.
+
+    >>> named_arguments(lambda text, data, most=1: 0, {"most": 2})
+    ('data', 'text')
+    """
+    parameters = inspect.signature(function).parameters.values()
+    by_name = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]
+    missing = [name for name in needed if name not in by_name or name not in (*OFFERED, *keys)]
+    if missing:
+        raise TypeError(f"it needs {', '.join(missing)}; it may name {', '.join(OFFERED)}, and keys of the config")
+    unknown = [name for name in keys if name not in by_name and not takes_any]
+    if unknown:
+        raise TypeError(f"it does not take {', '.join(unknown)}; it takes {', '.join(by_name) or 'nothing'}")
+    return tuple(name for name in OFFERED if (name in by_name or takes_any) and name not in keys)
+
+
+SCENARIO = "scenario"  # the name under which the scenario's own reward is weighted
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A reward as tasks find it."""
+
+    name: str
+    tags: frozenset[str] = frozenset()  # of the tasks that it scores; none: of all tasks
+    weight: float = 1.0
+
+    def takes(self, tag: str) -> bool:
+        return not self.tags or tag in self.tags
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """All rewards that there are. Those that take a task's tag are added up, each by its weight.
+
+    The scenario's own reward counts beside them only where it has a weight. An answer that no reward takes keeps it.
+
+    >>> routing = Routing((Route("exact", frozenset({"math"})), Route("style", weight=0.5)))
+    >>> [route.name for route in routing.of("math")], routing.total("math", 9.0, {"exact": 1.0, "style": 0.2})
+    (['exact', 'style'], 1.1)
+    """
+
+    routes: tuple[Route, ...] = ()
+    own: Route | None = None  # the scenario's
+
+    def of(self, tag: str) -> tuple[Route, ...]:
+        """The rewards that score answers to tasks of a tag."""
+        return tuple(route for route in self.routes if route.takes(tag))
+
+    def total(self, tag: str, own: float, scores: Mapping[str, float]) -> float:
+        """What an answer is worth, given what the scenario gave it and what each of the rewards that take it did."""
+        chosen = self.of(tag)
+        if not chosen:
+            return own
+        return sum((route.weight * scores[route.name] for route in chosen), self.own_weight(tag) * own)
+
+    def own_weight(self, tag: str) -> float:
+        """By how much the scenario's own reward counts for a task, and so what it gave for each turn.
+
+        >>> Routing((Route("exact"),)).own_weight(""), Routing((Route("exact", frozenset({"math"})),)).own_weight("")
+        (0.0, 1.0)
+        """
+        if not self.of(tag):
+            return 1.0
+        return self.own.weight if self.own is not None and self.own.takes(tag) else 0.0
+
+    def parts(self, tag: str, own: float, scores: Mapping[str, float]) -> dict[str, float]:
+        """What the answer's worth is made of, before it is weighted.
+
+        >>> Routing((Route("exact"),), Route(SCENARIO)).parts("", 9.0, {"exact": 1.0}), Routing().parts("", 9.0, {})
+        ({'exact': 1.0, 'scenario': 9.0}, {'scenario': 9.0})
+        """
+        counts_own = not self.of(tag) or (self.own is not None and self.own.takes(tag))
+        return {**scores, **({SCENARIO: own} if counts_own else {})}
+
 
 ROUTE_KEYS = ("tags", "weight")
 NEEDED = ("score", "close")
-EXAMPLE = "write a name, and under it _target_: roost.rollout.rewards.exact.ExactAnswer"
+EXAMPLE = "write a name, and under it _target_: roost.rollout.rewards.math_answer.ExactAnswer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +166,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
     """Make the rewards of a config; of those with a placement of their own the keys are looked at only.
 
     >>> made = make_rewards(
-    ...     {"exact": {"_target_": "roost.rollout.rewards.exact.ExactAnswer", "tags": "math", "find": "boxed"}},
+    ...     {"exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "tags": "math", "find": "boxed"}},
     ...     Where(path=("train", "rewards")),
     ...     Findings(),
     ... )

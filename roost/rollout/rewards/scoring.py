@@ -1,22 +1,174 @@
-"""What answers are worth, by all rewards of a run."""
+"""A reward that workers of its own compute, as the driver sees it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.procs.user_code import called, within
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.finite import finite
-from roost.rollout.rewards.remote import RemoteReward
-from roost.rollout.rewards.reward import Answer, Reward, prepare_reward
-from roost.rollout.rewards.routing import Route, Routing
-from roost.transport.failure import WorkerFailed
+from roost.rollout.episode import Episode
+from roost.rollout.playing import Play, Player, PlayFailed, leave_place, whole_traceback
+from roost.rollout.rewards.config import Route, Routing
+from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite, prepare_reward
+from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
 
 if TYPE_CHECKING:
-    from roost.runtime.group import WorkerGroup
+    from roost.runtime.worker import WorkerGroup
+
+GATHER_S = 0.005  # for which answers are gathered: the episodes of a group often end together
+LARGEST = 64  # answers of one call
+
+
+class _Waiting(NamedTuple):
+    answer: Answer
+    score: asyncio.Future[float]
+
+
+def spread(loads: Mapping[int, int], count: int) -> list[int]:
+    """The rank for each of so many answers: always one of those that have the least to do by then.
+
+    >>> spread({0: 3, 1: 1}, 4)
+    [1, 1, 0, 1]
+    """
+    filled = dict(loads)
+    ranks = []
+    for _ in range(count):
+        rank = min(filled, key=lambda rank: (filled[rank], rank))
+        filled[rank] += 1
+        ranks.append(rank)
+    return ranks
+
+
+class RemoteReward:
+    """Sends answers to a group of `RewardWorker`s: those that come close together in one call, spread by load.
+
+    What a worker had when it died is scored once more by another one.
+    """
+
+    def __init__(self, group: WorkerGroup, gather_s: float = GATHER_S, largest: int = LARGEST) -> None:
+        self._group, self._gather_s, self._largest = group, gather_s, largest
+        self._loads = dict.fromkeys(range(group.world_size), 0)  # of the ranks that are not gone for good
+        self._gathered: list[_Waiting] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def prepare(self) -> None:
+        wrong = [error for error in await self._group.prepare() if error]
+        if wrong:
+            raise RewardFailed(wrong[0])
+
+    async def score(self, answer: Answer) -> float:
+        if self._is_closed:
+            raise self._closed()
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(answer, loop.create_future())
+        self._gathered.append(waiting)
+        if self._timer is None:
+            self._timer = loop.call_later(self._gather_s, self._send)
+        return await waiting.score
+
+    async def counts(self) -> dict[str, int]:
+        """What the workers count, added up."""
+        total: dict[str, int] = defaultdict(int)
+        if self._loads:
+            for one in await self._group.execute_on(list(self._loads)).counts():
+                for name, count in one.items():
+                    total[name] += count
+        return dict(total)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in self._calls:
+            call.cancel()
+        _fail(self._gathered, self._closed())
+        if self._loads:
+            with contextlib.suppress(WorkerFailed, WaitedTooLong):  # what is gone holds nothing any more
+                await self._group.execute_on(list(self._loads)).close_reward()
+
+    def _closed(self) -> RewardFailed:
+        return RewardFailed(f"{self._group.name} was closed")
+
+    def _send(self) -> None:
+        """Send off what was gathered."""
+        wanted = [waiting for waiting in self._gathered if not waiting.score.done()]  # some were cancelled
+        self._gathered, self._timer = [], None
+        self._share_out(wanted, self._loads, is_second=False)
+
+    def _share_out(self, batch: Sequence[_Waiting], loads: Mapping[int, int], is_second: bool) -> None:
+        if not loads:
+            _fail(batch, RewardFailed(f"no worker of {self._group.name} is left"))
+            return
+        shares: dict[int, list[_Waiting]] = defaultdict(list)
+        for rank, waiting in zip(spread(loads, len(batch)), batch, strict=True):
+            shares[rank].append(waiting)
+        for rank, share in shares.items():
+            for begin in range(0, len(share), self._largest):
+                self._call(rank, share[begin : begin + self._largest], is_second)
+
+    def _call(self, rank: int, batch: Sequence[_Waiting], is_second: bool) -> None:
+        self._loads[rank] += len(batch)
+        call = asyncio.create_task(self._answered(rank, batch, is_second))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _answered(self, rank: int, batch: Sequence[_Waiting], is_second: bool) -> None:
+        try:
+            told = await self._group.execute_on(rank).score([waiting.answer for waiting in batch])
+            _settle(batch, told[0])
+        except WorkerFailed as error:
+            self._lost(rank, batch, is_second, error)
+        except Exception as error:  # whatever it is, it is for those who wait
+            _fail(batch, error)
+        except asyncio.CancelledError:
+            _fail(batch, self._closed())
+            raise
+        finally:
+            if rank in self._loads:
+                self._loads[rank] -= len(batch)
+
+    def _lost(self, rank: int, batch: Sequence[_Waiting], is_second: bool, error: WorkerFailed) -> None:
+        own = [failure for failure in error.failures if failure.address == (self._group.name, rank)]
+        if not own:
+            _fail(batch, error)  # something else of the job is lost, which is for the run to know
+            return
+        comes_back = _comes_back(own)
+        if comes_back is False:
+            self._loads.pop(rank, None)
+        if comes_back is None or is_second:
+            _fail(batch, RewardFailed(f"{self._group.name}:{rank} was lost with it: {own[0].summary}"))
+            return
+        others = {other: load for other, load in self._loads.items() if other != rank}
+        wanted = [waiting for waiting in batch if not waiting.score.done()]
+        self._share_out(wanted, others or self._loads, is_second=True)
+
+
+def _comes_back(failures: Sequence[Failure]) -> bool | None:
+    """Whether a worker that died is started again; None where it lives, and only could not do what it was asked."""
+    ends = [failure for failure in failures if failure.kind is not FailureKind.RAISED]
+    return any(failure.will_restart for failure in ends) if ends else None
+
+
+def _settle(batch: Sequence[_Waiting], told: Sequence[Any]) -> None:
+    for waiting, score in zip(batch, told, strict=True):
+        if isinstance(score, str):
+            _fail([waiting], RewardFailed(score))
+        elif not waiting.score.done():
+            waiting.score.set_result(score)
+
+
+def _fail(batch: Sequence[_Waiting], error: Exception) -> None:
+    for waiting in batch:
+        if not waiting.score.done():
+            waiting.score.set_exception(error)
+
 
 LIMIT_S = 600.0
 CLOSE_LIMIT_S = 30.0
@@ -107,3 +259,23 @@ async def _prepared(name: str, reward: Reward) -> None:
         await prepare_reward(reward)
     except RewardFailed as error:
         raise RewardFailed(f"reward {name}: {error}") from error
+
+
+class ScoredPlayer:
+    """Plays as another does, and then lets rewards score what came of it."""
+
+    def __init__(self, player: Player, rewards: Rewards) -> None:
+        self._player, self._rewards = player, rewards
+
+    async def play(self, asked: Play) -> Episode:
+        episode = await self._player.play(asked)
+        given = episode.score
+        leave_place()  # engines play others meanwhile
+        try:
+            text = given.shown if given.answer is None else given.answer
+            scored = await self._rewards.score(Answer(asked.task, text, given.reward))
+        except RewardFailed as error:
+            raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
+        weight = self._rewards.routing.own_weight(asked.task.tag)
+        of_turns = tuple(weight * reward for reward in given.of_turns) if weight else ()
+        return replace(episode, score=replace(given, reward=scored.reward, of_turns=of_turns, parts=scored.parts))

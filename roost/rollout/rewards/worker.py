@@ -9,9 +9,7 @@ from typing import Any
 from roost.procs.user_code import called, within
 from roost.rollout.env_worker import import_from
 from roost.rollout.rewards.config import make_reward
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.finite import finite
-from roost.rollout.rewards.reward import Answer, prepare_reward
+from roost.rollout.rewards.reward import Answer, RewardFailed, finite, prepare_reward
 from roost.rollout.rewards.scoring import LIMIT_S
 from roost.runtime.worker import Worker
 

@@ -1,16 +1,93 @@
-"""All sinks of a run as one, of which none can stop the run."""
+"""What takes the numbers of a run, step by step."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from importlib import import_module
+from typing import Protocol, TypeAlias
 
-from roost.config.errors import did_you_mean
+from roost.config.findings import did_you_mean
 from roost.procs.files import is_disk_full
-from roost.trainer.metrics.sink import MetricSink
-from roost.trainer.metrics.step_file import StepFile
 from roost.trainer.run_folder import RunFolder
+
+
+class MetricSink(Protocol):
+    """A file, a tracker or a scraper's endpoint."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Take what was measured in a step."""
+
+    def close(self) -> None:
+        """Write out what is left, and end."""
+
+
+class StepFile:
+    """Writes a line for each step, with the time at which it ended."""
+
+    def __init__(self, run: RunFolder, clock: Callable[[], float] = time.time) -> None:
+        self._run = run
+        self._clock = clock
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.add_step({"step": step, "time": self._clock(), **values})
+
+    def close(self) -> None:
+        pass
+
+
+PROJECT = "roost"
+
+
+class TensorBoard:
+    """Event files in the folder of the run; look at them with `tensorboard --logdir runs`."""
+
+    def __init__(self, run: RunFolder, first_step: int) -> None:
+        writers = import_module("torch.utils.tensorboard")
+        # What an earlier start of this run wrote of the steps that are done again is not shown.
+        self._writer = writers.SummaryWriter(str(run.path / "tensorboard"), purge_step=first_step + 1)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run of wandb: kept in the folder of the run, to be sent later, unless WANDB_MODE says otherwise."""
+
+    def __init__(self, run: RunFolder, first_step: int) -> None:
+        mode = os.environ.get("WANDB_MODE", "offline")
+        # It would take over the terminal, which shows the run already.
+        settings = {"console": "off", "silent": True}
+        self._run = import_module("wandb").init(
+            project=PROJECT, name=run.name, dir=str(run.path), mode=mode, settings=settings
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio, which keeps it on this machine."""
+
+    def __init__(self, run: RunFolder, first_step: int) -> None:
+        self._run = import_module("trackio").init(project=PROJECT, name=run.name, resume="allow", embed=False)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
 
 Tell: TypeAlias = Callable[[str], None]
 FILE = "metrics.jsonl"
@@ -94,7 +171,7 @@ def _opened(name: str, run: RunFolder, settings: MetricSettings, tell: Tell, fir
         endpoint = PrometheusEndpoint(run.name, settings.prometheus_host, settings.prometheus_port)
         tell(f"metrics for Prometheus: {endpoint.url}")
         return endpoint
-    from roost.trainer.metrics.trackers import TensorBoard, Trackio, Wandb
+    from roost.trainer.metrics.fan_out import TensorBoard, Trackio, Wandb
 
     trackers: dict[str, type[TensorBoard | Wandb | Trackio]] = {
         "tensorboard": TensorBoard,

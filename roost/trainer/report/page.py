@@ -9,7 +9,7 @@ from typing import Any
 from roost.trainer.metrics.json_lines import write_whole
 from roost.trainer.report.page_data import page_data
 from roost.trainer.run_folder import RunFolder
-from roost.view.one_file_page import one_file_page
+from roost.view.html import one_file_page
 
 # In this order: what comes later overrides, and the last script starts the page.
 STYLES = ("page", "charts", "timeline", "rollouts")

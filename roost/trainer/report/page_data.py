@@ -1,21 +1,308 @@
-"""What the page of a run is drawn from: values that JSON can hold, whatever there is of the run so far."""
+"""Where the time of the steps went: seconds of each phase, and the colours of the phases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from roost.placement.plan import Plan
-from roost.trainer.best import best_checkpoint
+from roost.trainer.checkpoints import best_checkpoint
 from roost.trainer.metrics.json_lines import Record, number_of
-from roost.trainer.report.phase_times import phase_colours, phases_of, times_of
-from roost.trainer.report.rollouts import before_and_after, choose_rollouts
-from roost.trainer.report.trace_lanes import packed, read_trace
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.samples import shortened
-from roost.view.marks import marks
+from roost.view.grid_model import COLOURS, USUAL, marks
 from roost.view.text import machines_line
+
+# A phase looks like the component that works in it.
+_LIKE = {"generate": "rollout", "score": "reward", "learn": "actor", "sync": "inference", "switch": "reference"}
+_WHOLE = "time/step"
+
+
+def phases_of(steps: Sequence[Record]) -> list[str]:
+    """The phases that were measured: the usual ones in their order, then others as they came up.
+
+    >>> phases_of([{"step": 1, "time/step": 3.0, "time/save": 1.0, "time/learn": 1.0, "time/generate": 1.0}])
+    ['generate', 'learn', 'save']
+    """
+    measured: dict[str, None] = {}
+    for record in steps:
+        measured.update(
+            (key.removeprefix("time/"), None) for key in record if key.startswith("time/") and key != _WHOLE
+        )
+    return [*(name for name in _LIKE if name in measured), *(name for name in measured if name not in _LIKE)]
+
+
+def times_of(steps: Sequence[Record], phase: str) -> list[float]:
+    """The seconds of a phase in each step; 0 where it was not measured."""
+    return [number_of(record, f"time/{phase}") or 0.0 for record in steps]
+
+
+def phase_colours(steps: Sequence[Record]) -> dict[str, str]:
+    """A colour for each phase."""
+    taken = {USUAL[like] for like in _LIKE.values()}
+    free = [colour for number, colour in enumerate(COLOURS) if number not in taken]
+    others = [name for name in phases_of(steps) if name not in _LIKE]
+    colours = {name: COLOURS[USUAL[like]] for name, like in _LIKE.items()}
+    return colours | {name: free[number % len(free)] for number, name in enumerate(others)}
+
+
+MOST_OF_A_STEP = 8  # of a kind
+MOST_ROLLOUTS = 2_000
+MOST_CHARACTERS = 4_000  # of a text
+MOST_OF_CONVERSATION = 12_000  # characters of all messages of a rollout
+MOST_PAIRS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What is shown, by ascending step, of how many."""
+
+    shown: tuple[Record, ...]
+    total: int
+
+
+def choose_rollouts(records: Iterable[Record], most: int = MOST_ROLLOUTS) -> Rollouts:
+    """The first few rollouts of every step and kind; where that is too many, of fewer steps, evenly spread."""
+    chosen: dict[tuple[int, str], list[Record]] = {}
+    total = 0
+    for record in records:
+        total += 1
+        some = chosen.setdefault((record["step"], str(record.get("kind", "train"))), [])
+        if len(some) < MOST_OF_A_STEP:
+            some.append(_cut(record))
+    keys = spread(sorted(chosen), max(1, most // MOST_OF_A_STEP))
+    return Rollouts(tuple(record for key in keys for record in chosen[key]), total)
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items, evenly spread, with the first and the last.
+
+    >>> spread(range(10), 4), spread("ab", 4), spread(range(10), 1)
+    ([0, 3, 6, 9], ['a', 'b'], [9])
+    """
+    if len(items) <= most:
+        return list(items)
+    if most == 1:
+        return [items[-1]]
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def before_and_after(rollouts: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Rollouts of the first and of the last step that has any: of equal tasks where there are some.
+
+    Evaluations go first: they draw the same tasks each time.
+
+    >>> records = [{"step": step, "task": task} for step in (1, 5) for task in ("3+4=", "1+1=", f"{step}+9=")]
+    >>> [(one["step"], other["step"], one["task"]) for one, other in before_and_after(records)]
+    [(1, 5, '3+4='), (1, 5, '1+1=')]
+    """
+    for kind in ("evaluation", "train"):
+        of_kind = [record for record in rollouts if record.get("kind", "train") == kind]
+        steps = sorted({record["step"] for record in of_kind})
+        if len(steps) < 2:
+            continue
+        first = [record for record in of_kind if record["step"] == steps[0]]
+        last = [record for record in of_kind if record["step"] == steps[-1]]
+        by_task = {str(record.get("task")): record for record in reversed(last)}
+        unique = {str(record.get("task")): record for record in reversed(first)}
+        equal = [(record, by_task[task]) for task, record in reversed(unique.items()) if task in by_task]
+        return (equal or list(zip(first, last, strict=False)))[:MOST_PAIRS]
+    return []
+
+
+def _cut(record: Mapping[str, Any]) -> Record:
+    """The rollout with long texts cut in the middle: how it begins and how it ends both matter."""
+    return {key: _cut_value(value) for key, value in record.items()}
+
+
+def _cut_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return shortened(value, MOST_CHARACTERS)
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        return value
+    most = max(200, MOST_OF_CONVERSATION // max(1, len(value)))
+    total = sum(len(str(one.get("content", ""))) for one in value)
+    limit = MOST_CHARACTERS if total <= MOST_OF_CONVERSATION else most
+    return [{**one, "content": shortened(str(one.get("content", "")), limit)} for one in value]
+
+
+MOST_SPANS = 20_000  # on a page: it stays quick, and a screen has no room for more
+MOST_LANES = 160
+MOST_LEVELS = 5  # of spans inside spans
+LANE_PARTS = 20_000  # that a lane is cut into at most, while the file is read
+Event: TypeAlias = dict[str, Any]
+
+
+class Bar(NamedTuple):
+    """A span, or short ones close together, in microseconds since the start of the trace."""
+
+    level: int  # 0: in no other span
+    start: float
+    length: float
+    name: str  # of the longest
+    longest: float
+    is_wait: bool
+    spans: int = 1
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one device, or one lane of a process, did."""
+
+    name: str
+    node: str
+    is_device: bool = False
+    bars: list[Bar] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLanes:
+    """The lanes of a trace. `resolution` is the length, in microseconds, below which spans were drawn together."""
+
+    lanes: tuple[Lane, ...]
+    hidden_lanes: int
+    spans: int
+    resolution: float
+    about: dict[str, Any]  # what the trace says of itself: its start, its length, how busy each device was
+
+
+def read_trace(path: Path, most_spans: int = MOST_SPANS) -> TraceLanes | None:
+    """The trace that `write_trace` wrote; none where there is no file. A file that is no trace is a ValueError."""
+    if not path.exists():
+        return None
+    reader = _Reader()
+    try:
+        for event in _events(path, reader.about):
+            reader.take(event)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no trace: {error!r}") from None
+    lanes = [lane for lane in reader.lanes.values() if lane.bars]
+    shown = lanes[:MOST_LANES]
+    resolution = coarsest_needed(shown, most_spans)
+    for lane in shown:
+        lane.bars = merged(lane.bars, resolution)
+    return TraceLanes(tuple(shown), len(lanes) - len(shown), reader.spans, resolution, reader.about)
+
+
+def merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
+    """The bars with all that are shorter than the resolution, and start in the same stretch of that length, as one.
+
+    >>> bars = [Bar(0, 0, 2, "a", 2, False), Bar(0, 3, 4, "b", 4, False), Bar(0, 12, 30, "c", 30, False)]
+    >>> [(bar.start, bar.length, bar.name, bar.spans) for bar in merged(bars, 10)]
+    [(0, 7, 'b', 2), (12, 30, 'c', 1)]
+    """
+    if not resolution:
+        return list(bars)
+    made: list[Bar] = []
+    places: dict[tuple[int, int], int] = {}
+    for bar in bars:
+        if bar.length >= resolution:
+            made.append(bar)
+            continue
+        stretch = (bar.level, int(bar.start / resolution))
+        if stretch in places:
+            made[places[stretch]] = _joined(made[places[stretch]], bar)
+        else:
+            places[stretch] = len(made)
+            made.append(bar)
+    return made
+
+
+def coarsest_needed(lanes: Sequence[Lane], most: int) -> float:
+    """The smallest resolution at which there are few enough bars; 0 where nothing has to be merged."""
+    wall = max((bar.start + bar.length for lane in lanes for bar in lane.bars), default=0.0)
+    if sum(len(lane.bars) for lane in lanes) <= most:
+        return 0.0
+    # From a pixel of a screen that shows a sixteenth of the trace, up to what is no picture any more.
+    resolutions = [wall / parts for parts in (16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64)]
+    for resolution in resolutions:
+        if sum(len(merged(lane.bars, resolution)) for lane in lanes) <= most:
+            return resolution
+    return resolutions[-1]
+
+
+def _joined(one: Bar, other: Bar) -> Bar:
+    name, longest = (other.name, other.longest) if other.longest > one.longest else (one.name, one.longest)
+    end = max(one.start + one.length, other.start + other.length)
+    is_wait = one.is_wait and other.is_wait
+    return Bar(one.level, one.start, end - one.start, name, longest, is_wait, one.spans + other.spans)
+
+
+class _Reader:
+    """Collects lanes from events, which come lane after lane and in each by their start."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[tuple[int, int], Lane] = {}
+        self.about: dict[str, Any] = {}
+        self.spans = 0
+        self._nodes: dict[int, str] = {}
+        self._open: list[float] = []  # when the spans end that the next one may be inside of
+        self._current: tuple[int, int] | None = None
+
+    def take(self, event: Event) -> None:
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                self._nodes[event["pid"]] = event["args"]["name"]
+            elif event["name"] == "thread_name":
+                key = event["pid"], event["tid"]
+                self.lanes[key] = Lane(event["args"]["name"], self._nodes.get(event["pid"], ""))
+        elif event["ph"] == "X":
+            self._take_span(event)
+
+    def _take_span(self, event: Event) -> None:
+        key = event["pid"], event["tid"]
+        if key != self._current:
+            self._current, self._open = key, []
+        lane = self.lanes.setdefault(key, Lane(f"lane {key[1]}", self._nodes.get(key[0], f"process {key[0]}")))
+        lane.is_device = event["cat"] == "device"
+        self.spans += not lane.is_device
+        start, length = float(event["ts"]), float(event["dur"])
+        while self._open and self._open[-1] <= start:
+            self._open.pop()
+        level = len(self._open)
+        self._open.append(start + length)
+        if level >= MOST_LEVELS:
+            return
+        lane.bars.append(Bar(level, start, length, event["name"], length, event["cat"] == "wait"))
+        if len(lane.bars) > 2 * LANE_PARTS:  # a trace may be larger than memory
+            lane.bars = merged(lane.bars, (start + length) / LANE_PARTS)
+
+
+def _events(path: Path, about: dict[str, Any]) -> Iterator[Event]:
+    """The events of a trace, one by one where each has a line, as in ours; what is said after them goes to `about`."""
+    with path.open(encoding="utf-8") as file:
+        if file.readline().strip() != '{"traceEvents":[':
+            file.seek(0)
+            whole = json.load(file)
+            about.update(whole.get("otherData", {}))
+            yield from whole["traceEvents"]
+            return
+        for line in file:
+            if line.startswith("]"):
+                about.update(json.loads("{" + line.lstrip("],")).get("otherData", {}))
+                return
+            yield json.loads(line.rstrip().rstrip(","))
+
+
+def packed(lanes: Iterable[Lane]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of all spans, and the lanes with their bars as rows of whole numbers, six for each bar."""
+    numbers = count()
+    names: dict[str, int] = {}
+    rows = []
+    for lane in lanes:
+        flat: list[int] = []
+        for bar in lane.bars:
+            if bar.name not in names:
+                names[bar.name] = next(numbers)
+            start, end = round(bar.start), round(bar.start + bar.length)
+            flat += (bar.level, start, end - start, names[bar.name], bar.spans, int(bar.is_wait))
+        rows.append({"name": lane.name, "node": lane.node, "is_device": lane.is_device, "bars": flat})
+    return list(names), rows
+
 
 MOST_DEVICES = 128
 MOST_CONFIG = 400_000  # characters of the config or the plan

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roost.trainer.metrics.json_lines import Record, number_of
-from roost.trainer.report.phase_times import phase_colours, phases_of, times_of
+from roost.trainer.report.page_data import phase_colours, phases_of, times_of
 from roost.trainer.run_folder import RunFolder
-from roost.view.marks import COLOURS
+from roost.view.grid_model import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,12 +6,11 @@ import contextlib
 import httpx
 
 from roost.app_world.serving.client import AppWorldEnvironments
-from roost.app_world.serving.limits import ServingLimits
-from roost.app_world.serving.oracle import OracleAgent
+from roost.app_world.serving.command_line import ServingLimits
+from roost.app_world.serving.runner import OracleAgent
 from roost.app_world.serving.server import serving
 from roost.app_world.serving.tasks import told
-from roost.app_world.tasks.ids import ScenarioName
-from roost.app_world.tasks.task_set import TaskSet, make_task
+from roost.app_world.tasks.task_set import ScenarioName, TaskSet, make_task
 from tests.limits import HANG_S
 
 NOTE = TaskSet("train", 1, 1, kinds=["jot_note"])[0]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from roost.app_world.serving.appworld_data import AppWorldDataTasks
+from roost.app_world.serving.client import AppWorldDataTasks
 from roost.app_world.serving.connection import ServerLost, ServerRefused
 from roost.app_world.serving.tasks import AppWorldTasks
-from roost.rollout.scenario import Split
+from roost.rollout.episode import Split
 from tests.app_world.serving.play import TASK, all_played, opened, played, solution
 from tests.app_world.serving.standin import standin_app
 from tests.rollout.script import ran

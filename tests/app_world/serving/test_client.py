@@ -15,13 +15,13 @@ import pytest
 from roost.app_world.evaluate import evaluate
 from roost.app_world.proxy import Apis
 from roost.app_world.serving.client import AppWorldEnvironments
+from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.connection import ServerLost, ServerRefused
-from roost.app_world.serving.limits import ServingLimits
-from roost.app_world.serving.oracle import OracleAgent, RandomAgent
+from roost.app_world.serving.runner import OracleAgent, RandomAgent
 from roost.app_world.serving.server import serving
 from roost.app_world.serving.tasks import told
 from roost.app_world.tasks.task_set import TaskSet, make_task
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.app_world.serving.play import NOBODY, NOTE, TASK, all_played, opened, played, solution
 from tests.limits import HANG_S
 from tests.rollout.script import others_running, ran

@@ -10,11 +10,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.http_calls import TimeLimits
-from roost.engines.readiness import start_ready
-from roost.engines.server_process import ServerProcess
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.server_process import ServerProcess, start_ready
 from roost.engines.tiny_model import write_tiny_model
 
 VLLM_PYTHON = "ROOST_VLLM_PYTHON"

@@ -5,7 +5,7 @@ import copy
 import torch
 from transformers import AutoModelForCausalLM
 
-from roost.engines.generation import Sampling
+from roost.engines.protocol import Sampling
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import make_probe

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from roost.engines.errors import EngineRefused
-from roost.engines.generation import Finish, Sampling, VersionSpan
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import EngineRefused, Finish, InFlight, Sampling, VersionSpan
 from tests.engines.live.conftest import MAX_CONTEXT
 
 TOLERANCE = 1e-3

@@ -7,7 +7,7 @@ import aiohttp
 import psutil
 import pytest
 
-from roost.engines.generation import Sampling
+from roost.engines.protocol import Sampling
 from tests.engines.live.conftest import KEY, SCENARIO_LIMIT
 from tests.engines.live.policies import PROMPT
 

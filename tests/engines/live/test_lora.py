@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from roost.engines.errors import EngineRefused, UpdateFailed
+from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
-from roost.engines.generation import Sampling
-from roost.engines.spec import EngineKind
+from roost.engines.protocol import EngineRefused, Sampling, UpdateFailed
 from roost.engines.weights.probe import make_probe
 from roost.engines.weights.release import Release
 from tests.engines.live.conftest import spec_of

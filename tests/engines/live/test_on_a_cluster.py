@@ -13,14 +13,14 @@ pytest.importorskip("ray")
 import ray
 
 import roost
+from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet, FleetSettings
-from roost.engines.member import Standing
+from roost.engines.members import Standing
 from roost.engines.planned import plan_engines
 from roost.engines.residency import HandOver
-from roost.engines.spec import EngineKind
 from roost.engines.supervision import Watchfulness
 from roost.engines.worker import EngineGroup
-from roost.placement.residency import Decision
+from roost.placement.memory.residency import Decision
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 from tests.limits import HANG_S

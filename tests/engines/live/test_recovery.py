@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from roost.engines.command import EngineKind
 from roost.engines.connect import connect
-from roost.engines.errors import EngineLost
 from roost.engines.fleet import Fleet, FleetSettings
-from roost.engines.generation import Sampling
 from roost.engines.http_calls import TimeLimits
-from roost.engines.member import Standing
+from roost.engines.members import RestartLimit, Standing
 from roost.engines.owner import LocalOwner
-from roost.engines.protocol import InFlight
-from roost.engines.restarts import RestartLimit
-from roost.engines.spec import EngineKind
+from roost.engines.protocol import EngineLost, InFlight, Sampling
 from roost.engines.supervision import Watchfulness
 from roost.engines.weights.source import ModuleSource
 from tests.engines.live.conftest import spec_of

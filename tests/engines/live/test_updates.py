@@ -9,22 +9,19 @@ import httpx
 import pytest
 import torch
 
-from roost.engines.errors import EngineLost, NotOffered, UpdateFailed
+from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet, FleetSettings
-from roost.engines.generation import Finish, Sampling
-from roost.engines.member import Standing
+from roost.engines.members import RestartLimit, Standing
 from roost.engines.owner import LocalOwner
-from roost.engines.protocol import InFlight
+from roost.engines.protocol import EngineLost, Finish, InFlight, NotOffered, Sampling, UpdateFailed
 from roost.engines.residency import HandOver
-from roost.engines.restarts import RestartLimit
-from roost.engines.spec import EngineKind
 from roost.engines.supervision import Watchfulness
 from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.release import Release, Way
 from roost.engines.weights.source import ModuleSource
 from roost.net.addresses import PortLeases
-from roost.placement.residency import Decision
+from roost.placement.memory.residency import Decision
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, SMALL_BUCKETS, Policy
 from tests.limits import HANG_S

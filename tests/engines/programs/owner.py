@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 
-from roost.engines.readiness import start_ready
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.engines.command import EngineKind, ServerSpec
+from roost.engines.server_process import start_ready
 
 
 def start(python, folder, words):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import roost.engines.weights.fingerprint as module
-from roost.engines.weights.fingerprint import fingerprint
+import roost.engines.weights.probe as module
+from roost.engines.weights.probe import fingerprint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.int64, torch.bool)
 CHUNK = 64  # words, instead of millions

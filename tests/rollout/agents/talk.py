@@ -3,10 +3,10 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from roost.engines.generation import Finish
+from roost.engines.protocol import Finish
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Transcript
 from tests.rollout.script import completion
 
 # Adds a system message where there is none, lists tools, and shows outputs of tools as a user's.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from roost.engines.errors import ContextFull
+from roost.engines.protocol import ContextFull
 from roost.rollout.agents import bridge
 from roost.rollout.agents.appworld_agent import (
     NO_CODE,

@@ -1,6 +1,6 @@
 import pytest
 
-from roost.rollout.agents.code_blocks import cut_at_line, python_in
+from roost.rollout.agents.react import cut_at_line, python_in
 
 FENCE = "```"
 

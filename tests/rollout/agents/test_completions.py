@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.rollout.agents.completions import TextPolicy
+from roost.rollout.agents.recording import TextPolicy
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine, ids, talk
 from tests.rollout.script import ran
 

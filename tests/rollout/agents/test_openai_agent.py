@@ -6,8 +6,8 @@ import pytest
 from roost.rollout.agents import bridge
 from roost.rollout.agents.openai_agent import OpenAIAgent
 from roost.rollout.agents.recording import Recorder
+from roost.rollout.check_target import NotLocated
 from roost.rollout.environments.environment import Observation
-from roost.rollout.located import NotLocated
 from tests.rollout.agents.talk import Engine, talk
 from tests.rollout.agents.world import TASK, Noting
 from tests.rollout.script import others_running, ran, settled

@@ -4,10 +4,10 @@ import pytest
 import yaml
 
 import roost
-from roost.engines.errors import ContextFull, EngineRefused
+from roost.engines.protocol import ContextFull, EngineRefused
 from roost.rollout.agents.react import ReactCoder
 from roost.rollout.environments.environment import Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.rollout.agents.talk import Engine, talk
 from tests.rollout.agents.world import TASK, Noting, python
 from tests.rollout.script import ran

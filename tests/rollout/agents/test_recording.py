@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from roost.engines.errors import ContextFull, EngineRefused
+from roost.engines.protocol import ContextFull, EngineRefused
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.episode import NOT_MADE
 from tests.limits import HANG_S

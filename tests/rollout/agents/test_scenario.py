@@ -2,12 +2,11 @@ import asyncio
 
 import pytest
 
-from roost.engines.errors import ContextFull
+from roost.engines.protocol import ContextFull
 from roost.rollout.agents import scenario as module
 from roost.rollout.agents.scenario import AgentScenario
+from roost.rollout.episode import Split, Task, Transcript
 from roost.rollout.playing import checked_score
-from roost.rollout.scenario import Split, Task
-from roost.rollout.transcript import Transcript
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine
 from tests.rollout.agents.world import TASK, Noting, Worlds, python
 from tests.rollout.script import others_running, ran, settled

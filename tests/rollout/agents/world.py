@@ -3,7 +3,7 @@
 import asyncio
 
 from roost.rollout.environments.environment import Observation
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 
 TASK = Task("count to three", {"seed": 5})
 

@@ -5,10 +5,9 @@ import threading
 
 import pytest
 
-from roost.rollout.environments.blocking import BlockingEnvironments
+from roost.rollout.environments.blocking import BlockingEnvironments, make_environments
 from roost.rollout.environments.environment import Observation
-from roost.rollout.environments.making import make_environments
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.limits import HANG_S
 from tests.rollout.script import ran
 

@@ -2,11 +2,17 @@
 
 import pytest
 
-from roost.rollout.environments.control import EVALUATION_SEEDS, ControlScenario, write_control_model
-from roost.rollout.environments.control_tokens import Actions, ControlTokens, ObservationBins, vocabulary
+from roost.rollout.environments.control import (
+    EVALUATION_SEEDS,
+    Actions,
+    ControlScenario,
+    ControlTokens,
+    ObservationBins,
+    vocabulary,
+    write_control_model,
+)
 from roost.rollout.environments.environment import Observation
-from roost.rollout.scenario import Split
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Split, Transcript
 from tests.rollout.script import completion, ran
 
 CART_POLE = {

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
+from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.driven_robot import DrivenRobots
-from roost.rollout.environments.making import make_environments
 from roost.rollout.environments.robot import Limits, Reading, action_within
 from roost.rollout.environments.simulator import HOME, SimulatedArm, tip_of
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.limits import HANG_S
 from tests.rollout.script import ran, settled
 

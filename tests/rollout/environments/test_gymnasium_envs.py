@@ -8,7 +8,7 @@ import pytest
 
 from roost.rollout.environments.gymnasium_envs import GymnasiumEnvironments
 from roost.rollout.environments.gymnasium_text import fitted, text_of
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.rollout.script import others_running, ran, settled
 
 TASK = Task("balance")

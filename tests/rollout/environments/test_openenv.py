@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 from roost.rollout.environments.openenv import OpenEnvEnvironments, OpenEnvRefused
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
 from tests.limits import HANG_S
 from tests.rollout.script import ran
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.rollout.environments.robot_pace import LATE_SHARE, Pace
+from roost.rollout.environments.driven_robot import LATE_SHARE, Pace
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from roost.rollout.environments.verifiers_env import VerifiersEnvironments, VerifiersTasks, metrics_of, reward_of
-from roost.rollout.scenario import Split, Task
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Split, Task, Transcript
 from tests.rollout.script import completion, ran
 
 IS_INSTALLED = importlib.util.find_spec("verifiers") is not None

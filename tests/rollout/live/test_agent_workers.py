@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from roost import NodePlacementStrategy
-from roost.config.training import LearnerSettings, TrainSettings
+from roost.config.train import LearnerSettings, TrainSettings
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
 from roost.rollout.environments.environment import Observation
+from roost.rollout.episode import Score, Task
 from roost.rollout.gateway import Gateway
 from roost.rollout.playing import Play, PlayFailed
-from roost.rollout.scenario import Score, Task
-from roost.trainer.targets import load_scenario
-from roost.trainer.tokenizers import class_name_of, load_tokenizer
+from roost.trainer.targets import class_name_of, load_scenario, load_tokenizer
 from tests.limits import HANG_S
 from tests.rollout.script import completion
 
@@ -450,7 +449,7 @@ def test_what_a_player_that_died_left_open_is_closed(robots):
 
 def test_where_one_environment_is_wrong_all_are_let_go(cluster, tmp_path):
     from roost.trainer.failures import FailureFiles  # here, as workers import this module, and these bring torch along
-    from roost.trainer.surroundings import open_stages
+    from roost.trainer.rollout_workers import open_stages
 
     target = {"_target_": "tests.rollout.live.test_agent_workers.Declared", "folder": str(tmp_path)}
     group = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, NodePlacementStrategy([0, 0]), "declared")

@@ -11,16 +11,15 @@ pytest.importorskip("ray")
 pytest.importorskip("torch")
 
 from roost import Cluster, PackedPlacementStrategy
-from roost.engines.restarts import RestartLimit
+from roost.engines.members import RestartLimit
 from roost.engines.tiny_model import write_tiny_model
-from roost.rollout.rewards.errors import RewardFailed
+from roost.rollout.episode import Task
+from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.judge import Judge
 from roost.rollout.rewards.judge_server import OwnServer
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.rewards.routing import Route, Routing
+from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.rewards.worker import RewardWorker
-from roost.rollout.scenario import Task
 from tests.limits import HANG_S
 
 ANSWER = Answer(Task("t"), "It is 4.")

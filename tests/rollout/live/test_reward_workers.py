@@ -11,12 +11,11 @@ pytest.importorskip("ray")
 import ray
 
 from roost import Cluster, NodePlacementStrategy
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.rewards.routing import Route, Routing
+from roost.rollout.episode import Task
+from roost.rollout.rewards.config import Route, Routing
+from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import Rewards, Scored
 from roost.rollout.rewards.worker import RewardWorker
-from roost.rollout.scenario import Task
 from roost.runtime.ray_connection import connect
 from roost.transport.failure import WorkerFailed
 from tests.limits import HANG_S
@@ -77,7 +76,7 @@ async def outcomes(rewards, asked):
 
 
 def test_scores_come_back_in_order_and_from_all_ranks(cluster, own_folder):
-    exact = launched(cluster, "exact", "roost.rollout.rewards.exact.ExactAnswer", 1)
+    exact = launched(cluster, "exact", "roost.rollout.rewards.math_answer.ExactAnswer", 1)
     pids = launched(cluster, "pids", "fragile_reward.Fragile", 2, [own_folder])
     try:
         routing = Routing((Route("exact", weight=0.5),))

@@ -2,13 +2,10 @@ import asyncio
 
 import pytest
 
-from roost.rollout.rewards.code_tests import CodeTests, found_code
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.rewards.trials import same_output
-from roost.rollout.scenario import Task
-from roost.sandbox.isolation import TooWeak
-from roost.sandbox.sandbox import run_once
+from roost.rollout.episode import Task
+from roost.rollout.rewards.code_tests import CodeTests, found_code, same_output
+from roost.rollout.rewards.reward import Answer, RewardFailed
+from roost.sandbox.sandbox import TooWeak, run_once
 from tests.limits import HANG_S
 
 

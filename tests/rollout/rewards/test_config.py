@@ -2,17 +2,15 @@ import asyncio
 
 import pytest
 
-from roost.config.errors import ConfigError, Findings, Where
-from roost.rollout.rewards.config import make_reward, make_rewards
-from roost.rollout.rewards.exact import ExactAnswer
-from roost.rollout.rewards.function import Function
+from roost.config.findings import ConfigError, Findings, Where
+from roost.rollout.episode import Task
+from roost.rollout.rewards.config import Function, Route, make_reward, make_rewards
+from roost.rollout.rewards.math_answer import ExactAnswer
 from roost.rollout.rewards.reward import Answer
-from roost.rollout.rewards.routing import Route
-from roost.rollout.scenario import Task
 
 OWN = "tests.rollout.rewards.own_rewards"
 JUDGE = "roost.rollout.rewards.judge.Judge"
-EXACT = "roost.rollout.rewards.exact.ExactAnswer"
+EXACT = "roost.rollout.rewards.math_answer.ExactAnswer"
 HERE = Where("job.yaml", 7, 3, ("train", "rewards"))
 
 

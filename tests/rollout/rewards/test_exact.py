@@ -2,10 +2,9 @@ import asyncio
 
 import pytest
 
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.exact import ExactAnswer
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+from roost.rollout.rewards.math_answer import ExactAnswer
+from roost.rollout.rewards.reward import Answer, RewardFailed
 
 
 def scored(text, wanted, **keys):

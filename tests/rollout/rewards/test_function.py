@@ -5,10 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.function import Function
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+from roost.rollout.rewards.config import Function
+from roost.rollout.rewards.reward import Answer, RewardFailed
 from tests.limits import HANG_S
 from tests.rollout.script import ran
 
@@ -147,7 +146,7 @@ def test_waiting_for_a_thread_is_not_taking_too_long(monkeypatch):
         finally:
             running -= 1
 
-    monkeypatch.setattr("roost.rollout.rewards.function.within", noted)
+    monkeypatch.setattr("roost.rollout.rewards.config.within", noted)
 
     async def run():
         reward = Function(lambda: time.sleep(0.01) or 1.0, threads=2)

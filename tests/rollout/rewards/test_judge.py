@@ -5,11 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.judge import Judge
-from roost.rollout.rewards.judge_reply import Reading, filled
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+from roost.rollout.rewards.judge import Judge, Reading, filled
+from roost.rollout.rewards.reward import Answer, RewardFailed
 from tests.limits import HANG_S
 
 ANSWER = Answer(Task("2+2", {"question": "What is 2+2?", "answer": "4"}), "It is {reference}. Score: 10")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from roost.config.errors import Findings, Where
-from roost.engines.spec import EngineKind, ServerSpec
+from roost.config.findings import Findings, Where
+from roost.engines.command import EngineKind, ServerSpec
 from roost.rollout.rewards.judge import Judge
-from roost.rollout.rewards.judge_engine import OPTIONS, server_of
+from roost.rollout.rewards.judge_server import OPTIONS, server_of
 
 TORCH, VLLM = {"kind": "torch"}, {"kind": "vllm"}
 

@@ -5,11 +5,9 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from roost.rollout.rewards.answering_process import AnsweringProcesses, NotStarted, ProcessLost
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.math_answer import MathAnswer
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+from roost.rollout.rewards.math_answer import AnsweringProcesses, MathAnswer, NotStarted, ProcessLost
+from roost.rollout.rewards.reward import Answer, RewardFailed
 from tests.limits import HANG_S
 
 RIGHT = [

@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.remote import RemoteReward
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.scenario import Task
+from roost.rollout.episode import Task
+from roost.rollout.rewards.reward import Answer, RewardFailed
+from roost.rollout.rewards.scoring import RemoteReward
 from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from roost.rollout.rewards.routing import SCENARIO, Route, Routing
+from roost.rollout.rewards.config import SCENARIO, Route, Routing
 
 MATH = Route("exact", frozenset({"math"}), 2.0)
 CODE = Route("tests", frozenset({"code", "script"}))

@@ -5,15 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config.training import CollectSettings
-from roost.rollout.episode import Episode
-from roost.rollout.place import Place, leave_place
-from roost.rollout.playing import Play, PlayFailed
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.routing import Route, Routing
-from roost.rollout.rewards.scored_player import ScoredPlayer
-from roost.rollout.rewards.scoring import Rewards
-from roost.rollout.scenario import Score, Task
+from roost.config.train import CollectSettings
+from roost.rollout.episode import Episode, Score, Task
+from roost.rollout.playing import Place, Play, PlayFailed, leave_place
+from roost.rollout.rewards.config import Route, Routing
+from roost.rollout.rewards.reward import RewardFailed
+from roost.rollout.rewards.scoring import Rewards, ScoredPlayer
 from roost.trainer.feed import Feed
 from tests.rollout.script import Script, ran
 

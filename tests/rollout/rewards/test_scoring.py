@@ -2,11 +2,10 @@ import asyncio
 
 import pytest
 
-from roost.rollout.rewards.errors import RewardFailed
-from roost.rollout.rewards.reward import Answer
-from roost.rollout.rewards.routing import SCENARIO, Route, Routing
+from roost.rollout.episode import Task
+from roost.rollout.rewards.config import SCENARIO, Route, Routing
+from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import Rewards
-from roost.rollout.scenario import Task
 from tests.limits import HANG_S
 
 

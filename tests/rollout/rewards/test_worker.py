@@ -3,9 +3,9 @@
 import asyncio
 from types import SimpleNamespace
 
+from roost.rollout.episode import Task
 from roost.rollout.rewards.reward import Answer
 from roost.rollout.rewards.worker import RewardWorker
-from roost.rollout.scenario import Task
 from tests.rollout.script import ran
 
 

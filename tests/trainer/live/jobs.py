@@ -8,8 +8,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from roost.config.compose import load
-from roost.config.errors import Findings
-from roost.config.notation import read_job
+from roost.config.findings import Findings
+from roost.config.notations.notation import read_job
 from roost.trainer.live_view import LiveView
 from roost.trainer.run import RunOptions, train
 

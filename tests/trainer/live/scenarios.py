@@ -8,8 +8,8 @@ from pathlib import Path
 
 from roost.rollout.arithmetic import Arithmetic
 from roost.rollout.environments.environment import Observation
-from roost.rollout.rewards.exact import ExactAnswer
-from roost.rollout.transcript import Transcript
+from roost.rollout.episode import Transcript
+from roost.rollout.rewards.math_answer import ExactAnswer
 from roost.trainer.learners import Learners
 
 

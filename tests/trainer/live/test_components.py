@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from roost.app_world.tiny_model import write_app_world_model
-from roost.trainer.policy_export import described
+from roost.trainer.checkpoints import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
 
@@ -68,7 +68,7 @@ def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_fro
 def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path):
     of_node = {"node_group": "node", "placement": "0:0-1"}
     placement = {"actor": "0", "rollout": "1", "agent": of_node, "reward": of_node}
-    exact = {"_target_": "roost.rollout.rewards.exact.ExactAnswer", "right": 3.0, "wrong": -1.0}
+    exact = {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "right": 3.0, "wrong": -1.0}
     run = trained(config(model, placement, max_steps=2, rewards={"exact": exact}), tmp_path / "run").run
     assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
     assert [len(spans_of(run, "play", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]

@@ -11,7 +11,7 @@ import pytest
 from roost.procs.files import DiskFull, FolderLock
 from roost.rollout.arithmetic import Arithmetic
 from roost.trainer.checkpoints import Checkpoints
-from roost.trainer.divergence import Diverged
+from roost.trainer.guards import Diverged
 from roost.trainer.resuming import RunInUse
 from roost.trainer.run_folder import RunFolder
 from tests.small_disk import small_disk

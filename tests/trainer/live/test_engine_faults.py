@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
-from roost.engines.restarts import RestartLimit
+from roost.engines.members import RestartLimit
 from roost.engines.worker import WorkerOwner
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.trainer.learners import LearnerSender

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roost.trainer.best import best_checkpoint
-from roost.trainer.checkpoints import Checkpoints
-from roost.trainer.policy_export import described
+from roost.trainer.checkpoints import Checkpoints, best_checkpoint, described
 from roost.trainer.run_folder import RunFolder
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of

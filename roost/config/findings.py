@@ -1,0 +1,221 @@
+"""Findings: every mistake in a config, with its place, its numbers and its fix, raised all at once."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millions
+
+
+class Severity(StrEnum):
+    """How bad a finding is: an error stops the plan, a warning is printed and carried in it.
+
+    A note is carried and printed too, but nothing need be done about it.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in a config: file, line and column (from 1) as far as they are known, and the key path.
+
+    >>> print(Where("job.yaml", 3, 5, ("cluster", "num_nodes")))
+    job.yaml:3:5 cluster.num_nodes
+    >>> print(Where(path=("actor", 0)))
+    actor[0]
+    """
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    path: tuple[str | int, ...] = ()
+    # Where each key of the config stands, as far as that is known; no part of what the place is.
+    positions: Mapping[tuple[str | int, ...], tuple[str | None, int | None, int | None]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def under(self, *keys: str | int) -> Where:
+        """The place of a key inside this one: its own line where that is known, else the nearest around it.
+
+        >>> print(Where("job.yaml", 3, 1, ("actor",), {("actor", "model"): ("model.yaml", 7, 3)}).under("model", "tp"))
+        model.yaml:7:3 actor.model.tp
+        """
+        path = (*self.path, *keys)
+        for length in range(len(path), len(self.path), -1):
+            if path[:length] in self.positions:
+                return Where(*self.positions[path[:length]], path, self.positions)
+        return replace(self, path=path)
+
+    @property
+    def order(self) -> tuple[str, int, int]:
+        """Sorts places as they stand in the files."""
+        return self.file or "", self.line or 0, self.column or 0
+
+    @property
+    def key_path(self) -> str:
+        return spell_path(self.path)
+
+    def __str__(self) -> str:
+        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return " ".join(part for part in (position, self.key_path) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or doubtful: where, what, why (the numbers) and how to fix it."""
+
+    where: Where
+    what: str
+    why: str = ""
+    fix: str = ""
+    severity: Severity = Severity.ERROR
+
+    def __str__(self) -> str:
+        lines = [": ".join(part for part in (self.severity.value, str(self.where), self.what) if part)]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class ConfigError(ValueError, AssertionError):
+    """Everything that is wrong with a config, at once.
+
+    It derives from both ValueError and AssertionError, because code written for the systems whose
+    notations Roost reads catches one or the other.
+    """
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n".join(str(finding) for finding in self.findings))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Finding, ...]]]:
+        # Exceptions pickle by their message; this one must keep its findings when Ray carries it between processes.
+        return type(self), (self.findings,)
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects findings while a config is read, so that all of them are reported together.
+
+    >>> findings = Findings()
+    >>> findings.error(Where(path=("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
+    >>> findings.raise_errors()
+    Traceback (most recent call last):
+        ...
+    roost.config.findings.ConfigError: error: cluster.num_nodes: is missing
+      fix: write num_nodes: 1
+    """
+
+    collected: dict[Finding, None] = field(default_factory=dict)  # a set that keeps the order
+
+    def error(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(where, what, why, fix, Severity.ERROR))
+
+    def warn(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(where, what, why, fix, Severity.WARNING))
+
+    def note(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(where, what, why, fix, Severity.NOTE))
+
+    def _add(self, finding: Finding) -> None:
+        if len(self.collected) < MAX_FINDINGS:
+            self.collected[finding] = None
+        elif finding not in self.collected:
+            more = f"there are more than {MAX_FINDINGS:,} findings; only the first are shown"
+            self.collected[Finding(Where(finding.where.file), more, fix="fix these first")] = None
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All findings, in the order of the files' lines; what has no line comes first."""
+        return tuple(sorted(self.collected, key=lambda finding: finding.where.order))
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.found if finding.severity is Severity.ERROR)
+
+    @property
+    def has_errors(self) -> bool:
+        return any(finding.severity is Severity.ERROR for finding in self.collected)
+
+    @property
+    def num_errors(self) -> int:
+        """How many errors there are so far; to tell whether a step has added any."""
+        return sum(finding.severity is Severity.ERROR for finding in self.collected)
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.found if finding.severity is Severity.WARNING)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.found if finding.severity is Severity.NOTE)
+
+    def raise_errors(self) -> None:
+        """Raise one `ConfigError` with every error found so far, or do nothing."""
+        if self.errors:
+            raise ConfigError(self.errors)
+
+
+def spell_path(path: Iterable[str | int]) -> str:
+    """A key path as people write it: `cluster.node_groups[2].label`."""
+    spelled = ""
+    for part in path:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+        else:
+            # A key may hold anything; what would move a terminal's cursor is shown as Python writes it.
+            word = part if part.isprintable() else repr(part)
+            spelled += f".{word}" if spelled else word
+    return spelled
+
+
+def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """A hint for a misspelt word, or an empty string when nothing is near.
+
+    >>> did_you_mean("num_node", ["num_nodes", "node_groups"])
+    'did you mean num_nodes?'
+    """
+    close = difflib.get_close_matches(str(word)[:64], list(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "node"), counted(1200, "node")
+    ('1 node', '1,200 nodes')
+    """
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A user's value as it is quoted in a message: short, on one line, and as YAML writes it where Python differs.
+
+    >>> shown(True), shown(None), shown("x")
+    ('true', 'null', "'x'")
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    try:
+        text = short.repr(value)
+    except ValueError:  # Python refuses to print integers of more than some 4,300 digits.
+        return "a huge number"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+MAX_NODES = 1_048_576
+MAX_ACCELERATORS_PER_NODE = 1_024
+MAX_ACCELERATORS = 8_388_608
+MAX_PROCESSES = 4_194_304  # of one component
+MAX_COMPONENTS = 500

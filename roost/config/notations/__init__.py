@@ -1,0 +1,1 @@
+"""The three notations: RLinf, ROLL and ml-loop."""

@@ -1,0 +1,213 @@
+"""Settings that a notation spells otherwise than by one key of the same meaning, and the notation's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from roost.config.findings import shown
+from roost.config.job import Job, Notation
+from roost.config.notations import loop_train as training_loop
+from roost.config.notations import rlinf_train as training_rlinf
+from roost.config.notations import roll_train as training_roll
+from roost.config.section import Section, Unresolved
+
+_DIALECTS: Mapping[Notation, ModuleType] = {
+    Notation.RLINF: training_rlinf,
+    Notation.ROLL: training_roll,
+    Notation.LOOP: training_loop,
+}
+# The keys that each setting follows from: where a finding points to, and docs/training-settings.md.
+MADE_OF: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
+    notation: dialect.MADE_OF for notation, dialect in _DIALECTS.items()
+}
+
+
+def derived(root: Section, job: Job) -> dict[str, Any]:
+    """What the notation's own keys amount to, in Roost's names; what is not given is left out.
+
+    `minibatches` is there where a notation counts them rather than their samples.
+    """
+    found: dict[str, Any] = _DIALECTS[job.notation].derived(root, job)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def defaults(root: Section, notation: Notation, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the other program does where nothing else is said, and Roost would do otherwise; `values` is what is."""
+    found: dict[str, Any] = _DIALECTS[notation].defaults(root, values)
+    return found
+
+
+OFF = (None, False, 0)
+
+
+Values = Mapping[str, Any]
+
+
+def _always(root: Section, values: Values) -> bool:
+    return True
+
+
+def _on_megatron(root: Section, values: Values) -> bool:
+    """RLinf's FSDP actor does not read the key."""
+    return root.below("actor").values.get("training_backend") == "megatron"
+
+
+def _embodied(root: Section, values: Values) -> bool:
+    """RLinf's text tasks do not read the key."""
+    return root.below("runner").values.get("task_type") == "embodied"
+
+
+def _without_environments(root: Section, values: Values) -> bool:
+    """ROLL's agentic pipeline does not read the key."""
+    return "train_env_manager" not in root
+
+
+def _with_variants(root: Section, values: Values) -> bool:
+    """Only this worker of ROLL's reads `pg_variant`."""
+    return "actor_pg_worker" in str(root.below("actor_train").values.get("worker_cls"))
+
+
+def _with_dynamic_batches(root: Section, values: Values) -> bool:
+    return root.below("runner").values.get("enable_dynamic_batch_size") is True
+
+
+def _with_minibatches(root: Section, values: Values) -> bool:
+    """Where all samples of a step make one minibatch, their order does not matter."""
+    return int(values.get("minibatches", 1)) > 1
+
+
+def _over_tokens(root: Section, values: Values) -> bool:
+    """RLinf takes the mean over the tokens of a micro batch."""
+    return root.below("algorithm").values.get("loss_agg_func") == "token-mean"
+
+
+def _with_difficulty(root: Section, values: Values) -> bool:
+    return root.values.get("difficulty_mask") is True and _without_environments(root, values)
+
+
+def _with_token_kl(root: Section, values: Values) -> bool:
+    """ROLL's penalty in the rewards; without it these keys only start the reference."""
+    return root.values.get("add_token_level_kl") is True
+
+
+def _with_long_errors(root: Section, values: Values) -> bool:
+    return root.values.get("error_max_len_clip") is True
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """A key that counts for nothing here; with one of the harmless values it would not matter anyway.
+
+    `read_by_other`: whether the other program reads the key in this config.
+    """
+
+    path: str
+    harmless: tuple[Any, ...] = OFF
+    instead: str = "remove it, if the run is to be without it"
+    read_by_other: Callable[[Section, Values], bool] = _always
+
+
+_STALENESS = "write max_staleness in train, or remove it"
+_TASK = "let the scenario of train.task do it"
+
+UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
+    Notation.RLINF: (
+        Unlike("algorithm.early_stop_imp_ratio", read_by_other=_on_megatron),
+        Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
+        Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
+        Unlike("algorithm.loss_type", (None, "actor"), "write advantage_estimator in train"),
+        Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
+        Unlike("algorithm.training_batch_size_per_gpu", instead="remove it", read_by_other=_over_tokens),
+        Unlike(
+            "algorithm.shuffle_rollout",
+            (None, True),
+            "remove it; Roost shuffles the samples of a step",
+            read_by_other=_with_minibatches,
+        ),
+        Unlike("runner.weight_sync_interval", (None, 1), _STALENESS),
+        Unlike("runner.max_tokens_per_mbs", instead="write micro_batch_tokens", read_by_other=_with_dynamic_batches),
+        Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
+        Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
+        Unlike("algorithm.sampling_params.do_sample", (None, True)),
+        Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
+    ),
+    Notation.ROLL: (
+        Unlike("whiten_rewards"),
+        Unlike("reward_clip", instead=_TASK),
+        Unlike("add_token_level_kl", instead="write use_kl_loss: true and kl_loss_coef, or remove it"),
+        Unlike("max_len_mask", read_by_other=_without_environments),
+        Unlike("error_max_len_clip", read_by_other=_without_environments),
+        Unlike("difficulty_mask", instead="write dynamic_sampling: true in train", read_by_other=_without_environments),
+        Unlike("difficulty_low_threshold", read_by_other=_with_difficulty),
+        Unlike("difficulty_high_threshold", read_by_other=_with_difficulty),
+        Unlike("error_max_len_threshold", read_by_other=_with_long_errors),
+        Unlike("init_kl_coef", instead="write use_kl_loss: true and kl_loss_coef", read_by_other=_with_token_kl),
+        Unlike("kl_penalty", read_by_other=_with_token_kl),
+        Unlike("target_kl", read_by_other=_with_token_kl),
+        Unlike("kl_horizon", read_by_other=_with_token_kl),
+        Unlike("rl_loss_coef", (None, 1)),
+        Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
+        Unlike("mask_type", (None, "loss")),
+        Unlike("ratio_type", (None, "token"), "write importance_sampling_level: turn in train"),
+        Unlike("difficulty_loss_weight"),
+        Unlike("length_loss_weight"),
+        Unlike("critic_warmup"),
+        Unlike("actor_train.model_update_frequency", (None, 1), _STALENESS),
+        Unlike("actor_train.apply_loss_scale", (None, True)),
+        Unlike("is_use_additional_prompts"),
+        Unlike("force_disable_old_logprobs_recompute", instead="write importance_sampling_level: none in train"),
+        Unlike("importance_sampling", (None, "token"), "write importance_sampling_level: trajectory in train"),
+        Unlike("actor_train.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants),
+        Unlike("train_infer_correction.is_weight.enabled", instead="write old_logprobs: decoupled in train"),
+        Unlike("actor_train.training_args.warmup_ratio", instead="write warmup_steps"),
+        Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
+        Unlike("validation.generating_args.top_p", (None, 1)),
+        Unlike("validation.generating_args.top_k", (None, 0, -1)),
+    ),
+    Notation.LOOP: (
+        Unlike("rl.eval.n_iterations", (None, 0, 1)),
+        Unlike("rl.params.rloo_kl_lambda"),
+        Unlike("rl.params.high_kl_threshold"),
+        Unlike("rl.params.skip_outlier_grads"),
+        Unlike("rl.abs_log_prob_diff_threshold", (None, float("inf"))),
+        Unlike("rl.learning_max_seq_len"),
+        Unlike("llm.vllm_class.frequency_penalty"),
+        Unlike("llm.lora_dropout"),
+    ),
+}
+HALF = ("fp16", "float16", "16", "fp16-mixed", "16-mixed")
+PRECISIONS = {
+    Notation.RLINF: ("actor", "model", "precision"),
+    Notation.ROLL: ("actor_train", "model_args", "dtype"),
+    Notation.LOOP: ("rl", "dtype"),
+}
+
+
+def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
+    """A warning for each key that the other program would follow and Roost does not; `values` are what it reads."""
+    for unlike in UNLIKE[notation]:
+        *above, key = unlike.path.split(".")
+        section = root.below(*above)
+        value = section.values.get(key)
+        if not unlike.read_by_other(root, values):
+            continue
+        if not (isinstance(value, Unresolved) or value in unlike.harmless):
+            what = f"is {shown(value)}, which Roost does not follow"
+            root.findings.warn(section.where(key), what, "the run will differ from the other program's", unlike.instead)
+    _warn_half(root, notation, values)
+
+
+def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
+    *above, key = PRECISIONS.get(notation, ("",))
+    section = root.below(*above)
+    value = section.values.get(key)
+    if str(value).lower().removeprefix("torch.") in HALF and "compute_dtype" not in values:
+        root.findings.warn(
+            section.where(key),
+            f"is {shown(value)}, but the learner will compute in float32",
+            "losses of 16 bits would have to be scaled, which Roost does not do",
+            "write compute_dtype: bfloat16, or compute_dtype: float32, in train",
+        )

@@ -1,0 +1,125 @@
+"""Which notation a config is written in, and reading it into a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
+from roost.config.job import Job, Layout, Notation
+from roost.config.known_keys.report import report_keys, report_unread
+from roost.config.known_keys.uses import key_uses
+from roost.config.notations.loop import read_loop
+from roost.config.notations.rlinf import read_rlinf
+from roost.config.notations.roll import has_roles, read_roll
+from roost.config.section import Section
+from roost.config.source import Source
+from roost.config.train_read import read_training
+
+_SIGNS = {
+    Notation.RLINF: "cluster.component_placement (RLinf)",
+    Notation.ROLL: "device_mapping or world_size in a role (ROLL)",
+    Notation.LOOP: "rl.gpu_allocation (ml-loop)",
+}
+
+
+def read_job(
+    source: Source,
+    findings: Findings,
+    notation: Notation | None = None,
+    layout: Layout | None = None,
+    strict: bool = False,
+    needs_components: bool = True,
+) -> Job | None:
+    """Read a config in the notation its keys show, or in the one given.
+
+    Mistakes go to `findings`; the job holds what could be read, and None means that the notation is not clear. Where
+    only the machines matter, no component need be placed on them.
+    """
+    root = Section.root(source, findings)
+    notation = notation or recognise(root)
+    if notation is None:
+        return None
+    if notation is Notation.RLINF:
+        job = read_rlinf(root, layout, needs_components)
+    elif notation is Notation.ROLL:
+        job = read_roll(root, strict)
+    else:
+        job = read_loop(root)
+    if len(job.components) > MAX_COMPONENTS:
+        what = f"places {len(job.components):,} components, more than the {MAX_COMPONENTS} that Roost plans for"
+        root.findings.error(root.where(), what, fix="place fewer components")
+        return None
+    for component in job.components:
+        if not component.name.isprintable():
+            findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
+    if needs_components and not job.components and not findings.has_errors:
+        root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
+    training, resolved = read_training(root, job)
+    lag = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
+    uses = key_uses(root, notation)
+    if not needs_components:
+        uses = ()  # only the machines matter
+    elif "train" in root:
+        uses = report_keys(uses, root, notation)
+    else:
+        report_unread(uses, root)
+    return replace(
+        job,
+        training=training,
+        resolved=resolved,
+        keys=uses,
+        settings={**job.settings, **lag},
+        warnings=findings.warnings,
+        notes=findings.notes,
+    )
+
+
+def recognise(root: Section) -> Notation | None:
+    """The notation by the keys that only it has; none or several are a finding."""
+    values = root.values
+    shown_by = {
+        Notation.RLINF: "cluster" in values,
+        Notation.LOOP: isinstance(values.get("rl"), Mapping) and "gpu_allocation" in values["rl"],
+        Notation.ROLL: has_roles(values),
+    }
+    found = [notation for notation, is_shown in shown_by.items() if is_shown]
+    if len(found) == 1:
+        return found[0]
+    cluster = values.get("cluster")
+    if isinstance(cluster, Mapping) and "component_placement" in cluster:
+        _warn_second_notation(root, found)
+        return Notation.RLINF
+    if not values:
+        root.findings.error(root.where(), "is empty", fix=f"write one of: {'; '.join(_SIGNS.values())}")
+    elif not found:
+        root.findings.error(
+            root.where(),
+            "is in none of the notations Roost knows",
+            _likely_slip(values) or f"none of these keys is there: {'; '.join(_SIGNS.values())}",
+            "write one of them, or name the notation with --notation",
+        )
+    else:
+        root.findings.error(
+            root.where(),
+            f"could be {' or '.join(_SIGNS[notation] for notation in found)}",
+            fix="name the notation with --notation rlinf, roll or loop",
+        )
+    return None
+
+
+def _warn_second_notation(root: Section, found: list[Notation]) -> None:
+    """A role with devices, or a GPU allocation, beside a component placement is not read."""
+    has_roles = any(isinstance(value, Mapping) and "device_mapping" in value for value in root.values.values())
+    if has_roles or Notation.LOOP in found:
+        what = f"is read as {_SIGNS[Notation.RLINF]}, though it has keys of another notation as well"
+        root.findings.warn(root.where(), what, fix="remove them, or name the notation with --notation")
+
+
+def _likely_slip(values: Mapping[Any, Any]) -> str:
+    """A hint where a key is nearly one that would show the notation."""
+    inner = values["rl"] if isinstance(values.get("rl"), Mapping) else {}
+    hints = [did_you_mean(key, ("cluster", "rewards", "actor_train")) for key in values]
+    hints += [did_you_mean(key, ("gpu_allocation",)) for key in inner]
+    return next((hint for hint in hints if hint), "")

@@ -1,0 +1,311 @@
+"""The RLinf notation: a `cluster` section with `component_placement` and `node_groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, did_you_mean, shown
+from roost.config.job import (
+    Component,
+    Job,
+    Layout,
+    ModelParallelSettings,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    RankMap,
+    Role,
+    Sharding,
+)
+from roost.config.model_files import (
+    DEFAULT_ADAPTER_RANK,
+    OFFLOADED_PARTS,
+    bytes_of,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+    role_by_name,
+)
+from roost.config.node_groups import CLUSTER_GROUP, read_node_groups
+from roost.config.ranks import RankSyntaxError, Segment, parse_placement
+from roost.config.section import NEAR_MISS, Section
+
+CLUSTER_KEYS = (
+    "num_nodes",
+    "num_gpus_per_node",
+    "component_placement",
+    "node_groups",
+    # Settings of RLinf's scheduler that say nothing about where processes run.
+    "auto_scheduler",
+    "use_pre_process_policy",
+    "use_wait_before_last_iter_policy",
+    "recreate_nccl_groups",
+    "net_emulation",
+    "tracer",
+    "profiling",
+)
+USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference")
+MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
+MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
+
+
+def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bool = True) -> Job:
+    """Read the config into a job; mistakes go to the section's findings.
+
+    The layout is what the config implies unless it is given: see `implied_layout`. A config that only describes
+    machines needs no component.
+    """
+    cluster = root.mapping("cluster")
+    if cluster is None:
+        if root.get("cluster") is None:
+            root.error("cluster", "is missing", fix="write a cluster section with num_nodes and component_placement")
+        cluster = root.below("cluster")
+    _refuse_misplaced_components(cluster)
+    components = _read_components(cluster, root, needs_components)
+    return Job(
+        notation=Notation.RLINF,
+        source=root.source,
+        components=components,
+        node_groups=read_node_groups(cluster),
+        num_nodes=cluster.whole_number("num_nodes", minimum=1, maximum=MAX_NODES),
+        accelerators_per_node=cluster.whole_number("num_gpus_per_node", minimum=0, maximum=MAX_ACCELERATORS_PER_NODE),
+        layout=layout or implied_layout(root, components),
+        model_parallel=ModelParallelSettings(
+            recompute_logprobs=root.below("algorithm").get("recompute_logprobs") is True,
+            auto_scheduler=cluster.flag("auto_scheduler"),
+            use_pre_process_policy=cluster.flag("use_pre_process_policy"),
+        ),
+        settings=_settings(root),
+    )
+
+
+def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
+    """Model-parallel where the config trains a language model with engines, else as written.
+
+    The peer's training scripts choose; a config shows which script it is for by its task type, or by the parallel sizes
+    that only the model-parallel scripts read.
+    """
+    names = {component.name for component in components}
+    if "rollout" not in names:
+        return Layout.AS_WRITTEN
+    task = root.below("runner").values.get("task_type")
+    if isinstance(task, str):
+        return Layout.MODEL_PARALLEL if task in MODEL_PARALLEL_TASKS else Layout.AS_WRITTEN
+    if "actor" not in names:
+        return Layout.AS_WRITTEN
+    sized = "tensor_model_parallel_size" in root.below("actor", "model") or "tensor_parallel_size" in root.below(
+        "rollout"
+    )
+    return Layout.MODEL_PARALLEL if sized else Layout.AS_WRITTEN
+
+
+def _refuse_misplaced_components(cluster: Section) -> None:
+    """Unknown keys; a component name right under `cluster` is the likeliest of them and gets its own words."""
+    misplaced = [
+        key for key in cluster.values
+        if isinstance(key, str) and {name.strip() for name in key.split(",")} & set(USUAL_COMPONENTS)
+    ]  # fmt: skip
+    for key in misplaced:
+        fix = f"move it into cluster.component_placement: {{{key}: ...}}"
+        cluster.error(key, "is a component, but stands outside component_placement", fix=fix)
+    cluster.refuse_unknown_keys([*CLUSTER_KEYS, *misplaced], fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
+
+
+def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[Component, ...]:
+    for section, keys in _optional_keys(root):
+        section.warn_near_misses(keys)
+    placements = cluster.mapping("component_placement")
+    if placements is None:
+        if is_needed and cluster.get("component_placement") is None:
+            cluster.error("component_placement", "is missing", fix="write component_placement: {actor: all}")
+        return ()
+    components: dict[str, Component] = {}
+    for key in placements.values:
+        asks = _read_rank_map(placements, key)
+        for name in str(key).split(","):
+            name = name.strip()
+            where = placements.where(str(key))
+            if not name:
+                placements.error(str(key), "names a component with an empty name", fix="remove the extra comma")
+            elif name in components:
+                placements.error(
+                    str(key),
+                    f"places {name} a second time",
+                    f"the first is at {components[name].where}",
+                    "keep one placement for each component",
+                )
+            elif asks is not None:
+                _warn_misspelt(placements, str(key), name)
+                components[name] = Component(
+                    name,
+                    name,
+                    where,
+                    asks,
+                    _parallel_sizes(root, name),
+                    role=role_by_name(name),
+                    model=_model(root, name),
+                )
+    return tuple(components.values())
+
+
+def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
+    """Keys that Roost reads in sections of other programs."""
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    learners = [(root.below(name, "model"), (*sizes, "expert_model_parallel_size")) for name in ("actor", "critic")]
+    engine = (root.below("rollout"), ("tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization"))
+    return [
+        *learners,
+        engine,
+        (root.below("algorithm"), ("recompute_logprobs",)),
+        (root.below("runner"), ("task_type",)),
+    ]
+
+
+def _warn_misspelt(placements: Section, key: str, name: str) -> None:
+    """A component may have any name, but one that is nearly a usual name is mostly a slip."""
+    hint = did_you_mean(name, USUAL_COMPONENTS, NEAR_MISS)
+    if name not in USUAL_COMPONENTS and hint:
+        placements.findings.warn(placements.where(key), f"{name} is not a usual component", hint, "correct the name")
+
+
+def _read_rank_map(placements: Section, key: object) -> RankMap | None:
+    """One entry of component_placement: a string or number, or a mapping with `placement` and `node_group`."""
+    name = str(key)
+    value = placements.values[key]
+    if not isinstance(value, Mapping):
+        segments = _read_segments(placements, key, name)
+        here = placements.where(name)
+        return None if segments is None else RankMap(segments, (CLUSTER_GROUP,), here, here)
+    entry = Section(value, (*placements.path, name), placements.source, placements.findings)
+    entry.refuse_unknown_keys(("node_group", "placement"))
+    groups = _read_group_labels(entry)
+    if "placement" not in entry:
+        placements.error(name, "has no placement", fix="write placement: all, or ranks such as 0-3")
+        return None
+    segments = _read_segments(entry, "placement", "placement")
+    if segments is None or groups is None:
+        return None
+    return RankMap(segments, groups, entry.where("placement"), entry.where("node_group"))
+
+
+def _read_segments(section: Section, key: object, shown_key: str) -> tuple[Segment, ...] | None:
+    value = section.get(key)  # type: ignore[arg-type]  # a YAML key may be a number; it is only looked up
+    if value is None and section.values.get(key) is not None:
+        return None  # reported as unresolved
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        section.error(
+            shown_key,
+            f"is {shown(value)}; it must be ranks",
+            fix="write all, a rank such as 0, or ranges such as 0-3 or 0-1:0-3,4-7",
+        )
+        return None
+    try:
+        return parse_placement(str(value) if isinstance(value, str) or value.bit_length() < 64 else "9" * 11)
+    except RankSyntaxError as error:
+        section.error(shown_key, error.what, fix=error.fix)
+        return None
+
+
+def _read_group_labels(entry: Section) -> tuple[str, ...] | None:
+    if "node_group" not in entry:
+        return (CLUSTER_GROUP,)
+    value = entry.get("node_group")
+    parts = value if isinstance(value, list | tuple) else str(value).split(",") if isinstance(value, str) else [value]
+    labels = [str(part).strip() for part in parts if isinstance(part, str | int | float) and not isinstance(part, bool)]
+    if len(labels) != len(parts) or not all(labels) or not labels:
+        entry.error(
+            "node_group",
+            f"is {shown(value)}; it must be a label or a list of labels",
+            fix='write node_group: a800, or node_group: "a800,4090"',
+        )
+        return None
+    return tuple(labels)
+
+
+def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
+    """The sizes the model-parallel layout reads; engines and learners keep them under different keys."""
+    if component == "rollout" or component.startswith("rollout_"):
+        own = root.below(component)
+        rollout = own if "tensor_parallel_size" in own else root.below("rollout")
+        return ParallelSizes(
+            tensor=rollout.whole_number("tensor_parallel_size", 1, 1) or 1,
+            pipeline=rollout.whole_number("pipeline_parallel_size", 1, 1) or 1,
+        )
+    if component not in MODEL_PARALLEL_COMPONENTS:
+        return ParallelSizes()
+    inferring = component in ("inference", "actor_inference", "critic_inference")
+    owner = "critic" if component.startswith("critic") else "actor"
+    learner = _learner_sizes(root.below(owner, "model"), ParallelSizes())
+    own = root.below(component, "model")
+    if not inferring or not own.values:
+        return learner
+    # An inference copy is cut as its own section says; only its pipeline size follows the learner's when left out.
+    return _learner_sizes(own, ParallelSizes(pipeline=learner.pipeline))
+
+
+def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
+    return ParallelSizes(
+        tensor=model.whole_number("tensor_model_parallel_size", 1, default.tensor) or 1,
+        pipeline=model.whole_number("pipeline_model_parallel_size", 1, default.pipeline) or 1,
+        context=model.whole_number("context_parallel_size", 1, default.context) or 1,
+        expert=model.whole_number("expert_model_parallel_size", 1, 1) or 1,
+    )
+
+
+def _model(root: Section, component: str) -> ModelUse:
+    """The component's model; those that score or criticise use the actor's where they name none."""
+    own, actor = root.below(component), root.below("actor")
+    path = first_text((own.below("model"), "model_path"), (actor.below("model"), "model_path"))
+    if role_by_name(component) is Role.HELPER:
+        path = first_text((own.below("model"), "model_path"))
+    is_engine = role_by_name(component) is Role.ENGINE
+    precisions = [(own.below("model"), "precision"), *([] if is_engine else [(actor.below("model"), "precision")])]
+    precision = first_text(*precisions)
+    length = first_number((root.below("runner"), "seq_length"), (actor.below("model"), "seq_length"))
+    batch = first_number((own, "micro_batch_size"), (actor, "micro_batch_size")) or 1
+    return ModelUse(
+        path=path,
+        config=read_model_config(path),
+        weight_bytes=bytes_of(precision),
+        memory_fraction=fraction_of_device(own, "gpu_memory_utilization"),
+        tokens=int(length * batch) if length else None,
+        sequence=int(length) if length else None,
+        lora_rank=_adapter_rank(own.below("model")),
+        sharding=_sharding(own),
+        offloads=_offloads(own),
+        can_sleep=own.values.get("enable_sleep_mode") is not False,
+        unused_because="critic.use_critic_model is false"
+        if component == "critic" and own.values.get("use_critic_model") is False
+        else "",
+    )
+
+
+def _adapter_rank(model: Section) -> int | None:
+    if model.values.get("is_lora") is not True:
+        return None
+    return int(first_number((model, "lora_rank")) or DEFAULT_ADAPTER_RANK)
+
+
+def _sharding(own: Section) -> Sharding:
+    backend = own.values.get("training_backend")
+    is_cut = first_number((own.below("model"), "tensor_model_parallel_size")) not in (None, 1)
+    if backend == "megatron" or (backend is None and is_cut):
+        return Sharding.OPTIMIZER
+    return Sharding.NONE if own.below("fsdp_config").values.get("sharding_strategy") == "no_shard" else Sharding.FULL
+
+
+def _offloads(own: Section) -> tuple[str, ...]:
+    if own.values.get("enable_offload") is True:
+        return OFFLOADED_PARTS
+    return tuple(part for part in OFFLOADED_PARTS if own.values.get(f"offload_{part}") is True)
+
+
+def _settings(root: Section) -> dict[str, object]:
+    """Offload settings of the learner, carried into the plan for the residency decision."""
+    actor = root.below("actor")
+    return {
+        key: actor.values[key]
+        for key in ("offload_weight", "offload_grad", "offload_optimizer")
+        if isinstance(actor.values.get(key), bool)
+    }

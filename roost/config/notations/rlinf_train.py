@@ -1,0 +1,120 @@
+"""Settings that RLinf's notation spells otherwise than by one key, and RLinf's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roost.config.job import Job
+from roost.config.notations.words import (
+    AGGREGATIONS,
+    DIVERGENCES,
+    ESTIMATORS,
+    SCHEDULES,
+    clip_ranges,
+    compute_dtype,
+    engine_of,
+    interval,
+    lora_rank,
+    named,
+    whole_number,
+)
+from roost.config.section import Section
+from roost.config.train import Estimator, OldLogprobs, Whitening
+
+ADV_TYPES = {**ESTIMATORS, "raw": Estimator.REWARD, "reinpp": Estimator.REWARD}
+STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
+FSDP_DUAL_CLIP = 3.0
+
+MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "max_steps": ("runner.max_steps", "runner.max_epochs"),
+    "max_epochs": ("runner.max_epochs",),
+    "advantage_estimator": ("algorithm.adv_type",),
+    "whiten_advantages": ("algorithm.normalize_advantages", "algorithm.adv_type"),
+    "loss_aggregation": ("algorithm.loss_agg_func",),
+    "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
+    "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
+    "old_logprobs": ("algorithm.recompute_logprobs",),
+    "kl_estimator": ("algorithm.kl_penalty_type",),
+    "entropy_coef": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
+    "lr_scheduler_type": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
+    "minibatch_size": ("algorithm.n_minibatches", "actor.global_batch_size"),
+    "model": ("actor.model.model_path", "rollout.model.model_path"),
+    "lora_rank": ("actor.model.lora_rank",),
+    "compute_dtype": ("actor.model.precision",),
+    "engine": ("rollout.rollout_backend",),
+    "eval_every": ("runner.val_check_interval",),
+    "checkpoint_every": ("runner.save_interval",),
+}
+
+
+def derived(root: Section, job: Job) -> dict[str, Any]:
+    algorithm, actor, runner = root.below("algorithm"), root.below("actor"), root.below("runner")
+    epsilon = algorithm.number("ratio_clip_eps")
+    low, high = algorithm.number("clip_ratio_low"), algorithm.number("clip_ratio_high")
+    count = algorithm.whole_number("n_minibatches", 1)
+    _refuse_evaluation(runner)
+    return {
+        **_length(runner, root.below("train").values.get("max_steps") is not None),
+        "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
+        "whiten_advantages": _whitening(algorithm),
+        "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
+        **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
+        # Where they are recomputed, the lag decides against what.
+        "old_logprobs": OldLogprobs.ROLLOUT if algorithm.values.get("recompute_logprobs") is False else None,
+        "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
+        "entropy_coef": _entropy(algorithm),
+        "lr_scheduler_type": named(actor.below("optim"), "lr_scheduler", SCHEDULES)
+        or named(actor.below("lr_sched"), "lr_decay_style", SCHEDULES),
+        "minibatches": count,
+        "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
+        "lora_rank": lora_rank(job),
+        "compute_dtype": compute_dtype(actor.below("model").values.get("precision")),
+        "eval_every": interval(runner, "val_check_interval"),
+        "checkpoint_every": interval(runner, "save_interval"),
+    }
+
+
+def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What RLinf does where nothing else is said, and Roost would do otherwise."""
+    found = engine_of(root.below("rollout"), "rollout_backend")
+    is_fsdp = root.below("actor").values.get("training_backend") == "fsdp"
+    if is_fsdp and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
+        found["dual_clip"] = FSDP_DUAL_CLIP
+    return found
+
+
+def _refuse_evaluation(runner: Section) -> None:
+    if runner.get("only_eval"):
+        what, why = "is true, but Roost trains", "RLinf would only evaluate the model"
+        runner.error("only_eval", what, why, "write only_eval: false, or remove it")
+
+
+def _length(runner: Section, is_counted: bool) -> dict[str, int]:
+    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`, or to that of `train`."""
+    is_open = runner.get("max_steps") == -1
+    steps = None if is_open else runner.whole_number("max_steps", 1)
+    epochs = whole_number(runner, "max_epochs", 1)
+    if is_open and not is_counted and runner.get("max_epochs") in (None, -1):
+        runner.error(
+            "max_steps",
+            "is -1, which leaves the end to max_epochs, but that is not given",
+            fix="write max_epochs: 1 for one pass over the data, or a number of max_steps",
+        )
+    given = [number for number in (steps, epochs) if number is not None]
+    if runner.values.get("task_type") in STEP_PER_EPOCH:
+        return {"max_steps": min(given)} if given else {}
+    return ({} if steps is None else {"max_steps": steps}) | ({} if epochs is None else {"max_epochs": epochs})
+
+
+def _whitening(algorithm: Section) -> Whitening | None:
+    """Both `normalize_advantages` and the estimator `reinpp` make advantages even over all tokens of a step."""
+    if algorithm.values.get("adv_type") == "reinpp" or algorithm.values.get("normalize_advantages") is True:
+        return Whitening.TOKENS_BIASED
+    return Whitening.NONE if algorithm.values.get("normalize_advantages") is False else None
+
+
+def _entropy(algorithm: Section) -> float | None:
+    """The bonus counts only where the entropy is computed."""
+    bonus = algorithm.number("entropy_bonus")
+    return 0.0 if bonus is not None and algorithm.values.get("calculate_entropy") is False else bonus

@@ -1,0 +1,411 @@
+"""What a ROLL role says of its model: folder, precision, memory, adapter, and whether anything uses it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES, did_you_mean, shown
+from roost.config.interpolation import ExpressionError, parse_devices
+from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Sharding
+from roost.config.model_files import (
+    DEFAULT_ADAPTER_RANK,
+    OFFLOADED_PARTS,
+    bytes_of,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+    role_by_strategy,
+)
+from roost.config.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
+from roost.config.section import NEAR_MISS, Section
+
+
+def model_of_role(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
+    """The role's model: its own, or the job's; learners are always offloaded between their phases."""
+    arguments = section.below("model_args")
+    shared = "reward_pretrain" if name.startswith("reward") else "pretrain"
+    path = first_text((arguments, "model_name_or_path"), (root, shared))
+    engine = section.below("strategy_args", "strategy_config")
+    lengths = [first_number((root, key)) for key in ("prompt_length", "response_length")]
+    length = first_number((root, "sequence_length")) or sum(part for part in lengths if part)
+    batch = first_number((section.below("training_args"), "per_device_train_batch_size")) or 1
+    return ModelUse(
+        path=path,
+        config=read_model_config(path),
+        weight_bytes=bytes_of(first_text((arguments, "dtype"))),
+        memory_fraction=fraction_of_device(engine, "gpu_memory_utilization", "mem_fraction_static"),
+        tokens=int(length * batch) or None,
+        sequence=int(length) or None,
+        lora_rank=_adapter_rank(arguments),
+        strategy=strategy,
+        sharding=_sharding(strategy),
+        offloads=OFFLOADED_PARTS,
+        can_sleep=engine.values.get("enable_sleep_mode") is not False,
+        unused_because=_why_unused(root, name),
+    )
+
+
+def _sharding(strategy: str | None) -> Sharding:
+    if str(strategy).startswith("megatron"):
+        return Sharding.OPTIMIZER
+    return Sharding.NONE if strategy == "hf_infer" else Sharding.FULL
+
+
+def _adapter_rank(arguments: Section) -> int | None:
+    if not any(key in arguments for key in ("lora_rank", "lora_target")):
+        return None
+    return int(first_number((arguments, "lora_rank")) or DEFAULT_ADAPTER_RANK)
+
+
+def _why_unused(root: Section, name: str) -> str:
+    """Why ROLL would never create the role: a critic without generalised advantages, a reference without KL."""
+    estimator = root.values.get("adv_estimator")
+    if name == "critic" and isinstance(estimator, str) and estimator != "gae":
+        return f"adv_estimator is {estimator}, and only gae uses a critic"
+    if (
+        name == "reference"
+        and root.values.get("enable_reference") is False
+        and root.values.get("use_kl_loss") is not True
+    ):
+        return "enable_reference is false"
+    return ""
+
+
+PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strategy_args")
+ROLE_KEYS = ("device_mapping", "world_size", "strategy_args")
+NESTED_ROLES = ("rewards", "teachers", "teacher")
+ENV_MANAGERS = ("train_env_manager", "val_env_manager")
+CANONICAL_NAMES = {"actor_train": "actor", "actor_infer": "rollout"}
+# Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
+MAX_RATIO = 1_000
+USUAL_ROLES = (
+    "actor_train", "actor_infer", "reference", "critic", "reward", "rewards", "reward_model", "teacher",
+    "student", "student_train", "student_infer", "sft_train", *ENV_MANAGERS,
+)  # fmt: skip
+STRATEGIES = ("vllm", "sglang", "hf_infer", "megatron_train", "megatron_infer", "fsdp2_train", "fsdp2_infer")
+STRATEGY_SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "tensor_model_parallel_size",
+    "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size", "expert_tensor_parallel_size", "gpu_memory_utilization", "mem_fraction_static",
+)  # fmt: skip
+MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
+
+
+def read_roll(root: Section, strict: bool = False) -> Job:
+    """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error."""
+    root.warn_near_misses(("num_gpus_per_node", "num_nodes", "async_generation_ratio", *USUAL_ROLES))
+    components: dict[str, Component] = {}
+    for role, section in _roles(root):
+        component = _read_role(root, role, section, strict)
+        if component is None:
+            continue
+        if component.name in components:
+            section.findings.error(
+                section.where(),
+                f"is {component.name} in Roost, and so is {components[component.name].written_name}",
+                fix="keep one of the two",
+            )
+        components[component.name] = component
+    return Job(
+        notation=Notation.ROLL,
+        source=root.source,
+        components=tuple(components.values()),
+        num_nodes=root.whole_number("num_nodes", minimum=1, maximum=MAX_NODES),
+        accelerators_per_node=root.whole_number("num_gpus_per_node", minimum=0, maximum=MAX_ACCELERATORS_PER_NODE),
+        settings=_settings(root),
+    )
+
+
+def holds_role(values: object) -> bool:
+    """Whether a mapping looks like a role: it has a key that says how many workers it has."""
+    return isinstance(values, Mapping) and any(key in values for key in ROLE_KEYS)
+
+
+def has_roles(values: Mapping[Any, Any]) -> bool:
+    """Whether a config has roles, at the top or where ROLL nests them."""
+    nested = [values[key] for key in NESTED_ROLES if isinstance(values.get(key), Mapping)]
+    groups = [values, *nested]
+    return any(
+        holds_role(value) or (key in USUAL_ROLES and _has_misspelt_key(value))
+        for group in groups
+        for key, value in group.items()
+    )
+
+
+def _has_misspelt_key(values: object) -> bool:
+    """Whether a role has no placement key, but a near miss of one."""
+    return isinstance(values, Mapping) and any(did_you_mean(key, ROLE_KEYS, NEAR_MISS) for key in values)
+
+
+def _roles(root: Section) -> Iterator[tuple[str, Section]]:
+    """The roles with their names in the file: top-level ones, and those nested under `rewards` and its like."""
+    for key, value in root.values.items():
+        if not isinstance(key, str):
+            continue
+        if not isinstance(value, Mapping):
+            if key in USUAL_ROLES:
+                root.error(
+                    key, f"is {shown(value)}; it must be a mapping", fix="write device_mapping or world_size below it"
+                )
+            continue
+        section = Section(value, (key,), root.source, root.findings)
+        if holds_role(value) or key in ENV_MANAGERS or (key in USUAL_ROLES and _has_misspelt_key(value)):
+            yield key, section
+        elif key in USUAL_ROLES and key not in NESTED_ROLES:
+            root.findings.warn(
+                section.where(),
+                "is not placed",
+                "it has neither device_mapping nor world_size",
+                "give it one, or remove it",
+            )
+        elif key in NESTED_ROLES:
+            for name, inner in value.items():
+                if isinstance(inner, Mapping) and (key == "rewards" or holds_role(inner)):
+                    yield f"{key}.{name}", Section(inner, (key, str(name)), root.source, root.findings)
+                elif key == "rewards":
+                    section.error(
+                        str(name), f"is {shown(inner)}; it must be a role", fix="write world_size: 8 below it"
+                    )
+
+
+def _read_role(root: Section, role: str, section: Section, strict: bool) -> Component | None:
+    _refuse_misspelt_keys(section)
+    parallel, strategy = _strategy(section)
+    name = CANONICAL_NAMES.get(role, role)
+    name = f"reward.{name.removeprefix('rewards.')}" if name.startswith("rewards.") else name
+    env = {**_variables(root), **_variables(section)}
+    if role in ENV_MANAGERS and section.get("device_mapping") is not None:
+        section.findings.warn(
+            section.where("device_mapping"), "is not used", "environments run on CPUs in ROLL", "remove it"
+        )
+    if section.values.get("device_mapping") is not None and role not in ENV_MANAGERS:
+        asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
+    else:
+        asks = _read_cpu_workers(role, section)
+    if asks is None:
+        return None
+    kind = role_by_strategy(strategy, name)
+    place = section.where("device_mapping") if isinstance(asks, DeviceList) else section.where()
+    return Component(
+        name, role, place, asks, parallel, tuple(env.items()), kind, model_of_role(root, section, name, strategy)
+    )
+
+
+def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
+    written_devices = section.get("device_mapping")
+    if written_devices is None:
+        return None  # an interpolation that is reported
+    try:
+        devices = parse_devices(written_devices)
+    except ExpressionError as error:
+        section.error("device_mapping", error.what, fix=error.fix)
+        return None
+    if not devices:
+        section.error(
+            "device_mapping", "names no device", fix="write list(range(0,8)), or leave it out and give world_size"
+        )
+        return None
+    per_worker = _devices_per_worker(section, strategy, parallel, strict)
+    if per_worker is None:
+        return None
+    if len(devices) % per_worker:
+        whole = len(devices) // per_worker * per_worker
+        section.error(
+            "device_mapping",
+            f"names {len(devices)} devices, which {per_worker} per worker do not divide",
+            f"{len(devices)} % {per_worker} = {len(devices) % per_worker}",
+            f"name {whole} or {whole + per_worker} devices" if whole else f"name {per_worker} devices",
+        )
+        return None
+    if strategy == "megatron_train" and len(devices) % parallel.model:
+        section.error(
+            "device_mapping",
+            f"names {len(devices)} devices, which the model's {parallel.model} parts do not divide",
+            f"tensor {parallel.tensor} * pipeline {parallel.pipeline} * context {parallel.context}",
+            f"name a multiple of {parallel.model} devices",
+        )
+    _check_repeated(section, list(devices), per_worker)
+    engine = section.below("strategy_args", "strategy_config")
+    replicas = engine.whole_number("data_parallel_size", 1, 1) or 1
+    if strategy == "vllm" and replicas not in (1, len(devices) // per_worker):
+        engine.error(
+            "data_parallel_size",
+            f"is {replicas}, but there are {len(devices) // per_worker} workers",
+            fix="leave data_parallel_size out",
+        )
+    written = section.whole_number("world_size", minimum=0)
+    if written is not None and written != len(devices) // per_worker:
+        section.error(
+            "world_size",
+            f"is {written}, but the devices make {len(devices) // per_worker} workers",
+            f"{len(devices)} devices / {per_worker} per worker",
+            "leave world_size out",
+        )
+    return DeviceList(devices, per_worker)
+
+
+def _check_repeated(section: Section, devices: list[int], per_worker: int) -> None:
+    if len(set(devices)) == len(devices):
+        return
+    for start in range(0, len(devices), per_worker):
+        own = devices[start : start + per_worker]
+        if len(set(own)) < len(own):
+            section.error(
+                "device_mapping",
+                f"gives worker {start // per_worker} the same device twice",
+                f"devices {own}",
+                "name each device once for a worker",
+            )
+            return
+    repeated = Counter(devices).most_common(1)[0][0]
+    section.findings.warn(
+        section.where("device_mapping"),
+        f"puts several workers on device {repeated}",
+        fix="name each device once unless the workers are meant to share it",
+    )
+
+
+def _devices_per_worker(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> int | None:
+    """Training and sharded inference run one process per device; vLLM takes tp * pp; SGLang and HF what is given."""
+    written = section.whole_number("num_gpus_per_worker", minimum=1)
+    if section.get("num_gpus_per_worker") is not None and written is None:
+        return None
+    if strategy == "vllm":
+        derived, reason = (
+            parallel.model,
+            f"tensor_parallel_size {parallel.tensor} * pipeline_parallel_size {parallel.pipeline}",
+        )
+    elif strategy is not None and strategy not in MULTI_DEVICE_STRATEGIES:
+        derived, reason = 1, f"{strategy} runs one process on each device"
+    else:
+        if strategy == "sglang" and parallel.model > (written or 1):
+            section.findings.warn(
+                section.where("num_gpus_per_worker"),
+                f"gives each worker {written or 1} of the {parallel.model} devices that its engine is cut over",
+                f"tensor {parallel.tensor} * pipeline {parallel.pipeline}",
+                f"write num_gpus_per_worker: {parallel.model}",
+            )
+        return written or 1
+    if written is not None and written != derived:
+        report = section.findings.error if strict else section.findings.warn
+        report(
+            section.where("num_gpus_per_worker"),
+            f"is {written}, but {derived} is used",
+            reason,
+            f"write num_gpus_per_worker: {derived}, or leave it out",
+        )
+    return derived
+
+
+def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
+    """The parallel sizes and the name of the role's strategy."""
+    arguments = section.mapping("strategy_args") or section.below("strategy_args")
+    arguments.warn_near_misses(("strategy_name", "strategy_config"))
+    name = arguments.text("strategy_name")
+    hint = did_you_mean(name, STRATEGIES, NEAR_MISS - 0.1) if name is not None and name not in STRATEGIES else ""
+    if hint:
+        section.findings.warn(
+            arguments.where("strategy_name"), f"{name} is not a strategy Roost knows", hint, "correct it"
+        )
+    config = arguments.mapping("strategy_config") or arguments.below("strategy_config")
+    config.warn_near_misses(STRATEGY_SIZES)
+    if name in MULTI_DEVICE_STRATEGIES:
+        return ParallelSizes(
+            tensor=config.whole_number("tensor_parallel_size", 1, 1) or 1,
+            pipeline=config.whole_number("pipeline_parallel_size", 1, 1) or 1,
+        ), name
+    if name is not None and not name.startswith("megatron"):
+        return ParallelSizes(), name  # other learners cut nothing by tensor or pipeline
+    return ParallelSizes(
+        tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
+        pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
+        context=config.whole_number("context_parallel_size", 1, 1) or 1,
+        expert=config.whole_number("expert_model_parallel_size", 1, 1) or 1,
+    ), name
+
+
+def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
+    if role in ENV_MANAGERS:
+        return _read_env_manager(section)
+    if section.get("num_gpus_per_worker") not in (None, 0):
+        section.findings.warn(
+            section.where("num_gpus_per_worker"),
+            "is not used",
+            "a role without device_mapping has no devices",
+            "remove it",
+        )
+    count = section.whole_number("world_size", minimum=1, maximum=MAX_PROCESSES)
+    if count is None:
+        if section.get("world_size") is None:
+            section.findings.error(
+                section.where(),
+                "has neither device_mapping nor world_size",
+                fix="write device_mapping for accelerators, or world_size for workers on CPUs",
+            )
+        return None
+    return CpuWorkers(count)
+
+
+def _read_env_manager(section: Section) -> CpuWorkers | None:
+    """Environment managers: as many workers as hold all environments, `max_env_num_per_worker` in each."""
+    groups = section.whole_number("num_env_groups", 1, 1) or 1
+    size = section.whole_number("group_size", 1, 1) or 1
+    spare = section.whole_number("group_size_redundancy", 0, 0) or 0
+    environments = groups * (size + spare)
+    per_worker = section.whole_number("max_env_num_per_worker", minimum=-1, default=0) or 0
+    per_worker = per_worker if per_worker > 0 else environments
+    count = math.ceil(environments / per_worker)
+    written = section.whole_number("world_size", 1)
+    if written is not None and "num_env_groups" in section and written != count:
+        why = f"{environments} environments / {per_worker} per worker"
+        section.error("world_size", f"is {written}, but the environments make {count} workers", why, "leave it out")
+    if written is not None and "num_env_groups" not in section:
+        count = written
+    if count > MAX_PROCESSES:
+        what = f"makes {count:,} workers, more than the {MAX_PROCESSES:,} that Roost plans for"
+        section.error("num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer")
+        return None
+    return CpuWorkers(count)
+
+
+def _variables(section: Section) -> dict[str, str]:
+    variables = section.mapping("system_envs") or section.below("system_envs")
+    found = {}
+    for key in variables.values:
+        value = variables.get(key)
+        if key in PROTECTED_VARIABLES:
+            variables.error(str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
+        elif isinstance(value, Mapping | list):
+            variables.error(
+                str(key), f"is {shown(value)}; an environment variable holds text", fix="write a single value"
+            )
+        elif value is not None or variables.values[key] is None:
+            found[str(key)] = str(value)
+    return found
+
+
+def _refuse_misspelt_keys(section: Section) -> None:
+    """A role may hold anything, but a near miss of a placement key would move it to the CPU in silence."""
+    for key in section.values:
+        hint = did_you_mean(key, PLACEMENT_KEYS, NEAR_MISS)
+        if key not in PLACEMENT_KEYS and hint and key != "num_gpus_per_node":
+            section.error(str(key), "is not a key Roost knows", hint, f"placement keys: {', '.join(PLACEMENT_KEYS)}")
+
+
+def _settings(root: Section) -> dict[str, object]:
+    """What decides between synchronous and asynchronous generation, carried into the plan."""
+    value = root.get("async_generation_ratio")
+    if value is None:
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:
+        root.error(
+            "async_generation_ratio",
+            f"is {shown(value)}; it must be a number that is not negative",
+            fix="write 0 for synchronous, or 1",
+        )
+        return {}
+    return {"async_generation_ratio": value}

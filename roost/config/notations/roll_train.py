@@ -1,0 +1,272 @@
+"""From rewards to advantages in ROLL: the estimator, the normalisation of rewards, and the whitening."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roost.config.findings import shown
+from roost.config.job import DeviceList, Job
+from roost.config.notations.words import (
+    AGGREGATIONS,
+    ESTIMATORS,
+    SCHEDULES,
+    actor_of,
+    clip_ranges,
+    compute_dtype,
+    engine_of,
+    interval,
+    lora_rank,
+    named,
+    whole_number,
+)
+from roost.config.section import Section
+from roost.config.train import Estimator, RatioLevel, Schedule, Whitening
+
+# ROLL's own reinforce normalises nothing; what is done to rewards before it decides.
+ADV_ESTIMATORS = {**ESTIMATORS, "reinforce": Estimator.REWARD}
+NORMALISED = {  # by the types of the mean and the standard deviation
+    (None, None): Estimator.REWARD,
+    ("group", None): Estimator.GROUP_MEAN,
+    ("group", "group"): Estimator.GRPO,
+    ("batch", "batch"): Estimator.REINFORCE,
+}
+METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
+GROUPINGS = {"batch": "batch", "traj_group_id": "group"}
+
+
+def advantage_settings(root: Section) -> dict[str, Any]:
+    """`advantage_estimator` and `whiten_advantages`, as far as the config says."""
+    estimator = named(root, "adv_estimator", ADV_ESTIMATORS)
+    if "train_env_manager" in root:
+        # In the agentic pipeline grpo is another word for reinforce: the normalisation of rewards is a block's own.
+        if root.values.get("adv_estimator") in ("reinforce", "grpo"):
+            estimator = _normalised(root, *_types_of_block(root.below("reward_normalization")))
+    elif estimator is Estimator.REWARD:
+        estimator = _normalised(root, root.values.get("norm_mean_type"), root.values.get("norm_std_type"))
+    if estimator not in (None, Estimator.GAE):
+        _warn_discount(root)
+    whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
+    if whitens:
+        _warn_domains(root)
+    whitening = None if whitens is None else Whitening.TOKENS if whitens else Whitening.NONE
+    return {"advantage_estimator": estimator, "whiten_advantages": whitening}
+
+
+def _types_of_block(block: Section) -> tuple[Any, Any]:
+    """What `method` asks for, over the samples of `grouping`; `norm_*_type` may name other samples."""
+    needs_mean, needs_std = METHODS.get(str(block.values.get("method")), (False, False))
+    grouping = block.values.get("grouping") or "batch"
+    over = GROUPINGS.get(str(grouping), grouping)
+    mean = (block.values.get("norm_mean_type") or over) if needs_mean else None
+    std = (block.values.get("norm_std_type") or over) if needs_std else None
+    return mean, std
+
+
+def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
+    are_words = all(isinstance(each, str | None) for each in (mean, std))
+    estimator = NORMALISED.get((mean, std)) if are_words else None
+    if estimator is None:
+        key = "reward_normalization" if "train_env_manager" in root else "norm_mean_type"
+        root.error(
+            key,
+            f"takes the mean over {shown(mean)} and the standard deviation over {shown(std)}, "
+            "which Roost does not support",
+            "it has group and group, batch and batch, the group's mean alone, and none",
+            "write one of these",
+        )
+        return Estimator.REWARD
+    return estimator
+
+
+def _warn_discount(root: Section) -> None:
+    """ROLL discounts the reward token by token with every estimator; Roost with a critic only."""
+    gamma = root.get("gamma")
+    if gamma not in (None, 1):
+        root.findings.warn(
+            root.where("gamma"),
+            f"is {shown(gamma)}, but without a critic all tokens of a sample have one advantage",
+            "ROLL discounts the reward at every token before the last",
+            "write gamma: 1, or adv_estimator: gae",
+        )
+
+
+def _warn_domains(root: Section) -> None:
+    """ROLL whitens each domain of its rewards alone; Roost all samples of a step together."""
+    domains = len(root.below("rewards").values)
+    if domains > 1 and "train_env_manager" not in root:
+        root.findings.warn(
+            root.where("whiten_advantages"),
+            "is done over all samples of a step together",
+            f"ROLL does it for each of the {domains} domains of rewards alone",
+            "write whiten_advantages: false, or train on one domain",
+        )
+
+
+CLIP = 0.2
+PROMPT_LENGTH = 1024
+DEFAULTS: Mapping[str, Any] = {
+    "max_steps": 500,
+    "prompts_per_step": 128,
+    "num_generations": 1,
+    "seed": 42,
+    "temperature": 0.95,
+    "top_p": 0.7,
+    "top_k": 50,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+    "lr_scheduler_type": Schedule.LINEAR,
+    "advantage_estimator": Estimator.GAE,
+    "whiten_advantages": Whitening.NONE,
+    "checkpoint_every": 50,
+}
+OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0}
+EVALUATE_EVERY = 10
+
+MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "prompts_per_step": ("rollout_batch_size",),
+    "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
+    "minibatch_size": (
+        "actor_train.training_args.per_device_train_batch_size",
+        "actor_train.training_args.gradient_accumulation_steps",
+    ),
+    "max_staleness": ("async_generation_ratio",),
+    "max_new_tokens": ("sequence_length", "response_length", "actor_infer.generating_args.max_new_tokens"),
+    "temperature": ("actor_infer.generating_args.temperature", "train_env_manager.generating_args.temperature"),
+    "top_p": ("actor_infer.generating_args.top_p", "train_env_manager.generating_args.top_p"),
+    "top_k": ("actor_infer.generating_args.top_k", "train_env_manager.generating_args.top_k"),
+    "advantage_estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
+    "whiten_advantages": ("whiten_advantages",),
+    "loss_aggregation": ("loss_agg_mode",),
+    "clip_range": ("pg_clip", "pg_clip_low"),
+    "clip_range_high": ("pg_clip", "pg_clip_high"),
+    "dual_clip": ("dual_clip_loss",),
+    "importance_sampling_level": ("actor_train.pg_variant",),
+    "kl_coef": ("kl_loss_coef", "use_kl_loss"),
+    "lr_scheduler_type": ("actor_train.training_args.lr_scheduler_type",),
+    "keep_checkpoints": ("max_ckpt_to_keep",),
+    "eval_every": ("eval_steps",),
+    "checkpoint_every": ("save_steps",),
+    "model": ("pretrain",),
+    "lora_rank": ("actor_train.model_args.lora_rank",),
+    "lora_target_modules": ("actor_train.model_args.lora_target",),
+    "compute_dtype": ("actor_train.model_args.dtype",),
+    "engine": ("actor_infer.strategy_args.strategy_name",),
+}
+
+
+def derived(root: Section, job: Job) -> dict[str, Any]:
+    clip, is_range = root.number("pg_clip"), root.values.get("use_pg_clip_range") is True
+    low, high = (root.number("pg_clip_low"), root.number("pg_clip_high")) if is_range else (clip, clip)
+    ratio = job.settings.get("async_generation_ratio")
+    around = 1 + 2 * (CLIP if clip is None else clip)
+    learner = root.below("actor_train")
+    return {
+        **_groups(root),
+        **_sampling(root),
+        "minibatch_size": _minibatch(learner.below("training_args"), job),
+        **advantage_settings(root),
+        "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
+        **clip_ranges(low, high),
+        "importance_sampling_level": RatioLevel.NONE if _is_vanilla(learner) else None,
+        "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
+        "kl_coef": root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None,
+        "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
+        "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
+        "keep_checkpoints": root.whole_number("max_ckpt_to_keep", 0) or None,
+        "eval_every": interval(root, "eval_steps"),
+        "checkpoint_every": interval(root, "save_steps"),
+        "lora_rank": lora_rank(job),
+        "lora_target_modules": _adapter_targets(learner.below("model_args")),
+        "compute_dtype": compute_dtype(learner.below("model_args").values.get("dtype")),
+    }
+
+
+def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What ROLL does where nothing else is said."""
+    found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below("actor_infer", "strategy_args"), "strategy_name")
+    if "train_env_manager" in root:
+        found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
+    if values.get("advantage_estimator", Estimator.GAE) is Estimator.GAE:
+        found |= OF_GAE
+    if "validation" in root or "val_env_manager" in root:
+        found["eval_every"] = EVALUATE_EVERY
+        found["eval_temperature"] = _evaluation_temperature(root, values)
+    return found
+
+
+def _evaluation_temperature(root: Section, values: Mapping[str, Any]) -> float:
+    """Environments are sampled for evaluation as for training; other data with ROLL's own default."""
+    default: float = DEFAULTS["temperature"]
+    return values.get("temperature", default) if "val_env_manager" in root else default
+
+
+def _groups(root: Section) -> dict[str, Any]:
+    """A batch is counted in prompts, but where environments make them in episodes."""
+    batch = root.whole_number("rollout_batch_size", 1)
+    if "train_env_manager" not in root:
+        return {"prompts_per_step": batch, "num_generations": root.whole_number("num_return_sequences_in_group", 1)}
+    size = root.below("train_env_manager").whole_number("group_size", 1)
+    return {"prompts_per_step": None if batch is None else math.ceil(batch / (size or 1)), "num_generations": size}
+
+
+def _sampling(root: Section) -> dict[str, Any]:
+    """`actor_infer.generating_args`, and only without that block the environments' own."""
+    has_own = "generating_args" in root.below("actor_infer") or "train_env_manager" not in root
+    block = root.below("actor_infer" if has_own else "train_env_manager", "generating_args")
+    top_p = block.number("top_p")
+    if top_p is not None and top_p > 1:
+        block.error("top_p", f"is {top_p:g}; it must be at most 1", fix="write top_p: 1")
+    return {
+        "max_new_tokens": _max_tokens(root, block),
+        "temperature": block.number("temperature"),
+        "top_p": top_p,
+        "top_k": interval(block, "top_k"),  # -1 and 0: all tokens
+    }
+
+
+def _max_tokens(root: Section, block: Section) -> int | None:
+    """Without environments, ROLL replaces `max_new_tokens` by what a sequence has left after its prompt."""
+    written = whole_number(block, "max_new_tokens", 1)
+    if "train_env_manager" in root:
+        return written
+    whole, response = whole_number(root, "sequence_length", 1), whole_number(root, "response_length", 1)
+    prompt = whole_number(root, "prompt_length", 1) or PROMPT_LENGTH
+    if whole is None:
+        left, why = response, f"response_length is {response}"
+    else:
+        left, why = whole - prompt, f"sequence_length {whole} - prompt_length {prompt}"
+    if left is None:
+        return written
+    if left < 1:
+        root.error("sequence_length", f"leaves {left} tokens for a completion", why, "write a larger sequence_length")
+        return None
+    if written not in (None, left):
+        what = f"is {shown(written)}, but completions get {left} tokens, as in ROLL"
+        root.findings.warn(block.where("max_new_tokens"), what, why, f"write {left}, or leave it out")
+    return left
+
+
+def _is_vanilla(learner: Section) -> bool:
+    """Whether the loss is -A * logprob, without a ratio; only ROLL's PG workers read the key."""
+    has_variants = "actor_pg_worker" in str(learner.values.get("worker_cls"))
+    return has_variants and learner.values.get("pg_variant") == "vanilla"
+
+
+def _adapter_targets(arguments: Section) -> tuple[str, ...] | None:
+    """Names divided by commas; `all-linear` is what Roost does without them."""
+    words = arguments.values.get("lora_target")
+    if not isinstance(words, str) or words == "all-linear":
+        return None
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def _minibatch(arguments: Section, job: Job) -> int | None:
+    """What each copy of the model learns from between two steps of the optimizer, times the copies."""
+    each = arguments.whole_number("per_device_train_batch_size", 1)
+    rounds = arguments.whole_number("gradient_accumulation_steps", 1, 1)
+    actor = actor_of(job)
+    if each is None or rounds is None or actor is None or not isinstance(actor.asks, DeviceList):
+        return None
+    return each * rounds * max(1, len(actor.asks.devices) // actor.parallel.model)

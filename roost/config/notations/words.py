@@ -1,0 +1,89 @@
+"""Words and numbers of other programs that several notations share, and what they mean here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roost.config.job import Component, Job
+from roost.config.section import Section
+from roost.config.train import Estimator, KlEstimator, LossAggregation, Schedule
+
+ESTIMATORS = {
+    "grpo": Estimator.GRPO,
+    "gae": Estimator.GAE,
+    "reinforce++": Estimator.REINFORCE,
+    "reinforce_pp": Estimator.REINFORCE,
+    "rloo": Estimator.LEAVE_ONE_OUT,
+    "leave_one_out": Estimator.LEAVE_ONE_OUT,
+    "leave_none_out": Estimator.GROUP_MEAN,
+}
+AGGREGATIONS = {each.value: each for each in LossAggregation}
+DIVERGENCES = {
+    "kl": KlEstimator.K1,
+    "k1": KlEstimator.K1,
+    "mse": KlEstimator.K2,
+    "k2": KlEstimator.K2,
+    "low_var_kl": KlEstimator.K3,
+    "k3": KlEstimator.K3,
+}
+SCHEDULES = {
+    "constant": Schedule.CONSTANT,
+    "constant_with_warmup": Schedule.CONSTANT,
+    "torch_constant": Schedule.CONSTANT,
+    "linear": Schedule.LINEAR,
+    "cosine": Schedule.COSINE,
+}
+# float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
+COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "huggingface": "torch"}
+
+
+def named(section: Section, key: str, meanings: Mapping[str, Any]) -> Any:
+    """The meaning of another program's word; a word that Roost has no match for is a finding."""
+    word = section.text(key) if key in section else None
+    if word is None:
+        return None
+    found = meanings.get(word)
+    if found is None:
+        why = f"of these words Roost knows {', '.join(meanings)}"
+        section.error(key, f"{word} is not supported", why, "remove it, and say what you want in the section train")
+    return found
+
+
+def clip_ranges(below: float | None, above: float | None) -> dict[str, float]:
+    """The clip range below and above 1, as far as a config says."""
+    return ({} if below is None else {"clip_range": below}) | ({} if above is None else {"clip_range_high": above})
+
+
+def interval(section: Section, key: str) -> int | None:
+    """Steps between two saves or evaluations: 0 and negative numbers switch them off."""
+    written = section.get(key)
+    if isinstance(written, int) and not isinstance(written, bool) and written < 0:
+        return 0
+    return section.whole_number(key, 0)
+
+
+def whole_number(section: Section, key: str, least: int) -> int | None:
+    """A whole number; other programs also write -1 for: not given."""
+    return None if section.get(key) == -1 else section.whole_number(key, least)
+
+
+def compute_dtype(precision: Any) -> str | None:
+    return COMPUTE_TYPES.get(str(precision).lower().removeprefix("torch."))
+
+
+def actor_of(job: Job) -> Component | None:
+    return next((part for part in job.components if part.name == "actor"), None)
+
+
+def lora_rank(job: Job) -> int | None:
+    actor = actor_of(job)
+    return None if actor is None else actor.model.lora_rank
+
+
+def engine_of(section: Section, key: str) -> dict[str, Any]:
+    """The engine that a key names; nothing where it names none that Roost has."""
+    word = section.values.get(key)
+    engine = ENGINES.get(word) if isinstance(word, str) else None
+    return {} if engine is None else {"engine": engine}

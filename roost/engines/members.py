@@ -1,0 +1,301 @@
+"""The engines of a fleet: state of each, routing of requests, restart limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from roost.engines.command import ServerSpec
+from roost.engines.owner import Owner
+from roost.engines.protocol import Capabilities, Engine, EngineLost, EnginesBehind
+from roost.engines.weights.probe import Probe
+from roost.engines.weights.release import Way
+from roost.trace.spans import MOST_SPANS, Clock, Span
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLimit:
+    """At most so many restarts within so many seconds.
+
+    >>> limit = RestartLimit(most=2, within_s=60.0)
+    >>> earlier = deque([0.0, 50.0])
+    >>> limit.allows(earlier, now=55.0), limit.allows(earlier, now=61.0)
+    (False, True)
+    """
+
+    most: int = 3
+    within_s: float = 600.0
+
+    def allows(self, earlier: deque[float], now: float) -> bool:
+        """Whether one more may be made; those too long ago to count are forgotten."""
+        while earlier and now - earlier[0] >= self.within_s:
+            earlier.popleft()
+        return len(earlier) < self.most
+
+
+class WorkTimes:
+    """Counts requests in flight, and notes the stretches of time in which there were any.
+
+    >>> ticks = iter([0, 0, 10, 30, 40])
+    >>> times = WorkTimes(Clock(monotonic=lambda: next(ticks), wall=lambda: 1000))
+    >>> times.begin(); times.begin(); times.end(); times.end()
+    >>> [(span.name, span.start_ns, span.end_ns) for span in times.drain()], times.total_ns()
+    ([('generate', 1010, 1030)], 20)
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
+        self._since = 0
+        self._total = 0
+        self.in_flight = 0
+
+    def begin(self) -> None:
+        if self.in_flight == 0:
+            self._since = self._clock.now()
+        self.in_flight += 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            now = self._clock.now()
+            self._total += now - self._since
+            self._spans.append(Span("generate", "call", self._since, now))
+
+    def total_ns(self) -> int:
+        """How long there were requests, up to now."""
+        return self._total + (self._clock.now() - self._since if self.in_flight else 0)
+
+    def drain(self) -> list[Span]:
+        """The stretches that ended since the last time."""
+        spans = list(self._spans)
+        self._spans.clear()
+        return spans
+
+
+class Standing(StrEnum):
+    """How an engine stands. Only a ready one gets work."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    UPDATING = "updating"
+    ASLEEP = "asleep"
+    LOST = "lost"  # dead or hung; being started again, or waiting for its turn on the device
+    BEHIND = "behind"  # running, but without the weights of the current version
+    FAILED = "failed"  # lost too often; not started again
+
+
+class Member:
+    """One engine of a fleet."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.standing = Standing.STOPPED
+        self.version = 0
+        self.adapter: str | None = None  # the name under which it serves the policy, where that is an adapter
+        self.work = WorkTimes()
+        self.abilities = Capabilities(frozenset())
+        self.useless_ways: set[Way] = set()  # ways that a check has shown not to work with this server
+        self.answers_before: tuple[float, ...] | None = None  # to the probe, before the update that is under way
+        self.probe: Probe | None = None  # what the learner says of the weights that it has, where that is known
+        self.baseline = 0.0  # how far its answers to a probe are from the learner's with equal weights
+        self.restarts: deque[float] = deque()
+        self.last_error = ""
+        self.changing = asyncio.Lock()  # one change (start, update, sleep, restart) at a time
+        self._engine: Engine | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return self.work.in_flight
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def spec(self) -> ServerSpec:
+        return self.owner.spec
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise EngineLost(f"{self.name} is {self.standing}: {self.last_error or 'it has not been started'}")
+        return self._engine
+
+    @property
+    def client(self) -> Engine | None:
+        """The client of its server, if there is one that answered."""
+        return self._engine
+
+    @property
+    def is_connected(self) -> bool:
+        return self._engine is not None
+
+    async def connect(self, engine: Engine) -> None:
+        """Talk to a server that is ready; what it can do is asked, not assumed."""
+        await self.disconnect()
+        self._engine = engine
+        self.abilities = await engine.capabilities()
+        self.adapter = None
+
+    async def disconnect(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+
+MOST_EPISODES = 100_000
+
+
+class Router:
+    """Remembers where episodes are at home, so that their prompts find the prefix cache that has most of them.
+
+    >>> router = Router()
+    >>> router.choose({"a": 3, "b": 1}, episode="7")
+    'b'
+    >>> router.choose({"a": 0, "b": 9}, episode="7")
+    'b'
+    >>> router.choose({"a": 0}, episode="7")
+    'a'
+    """
+
+    def __init__(self, most_episodes: int = MOST_EPISODES) -> None:
+        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._most = most_episodes
+        self._turn = 0
+
+    def choose(self, loads: Mapping[str, int], episode: str | None = None) -> str | None:
+        """One of the engines that take work, by how much each has; None where there is none.
+
+        An episode whose home takes no work moves to another one, and stays there.
+        """
+        if not loads:
+            return None
+        home = self._homes.get(episode) if episode is not None else None
+        chosen = home if home is not None and home in loads else self._least_loaded(loads)
+        if episode is not None:
+            self._homes[episode] = chosen
+            self._homes.move_to_end(episode)
+            if len(self._homes) > self._most:
+                self._homes.popitem(last=False)
+        return chosen
+
+    def forget(self, episode: str) -> None:
+        """The episode is over."""
+        self._homes.pop(episode, None)
+
+    def _least_loaded(self, loads: Mapping[str, int]) -> str:
+        least = min(loads.values())
+        equal = [name for name, load in loads.items() if load == least]
+        # Engines with equally little to do take turns, so that a quiet fleet is used evenly.
+        self._turn += 1
+        return equal[self._turn % len(equal)]
+
+
+T = TypeVar("T")
+
+
+class Crew:
+    """Members by name."""
+
+    def __init__(self, owners: Sequence[Owner]) -> None:
+        names = [owner.spec.name for owner in owners]
+        if not names:
+            raise ValueError("a fleet needs at least one engine")
+        if len(set(names)) != len(names):
+            raise ValueError(f"the engines of a fleet need different names, not {names}")
+        self.members = {owner.spec.name: Member(owner) for owner in owners}
+        self.router = Router()
+        self._changed = asyncio.Condition()
+        self._is_closed = False
+
+    def standing(self, *standings: Standing) -> list[Member]:
+        """The members that stand so."""
+        return [member for member in self.members.values() if member.standing in standings]
+
+    async def settle(self, members: Collection[Member], standing: Standing) -> None:
+        """Note how members stand now, and let those who wait look again."""
+        async with self._changed:
+            for member in members:
+                member.standing = standing
+                if standing is Standing.READY:
+                    member.last_error = ""
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """No member takes work any more, and those who wait for one are told so."""
+        async with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    @asynccontextmanager
+    async def seat(self, episode: str | None, wait_s: float) -> AsyncIterator[Member]:
+        """A member that takes work, for the time of a request; waits until there is one."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(self._can_settle_the_wait)
+            except TimeoutError:
+                raise EngineLost(f"no engine took work for {wait_s:g} s: {self.describe()}") from None
+            if self._is_closed:
+                raise EngineLost("the fleet is closed")
+            ready = {member.name: member.in_flight for member in self.standing(Standing.READY)}
+            chosen = self.router.choose(ready, episode)
+            if chosen is None:
+                raise EngineLost(f"every engine has failed: {self.describe()}")
+            member = self.members[chosen]
+            member.work.begin()
+        try:
+            yield member
+        finally:
+            member.work.end()
+
+    async def serve(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that must be done before the next update; EngineLost once no member is left for it."""
+        working = asyncio.ensure_future(work)
+        unserved = asyncio.ensure_future(self._until_unserved())
+        try:
+            await asyncio.wait([working, unserved], return_when=asyncio.FIRST_COMPLETED)
+            self._raise_unserved(is_over=_has_succeeded(working))
+            if not working.done():
+                unserved.result()  # the error
+            return await working
+        finally:
+            working.cancel()
+            unserved.cancel()
+            await asyncio.gather(working, unserved, return_exceptions=True)
+
+    async def _until_unserved(self) -> None:
+        """Raise EngineLost once no member will take work before the next update."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._all_stand(Standing.FAILED, Standing.BEHIND))
+            self._raise_unserved()
+
+    def _raise_unserved(self, is_over: bool = False) -> None:
+        """Raise where no member is left for work before the next update; work that `is_over` needs one after it."""
+        if self._all_stand(Standing.FAILED):
+            raise EngineLost(f"every engine has failed: {self.describe()}")
+        if not is_over and self._all_stand(Standing.FAILED, Standing.BEHIND):
+            raise EnginesBehind(f"no engine has the current weights, and none can get them: {self.describe()}")
+
+    def describe(self) -> str:
+        return "; ".join(
+            f"{member.name} is {member.standing}{f' ({member.last_error})' if member.last_error else ''}"
+            for member in self.members.values()
+        )
+
+    def _can_settle_the_wait(self) -> bool:
+        return self._is_closed or self._all_stand(Standing.FAILED) or bool(self.standing(Standing.READY))
+
+    def _all_stand(self, *standings: Standing) -> bool:
+        return len(self.standing(*standings)) == len(self.members)
+
+
+def _has_succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

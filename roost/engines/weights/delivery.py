@@ -1,0 +1,411 @@
+"""The release that the engines of a fleet have, and where its weights can still be had."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roost.engines.command import EngineKind, ServerSpec
+from roost.engines.members import Crew, Member, Standing
+from roost.engines.protocol import (
+    Capabilities,
+    Engine,
+    EngineError,
+    EngineLost,
+    InFlight,
+    Part,
+    UpdateFailed,
+    WeightsRefused,
+)
+from roost.engines.weights.probe import Probe
+from roost.engines.weights.release import Release, Way
+from roost.engines.weights.send import Sent
+from roost.engines.weights.verify import Expected, NotTaken, judge_answers, verify_by_fingerprints, verify_by_probe
+
+
+class CurrentRelease:
+    """Engines that come back are brought to it. None is the weights that the servers were started with."""
+
+    def __init__(self, folder: Path, connect: Connect, report: Callable[[str], None]) -> None:
+        self.release: Release | None = None
+        self._folder, self._connect, self._report = folder, connect, report
+        self._written = folder / "nothing"  # where the release is on disk, if it had to be written
+        self._deliveries = 0
+        self._sender_holds_it = False
+
+    @property
+    def version(self) -> int:
+        return self.release.version if self.release is not None else 0
+
+    def is_on(self, member: Member) -> bool:
+        return member.version == self.version
+
+    def hold(self, release: Release, folder: Path) -> None:
+        """Make this the current release; `folder` is where it is on disk, if anywhere."""
+        if folder != self._written:
+            shutil.rmtree(self._written, ignore_errors=True)
+        self.release, self._written = release, folder
+        self._sender_holds_it = release.sender is not None
+
+    def learner_goes_on(self) -> None:
+        """From here on the learner's own weights are no longer those of the release."""
+        self._sender_holds_it = False
+
+    @property
+    def is_available(self) -> bool:
+        """Whether an engine can still be brought to it."""
+        release = self.release
+        return release is None or bool(
+            release.checkpoint or release.adapter or self._written.exists() or self._sender_holds_it
+        )
+
+    def delivery(self, release: Release, in_flight: InFlight) -> Delivery:
+        """A delivery with a folder of its own: a version that is tried again may have other weights."""
+        self._deliveries += 1
+        folder = self._folder / f"version-{release.version}-{self._deliveries}"
+        return Delivery(release, folder, self._connect, in_flight, self._report)
+
+    def delivery_again(self) -> Delivery | None:
+        """For an engine that comes back, from where the release is on disk; None for the weights of the start."""
+        if self.release is None:
+            return None
+        return Delivery(self.release, self._written, self._connect, InFlight.DROP, self._report)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongWeights:
+    """An engine that no longer answers with the weights of its version."""
+
+    name: str
+    why: str
+
+
+class WeightCheck:
+    """Compares engines with the learner, relative to how far they are apart with equal weights."""
+
+    def __init__(self, crew: Crew, report: Callable[[str], None]) -> None:
+        self._crew, self._report = crew, report
+        self.first_probe: Probe | None = None  # of the weights that servers are started with
+
+    async def calibrate(self, probe: Probe) -> None:
+        """Note how far each engine is from the learner now, while both have the weights of the start."""
+        self.first_probe = probe
+        for member, answers in await self._answers(probe):
+            member.probe, member.baseline = probe, probe.difference(answers)
+            if not member.baseline <= probe.tolerance:
+                apart = f"log-probabilities differ by up to {member.baseline:.3g}; {probe.tolerance:g} is usual"
+                self._report(
+                    f"{member.name} and the learner have the same weights, but their {apart}. The model is sensitive "
+                    "to rounding: updates are judged relative to this, and float32 would be closer"
+                )
+
+    async def wrong(self) -> list[WrongWeights]:
+        """The engines that answer otherwise than their version does; one that does not answer is not judged."""
+        members = [member for member in self._crew.standing(Standing.READY) if member.probe is not None]
+        by_probe: dict[Probe, list[Member]] = {}
+        for member in members:
+            if member.probe is not None:
+                by_probe.setdefault(member.probe, []).append(member)
+        found = []
+        for probe, some in by_probe.items():
+            for member, answers in await self._answers(probe, some):
+                why = judge_answers(Expected(probe, member.baseline), answers)
+                if why and member.probe is probe:
+                    found.append(WrongWeights(member.name, why))
+        return found
+
+    async def _answers(
+        self, probe: Probe, members: Sequence[Member] | None = None
+    ) -> list[tuple[Member, tuple[float, ...]]]:
+        ready = self._crew.standing(Standing.READY) if members is None else members
+        answers = await asyncio.gather(*(_answer(probe, member) for member in ready), return_exceptions=True)
+        found = []
+        for member, answer in zip(ready, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, EngineError):
+                    raise answer
+                continue  # whether it is lost is the supervisor's to find out
+            found.append((member, answer))
+        return found
+
+
+async def _answer(probe: Probe, member: Member) -> tuple[float, ...]:
+    """What a member answers; one that has been disconnected meanwhile raises as one does that is lost under it."""
+    return await member.engine.score(probe.token_ids, member.adapter)
+
+
+async def outcome_of(action: Awaitable[object]) -> EngineError | None:
+    """What it failed with, if it did."""
+    try:
+        await action
+    except EngineError as error:
+        return error
+    return None
+
+
+async def outcomes_of(actions: Iterable[Awaitable[object]]) -> list[EngineError | None]:
+    """What each of them failed with, if it did; anything but an engine's error is raised when all have ended."""
+    # Awaited by the tasks themselves: a coroutine inside another that is cancelled before it runs is never awaited.
+    answers = await asyncio.gather(*actions, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
+            raise answer
+    return [answer if isinstance(answer, EngineError) else None for answer in answers]
+
+
+async def wait_for_all(actions: Iterable[Awaitable[object]]) -> None:
+    """Wait for all of them, also when one fails; then its error is raised."""
+    raise_first(await outcomes_of(actions))
+
+
+def raise_first(outcomes: Iterable[EngineError | None]) -> None:
+    for error in outcomes:
+        if error is not None:
+            raise error
+
+
+SENT = (Way.DEVICE, Way.SHARED_MEMORY, Way.BROADCAST)
+RELOADS = {
+    EngineKind.TORCH: "/collective_rpc",
+    EngineKind.VLLM: "/collective_rpc",
+    EngineKind.SGLANG: "/update_weights_from_disk",
+}
+UPDATES = {
+    EngineKind.TORCH: "/start_weight_update",
+    EngineKind.VLLM: "/start_weight_update",
+    EngineKind.SGLANG: "/begin_weight_update",
+}
+Connect = Callable[[ServerSpec, str], Engine]
+
+
+def ways_for(release: Release, spec: ServerSpec, abilities: Capabilities, useless: set[Way]) -> tuple[Way, ...]:
+    """The ways a server can be brought to a release, the best first; a restart is the last of them."""
+    if release.adapter is not None:
+        return (Way.ADAPTER,) if abilities.takes_adapters else ()
+    found: list[Way] = []
+    way = None if release.sender is None else release.sender.way_to(spec.name)
+    if way is not None and _takes(way, spec, abilities):
+        found.append(way)
+    if abilities.has(RELOADS[spec.kind]):
+        found.append(Way.RELOAD)
+    found.append(Way.RESTART)
+    return tuple(way for way in found if way not in useless)
+
+
+def _takes(way: Way, spec: ServerSpec, abilities: Capabilities) -> bool:
+    if not abilities.has(UPDATES[spec.kind]):
+        return False
+    if way is Way.SHARED_MEMORY:
+        return abilities.takes_shared_memory
+    # The built-in engine takes every way; vLLM must have been started for one.
+    backend = "ipc" if way is Way.DEVICE else "nccl"
+    return spec.kind is not EngineKind.VLLM or spec.weight_transfer == backend
+
+
+class Delivery:
+    """One release on its way to members of a fleet, whom nobody else changes meanwhile.
+
+    Afterwards an engine either works with the new weights, or is known to work with its old ones (`whole`), or works no
+    more: it stays paused, and its server must be started again.
+    """
+
+    def __init__(
+        self,
+        release: Release,
+        folder: Path,
+        connect: Connect,
+        in_flight: InFlight,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.folder = folder  # where the release is written, for engines that read it from disk
+        self.whole: set[str] = set()  # who failed, and goes on with what it had
+        self._release = release
+        self._connect = connect
+        self._in_flight = in_flight
+        self._report = report
+        self._writing = asyncio.Lock()
+
+    async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
+        """Bring all of them to the release, each by its best way that works; the errors of those without one."""
+        release = self._release
+        left = {
+            member: list(ways_for(release, member.spec, member.abilities, member.useless_ways)) for member in members
+        }
+        errors: dict[Member, EngineError] = {
+            member: UpdateFailed(f"{member.name} has no way to load version {release.version}") for member in left
+        }
+        not_taken: dict[Member, set[Way]] = {member: set() for member in left}
+        tried: set[Member] = set()  # by a way that did not work
+        began = asyncio.get_running_loop().time()
+        while left := {member: ways for member, ways in left.items() if ways}:
+            for member, error in (await self._try_next(left)).items():
+                way = left[member].pop(0)
+                if error is None:
+                    del left[member], errors[member]
+                    if member in tried:
+                        seconds = asyncio.get_running_loop().time() - began
+                        self._report(f"{member.name} loaded version {release.version} by {way}, after {seconds:.0f} s")
+                    member.version, member.probe = release.version, release.probe
+                    member.useless_ways |= not_taken[member]  # this release took another way, so they were at fault
+                    continue
+                errors[member] = error
+                member.last_error = str(error)
+                if isinstance(error, NotTaken):
+                    not_taken[member].add(way)
+                elif member.abilities.undoes_updates and (isinstance(error, WeightsRefused) or way is Way.RELOAD):
+                    left[member].clear()  # the weights themselves are wrong: a restart would only lose the old ones
+                tried.add(member)
+                last = "it is started again" if isinstance(error, EngineLost) else "there is no other way"
+                instead = f"next: {left[member][0]}" if left[member] else last
+                self._report(
+                    f"{member.name} failed to load version {release.version} by {way}: {_first_line(error)}; {instead}"
+                )
+        await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
+        return {member.name: error for member, error in errors.items()}
+
+    async def write_for(self, members: Sequence[Member]) -> None:
+        """Have the release on disk, if these are started from there."""
+        if self._release.adapter is None and members:
+            await self._checkpoint(members[0])
+
+    async def _try_next(self, left: dict[Member, list[Way]]) -> dict[Member, EngineError | None]:
+        """The next way of each member; those that are sent the weights get them in one sending."""
+        together = [member for member, ways in left.items() if ways[0] in SENT]
+        alone = [member for member in left if member not in together]
+        outcomes = await self._send(together) if together else {}
+        tried = await outcomes_of(self._alone(member, left[member][0]) for member in alone)
+        return outcomes | dict(zip(alone, tried, strict=True))
+
+    async def _go_on_as_before(self, member: Member) -> None:
+        """Let a member that can undo an update go on, if it has its old weights; others stay as they are."""
+        if not (member.abilities.undoes_updates and member.is_connected):
+            return
+        try:
+            await member.engine.abandon_update()
+            if await member.engine.version() == member.version:  # it is not on weights that did not verify
+                await self._close(member)
+                self.whole.add(member.name)
+        except EngineError:
+            return
+
+    async def _alone(self, member: Member, way: Way) -> None:
+        if way is Way.RESTART:
+            await self._restart(member)
+        elif way is Way.ADAPTER:
+            await self._adapt(member)
+        else:
+            await self._reload(member)
+
+    async def _send(self, members: Sequence[Member]) -> dict[Member, EngineError | None]:
+        """One sending for all of them; what failed for each."""
+        sender = self._release.sender
+        if sender is None:
+            raise ValueError(f"version {self._release.version} has nobody who sends it")
+        await asyncio.gather(*(self._note_answers(member) for member in members))
+        opened = await outcomes_of(self._open(member) for member in members)
+        outcomes = dict(zip(members, opened, strict=True))
+        able = [member for member in members if outcomes[member] is None]
+        sent = Sent(0, 0, {}, {})
+        if able:
+            try:
+                sent = await sender.send([member.engine for member in able], self._release.version)
+                outcomes |= {member: sent.failed.get(member.engine.url) for member in able}
+            except EngineError as error:
+                outcomes |= dict.fromkeys(able, error)
+        taken = [member for member in members if outcomes[member] is None]
+        ended = await outcomes_of(self._after_sending(member, sent) for member in taken)
+        return outcomes | dict(zip(taken, ended, strict=True))
+
+    async def _after_sending(self, member: Member, sent: Sent) -> None:
+        # Compared before it goes on, so that requests on hold are not continued with weights that are wrong.
+        is_checked = member.abilities.undoes_updates and await verify_by_fingerprints(member.engine, sent.fingerprints)
+        # Who sent them may be another process: of servers that do not tell their version, this client keeps count.
+        await member.engine.set_version(self._release.version)
+        await self._close(member)
+        if not is_checked:
+            await self._verify(member)
+
+    async def _reload(self, member: Member) -> None:
+        checkpoint = await self._checkpoint(member)
+        await self._note_answers(member)
+        await self._open(member)
+        await member.engine.load_checkpoint(checkpoint, self._release.version)
+        if self._in_flight is not InFlight.HOLD:
+            await member.engine.reset_cache()
+        await self._close(member)
+        await self._verify(member)
+
+    async def _restart(self, member: Member) -> None:
+        checkpoint = await self._checkpoint(member)
+        await member.disconnect()
+        member.answers_before = None
+        await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
+        await member.engine.set_version(self._release.version)
+        member.standing = Standing.UPDATING
+        await self._verify(member)
+
+    async def _adapt(self, member: Member) -> None:
+        if self._release.adapter is None:
+            raise ValueError(f"version {self._release.version} has no adapter")
+        name = f"policy-{self._release.version}"
+        await self._open(member)
+        await member.engine.load_adapter(name, self._release.adapter)
+        await member.engine.set_version(self._release.version)
+        before, member.adapter = member.adapter, name
+        member.answers_before = None
+        await self._close(member)
+        try:
+            await self._verify(member)
+        except EngineError:
+            member.adapter = before
+            await member.engine.set_version(member.version)
+            raise
+        if before is not None and before != name:
+            await outcome_of(member.engine.unload_adapter(before))  # what is left of it does no harm
+
+    async def _open(self, member: Member) -> None:
+        """Make the engine ready to take weights: paused if it is awake, its weights woken if it is asleep."""
+        if member.standing is Standing.ASLEEP:
+            await member.engine.wake([Part.WEIGHTS])
+        else:
+            await member.engine.pause(self._in_flight)
+
+    async def _close(self, member: Member) -> None:
+        if member.standing is Standing.ASLEEP:
+            await member.engine.wake([Part.KV_CACHE])
+            member.standing = Standing.UPDATING
+        else:
+            await member.engine.resume()
+
+    async def _note_answers(self, member: Member) -> None:
+        """What the engine answers to the probe before, to see that it answers otherwise afterwards."""
+        member.answers_before = None
+        if member.standing is not Standing.ASLEEP and not member.abilities.undoes_updates:
+            try:
+                member.answers_before = await member.engine.score(self._release.probe.token_ids, member.adapter)
+            except EngineError:
+                return  # it is about to show whether it can still be used
+
+    async def _verify(self, member: Member) -> None:
+        expected = Expected(self._release.probe, member.baseline, member.answers_before, member.probe)
+        await verify_by_probe(member.engine, expected, member.adapter)
+
+    async def _checkpoint(self, member: Member) -> str:
+        """The release as a folder that a server can be started on; written once if there is none."""
+        if self._release.checkpoint is not None:
+            return self._release.checkpoint
+        async with self._writing:
+            if not self.folder.exists():
+                if self._release.sender is None:
+                    raise UpdateFailed(
+                        f"version {self._release.version} has no checkpoint that {member.name} could load"
+                    )
+                await self._release.sender.write(member.spec.model, str(self.folder))
+        return str(self.folder)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

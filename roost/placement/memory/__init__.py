@@ -1,0 +1,1 @@
+"""What fits: memory of models, phases and devices."""

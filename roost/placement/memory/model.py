@@ -1,0 +1,397 @@
+"""Memory of a model: parameters, optimizer state, activations, key-value cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roost.config.findings import shown
+from roost.config.job import ParallelSizes, Role, Sharding
+from roost.placement.component_plan import ComponentPlan
+
+GIB = 1024**3
+
+# Bytes that training keeps for each parameter: mixed precision with Adam (Rajbhandari et al. 2020, "ZeRO", 3.1).
+OPTIMIZER_BYTES = 12  # 32-bit master weight, first moment, second moment
+MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
+# Bytes of activations for each token and hidden unit inside one layer without storing attention scores
+# (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
+ACTIVATION_BYTES = 34
+CHECKPOINT_BYTES = (
+    2  # what full recomputation keeps for each token, hidden unit and layer: the layer's input in 16 bits
+)
+LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
+LOGIT_CHUNK = 4_096  # tokens whose logits exist at once in the learner; logits of a whole batch never do
+
+RESERVED_FRACTION = 0.95  # of a device; ml-loop's rule, the rest is for the driver, NCCL and fragmentation
+ENGINE_FRACTION = 0.9  # of a device that vLLM takes unless told otherwise (its gpu_memory_utilization)
+ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine beside weights and KV cache
+SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
+SYNC_BUCKET_GIB = 1.0  # weights in flight; ROLL's model_update_buffer_size_mb default
+CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerMemory:
+    """What a learner process holds on its device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an engine holds on each of its devices while it runs: its weights, and the KV cache beside them."""
+
+    weights: float
+    kv_cache: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.kv_cache + ENGINE_OVERHEAD_GIB
+
+
+def held_parameters(shape: ModelShape, sizes: ParallelSizes, processes: int = 1) -> float:
+    """Parameters on one device of a model cut by its sizes and, where fully sharded, over processes."""
+    dense = shape.dense_parameters / (sizes.tensor * sizes.pipeline)
+    return (dense + shape.expert_parameters / (sizes.tensor * sizes.pipeline * sizes.expert)) / processes
+
+
+def learner_memory(
+    shape: ModelShape,
+    sizes: ParallelSizes,
+    processes: int,
+    tokens: int,
+    weight_bytes: int = 2,
+    sharding: Sharding = Sharding.FULL,
+    lora_rank: int | None = None,
+) -> LearnerMemory:
+    """The memory of one learner process that works on `tokens` tokens at a time.
+
+    Fully sharded (FSDP): weights, gradients and optimizer state are cut over all processes, and two layers at a time
+    are gathered whole. Megatron with the distributed optimizer: weights and gradients are cut over the model sizes,
+    optimizer state over all processes. With an adapter (LoRA) only the adapter has gradients and optimizer state.
+
+    >>> from roost.placement.memory.model import shape_from_config
+    >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+    ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
+    >>> memory = learner_memory(shape, ParallelSizes(), processes=8, tokens=4096)
+    >>> round(memory.weights, 2), round(memory.gradients, 2), round(memory.optimizer, 2)
+    (1.77, 1.77, 10.64)
+    """
+    if sharding is Sharding.OPTIMIZER:
+        held, gradient_bytes = held_parameters(shape, sizes), MEGATRON_GRADIENT_BYTES
+    else:
+        held, gradient_bytes = shape.parameters / processes, weight_bytes
+    trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
+    layer = (shape.parameters - shape.embedding_parameters) / shape.layers
+    gathered = 2 * layer * weight_bytes if sharding is Sharding.FULL and processes > 1 else 0.0
+    moments = OPTIMIZER_BYTES if weight_bytes < 4 else OPTIMIZER_BYTES - 4  # 32-bit weights are their own master copy
+    return LearnerMemory(
+        weights=held * weight_bytes / GIB,
+        gradients=held * trained / shape.parameters * gradient_bytes / GIB,
+        optimizer=trained * moments / processes / GIB,
+        activations=(activation_bytes(shape, sizes, tokens, sharding) + gathered) / GIB,
+    )
+
+
+def adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Parameters of a LoRA adapter on the seven linear projections of every layer."""
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.feed_forward))
+
+
+def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int, sharding: Sharding = Sharding.FULL) -> float:
+    """An estimate with full recomputation: the inputs of all layers, one layer's inside, and a chunk of logits.
+
+    A pipeline keeps as many batches in flight as it has stages, so cutting layers over stages saves nothing there.
+    Only Megatron cuts activations by its sizes.
+    """
+    cut = sizes if sharding is Sharding.OPTIMIZER else ParallelSizes()
+    whole = tokens / cut.context
+    own = whole / cut.tensor
+    kept = own * shape.hidden * CHECKPOINT_BYTES * math.ceil(shape.layers / cut.pipeline) * cut.pipeline
+    inside = own * shape.hidden * ACTIVATION_BYTES
+    logits = min(whole, LOGIT_CHUNK) * shape.vocabulary / cut.tensor * LOGIT_BYTES
+    return kept + inside + logits
+
+
+def engine_memory(
+    shape: ModelShape, sizes: ParallelSizes, device_gib: float, fraction: float | None, weight_bytes: int = 2
+) -> EngineMemory:
+    """The memory of an engine that takes `fraction` of each device; what weights leave is KV cache.
+
+    The KV cache is negative where the weights alone are too large.
+    """
+    weights = shape.parameters * weight_bytes / (sizes.tensor * sizes.pipeline) / GIB
+    taken = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
+    return EngineMemory(weights, taken - weights - ENGINE_OVERHEAD_GIB)
+
+
+def kv_tokens(shape: ModelShape, sizes: ParallelSizes, kv_cache_gib: float, value_bytes: int = 2) -> int:
+    """How many tokens fit into the KV cache of an engine."""
+    per_device = shape.kv_values_per_token * value_bytes / (min(sizes.tensor, shape.kv_heads) * sizes.pipeline)
+    return max(0, int(kv_cache_gib * GIB / per_device))
+
+
+DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+FAMILIES = (*DENSE_FAMILIES, *EXPERT_FAMILIES)
+LAYER_KEYS = ("num_hidden_layers", "num_experts", "num_local_experts")
+MAX_LAYERS = 10_000
+MAX_SIZE = 100_000_000
+
+
+class UnknownShape(ValueError):
+    """A model whose parameters Roost cannot count, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that memory depends on."""
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    ties_embeddings: bool
+    expert_layers: int = 0
+    experts: int = 0
+    active_experts: int = 0
+    expert_feed_forward: int = 0
+    shared_feed_forward: int = 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The input embedding, and the output projection where it is not the same matrix."""
+        return self.vocabulary * self.hidden * (1 if self.ties_embeddings else 2)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: four projections, the biases and the norms that the family has."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        projections = self.hidden * (2 * queries + 2 * keys)
+        if self.family in ("qwen2", "qwen2_moe"):
+            projections += queries + 2 * keys  # biases of the query, key and value projections
+        if self.family in ("qwen3", "qwen3_moe"):
+            projections += 2 * self.head_size  # norms of queries and keys
+        return projections + 2 * self.hidden  # the two norms of a layer
+
+    @property
+    def dense_parameters(self) -> int:
+        """Everything but the routed experts."""
+        dense_layers = self.layers - self.expert_layers
+        feed_forward = dense_layers * 3 * self.hidden * self.feed_forward
+        router = self.expert_layers * self.hidden * self.experts
+        shared = self.expert_layers * 3 * self.hidden * self.shared_feed_forward
+        if self.shared_feed_forward:
+            shared += self.expert_layers * self.hidden  # the gate of the shared expert
+        layers = self.layers * self.attention_parameters + feed_forward + router + shared
+        return self.embedding_parameters + layers + self.hidden  # and the last norm
+
+    @property
+    def expert_parameters(self) -> int:
+        """The routed experts of all layers."""
+        return self.expert_layers * self.experts * 3 * self.hidden * self.expert_feed_forward
+
+    @property
+    def parameters(self) -> int:
+        """All parameters.
+
+        >>> shape = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+        ...          "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}
+        >>> f"{shape_from_config(shape).parameters:,}"  # Qwen2.5-7B
+        '7,615,616,512'
+        """
+        return self.dense_parameters + self.expert_parameters
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+
+def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a `config.json` describes; `UnknownShape` where the family is not known or a size is missing."""
+    inner = config.get("text_config")  # models of several modalities keep the language model's sizes there
+    config = inner if isinstance(inner, Mapping) else config
+    family = str(config.get("model_type", ""))
+    if family not in FAMILIES:
+        raise UnknownShape(f"model_type {family or 'is missing'}; Roost counts {', '.join(FAMILIES)}")
+    heads = _size(config, "num_attention_heads")
+    hidden = _size(config, "hidden_size")
+    layers = _size(config, "num_hidden_layers")
+    experts = _experts(config, family, layers)
+    return ModelShape(
+        family=family,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads", heads),
+        head_size=_size(config, "head_dim", hidden // heads),
+        feed_forward=_size(config, "intermediate_size"),
+        vocabulary=_size(config, "vocab_size"),
+        ties_embeddings=config.get("tie_word_embeddings") is True,
+        **experts,
+    )
+
+
+def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, int]:
+    if family not in EXPERT_FAMILIES:
+        return {}
+    if family == "mixtral":
+        return {
+            "expert_layers": layers,
+            "experts": _size(config, "num_local_experts"),
+            "active_experts": _size(config, "num_experts_per_tok"),
+            "expert_feed_forward": _size(config, "intermediate_size"),
+        }
+    step = _size(config, "decoder_sparse_step", 1)
+    listed = config.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
+        raise UnknownShape(f"mlp_only_layers is {shown(listed)}")
+    dense = set(listed)
+    sparse = sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
+    return {
+        "expert_layers": sparse,
+        "experts": _size(config, "num_experts"),
+        "active_experts": _size(config, "num_experts_per_tok"),
+        "expert_feed_forward": _size(config, "moe_intermediate_size"),
+        "shared_feed_forward": _size(config, "shared_expert_intermediate_size", 0) if family == "qwen2_moe" else 0,
+    }
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = default if config.get(key) is None and default is not None else config.get(key)
+    most = MAX_LAYERS if key in LAYER_KEYS else MAX_SIZE
+    is_absent = value == 0 and config.get(key) is None  # a part that the model does not have
+    if isinstance(value, int) and not isinstance(value, bool) and (0 < value <= most or is_absent):
+        if key == "head_dim" and value == 0:
+            raise UnknownShape("there are more attention heads than hidden units")
+        return value
+    raise UnknownShape(f"{key} is {shown(value)}")
+
+
+DEFAULT_TOKENS = 4_096  # that a learner works on at a time, where the config does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """GiB of one component on each of its devices; None where it cannot be known."""
+
+    active: float | None  # while it generates or learns
+    scoring: float | None  # while a learner computes log-probabilities
+    syncing: float | None  # while new weights travel and the others have freed what they can
+    resident: float | None  # while it is idle but stays as it is; working memory is given back
+    idle: float | None  # on the device while it sleeps or is offloaded
+    host: float | None  # in host memory meanwhile
+
+    def times(self, count: int) -> Footprint:
+        """The same for several processes on one device."""
+        sizes = (self.active, self.scoring, self.syncing, self.resident, self.idle, self.host)
+        return Footprint(*(None if size is None else size * count for size in sizes))
+
+
+UNKNOWN = Footprint(None, None, None, None, None, None)
+NOTHING = Footprint(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def footprint(component: ComponentPlan, device_gib: float | None, fraction: float | None = None) -> Footprint:
+    """The component's memory, computed from its model's `config.json` and the engine's settings.
+
+    An engine whose model is not known still takes its fraction of the device; `fraction` is used instead of its own.
+    """
+    shape = known_shape(component)
+    if component.role is Role.LEARNER and shape is not None:
+        return _learner(component, shape)
+    if component.role is Role.SCORER and shape is not None:
+        return _scorer(component, shape)
+    if component.role is Role.ENGINE and device_gib is not None:
+        return _engine(component, shape, device_gib, component.model.memory_fraction if fraction is None else fraction)
+    if component.role is Role.HELPER and component.model.path is None and component.name != "env":
+        return NOTHING  # rewards by rule and agents compute on the CPU, whatever device they are near
+    return UNKNOWN
+
+
+def known_shape(component: ComponentPlan) -> ModelShape | None:
+    """The shape of the component's model, where its config is known and of a family that Roost counts."""
+    if component.model.config is None:
+        return None
+    try:
+        return shape_from_config(component.model.config)
+    except UnknownShape:
+        return None
+
+
+def engine_sizes(component: ComponentPlan) -> ParallelSizes:
+    """The sizes of the smallest engine; a last one that got fewer devices is cut over those."""
+    fewest = int(np.diff(component.table.offsets).min(initial=10**9))
+    sizes = component.parallel
+    return ParallelSizes(tensor=fewest) if 0 < fewest < sizes.tensor * sizes.pipeline else sizes
+
+
+def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
+    sharding = component.model.sharding
+    per_worker = int(np.diff(component.table.offsets).max(initial=1)) or 1
+    parts = component.world_size if sharding is Sharding.FULL else per_worker
+    sizes = component.parallel if sharding is Sharding.OPTIMIZER else ParallelSizes()
+    held = held_parameters(shape, sizes, 1 if sharding is Sharding.OPTIMIZER else parts)
+    weights = held * component.model.weight_bytes / GIB
+    whole = weights + CONTEXT_GIB
+    return Footprint(whole, whole, whole, whole, CONTEXT_GIB, weights)
+
+
+def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
+    sharding = component.model.sharding
+    memory = learner_memory(
+        shape,
+        component.parallel,
+        1 if sharding is Sharding.NONE else component.world_size,
+        component.model.tokens or DEFAULT_TOKENS,
+        component.model.weight_bytes,
+        sharding,
+        component.model.lora_rank,
+    )
+    kept, moved = _split_by_offload(memory, component.model.offloads)
+    # Between its phases a learner holds what it does not offload; while it scores or sends, its weights as well.
+    weights = memory.weights if "weight" in component.model.offloads else 0.0
+    return Footprint(
+        active=memory.total + CONTEXT_GIB,
+        scoring=kept + weights + memory.activations + CONTEXT_GIB,
+        syncing=kept + weights + CONTEXT_GIB,
+        resident=memory.total - memory.activations + CONTEXT_GIB,
+        idle=kept + CONTEXT_GIB,
+        host=moved,
+    )
+
+
+def _split_by_offload(memory: LearnerMemory, offloads: tuple[str, ...]) -> tuple[float, float]:
+    """What stays on the device between the learner's phases, and what moves to the host; gradients are simply freed."""
+    parts = {"weight": memory.weights, "grad": memory.gradients, "optimizer": memory.optimizer}
+    kept = sum(size for name, size in parts.items() if name not in offloads)
+    return kept, sum(size for name, size in parts.items() if name in offloads and name != "grad")
+
+
+def _engine(component: ComponentPlan, shape: ModelShape | None, device_gib: float, fraction: float | None) -> Footprint:
+    taken = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
+    if shape is None:
+        # Its KV cache is woken after the weights have arrived, but how much that is cannot be known.
+        return Footprint(taken, taken, None, taken, SLEEPING_ENGINE_GIB, None)
+    memory = engine_memory(shape, engine_sizes(component), device_gib, fraction, component.model.weight_bytes)
+    syncing = memory.weights + ENGINE_OVERHEAD_GIB
+    return Footprint(taken, taken, syncing, taken, SLEEPING_ENGINE_GIB, memory.weights)

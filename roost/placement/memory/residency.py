@@ -1,0 +1,484 @@
+"""Accelerators grouped by who holds them: what is true of one device of a class is true of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory
+from roost.cluster.resources import Ints
+from roost.config.findings import Findings, Where
+from roost.config.job import Notation, Role
+from roost.config.notations.loop import MEMORY_KEYS
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import (
+    CONTEXT_GIB,
+    RESERVED_FRACTION,
+    SLEEPING_ENGINE_GIB,
+    SYNC_BUCKET_GIB,
+    Footprint,
+    footprint,
+)
+from roost.placement.memory.phases import Phase, State, works_in
+
+FEW_CLASSES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceClass:
+    """Accelerators of equal memory that the same components hold, each with as many processes."""
+
+    devices: Ints  # cluster-wide numbers, ascending
+    components: tuple[str, ...]
+    memory_gb: float | None
+    processes: tuple[int, ...]  # of each component on one device
+
+
+def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) -> tuple[DeviceClass, ...]:
+    """The classes in the order of their first device; accelerators that nobody holds are left out."""
+    counts = [part.table.processes_on_accelerators for part in components]
+    # Detected memory differs by some bytes between equal cards.
+    sizes = {memory: round(memory or 0.0, 1) for memory in {node.memory_gb for node in inventory.nodes}}
+    numbers = {size: number for number, size in enumerate(sorted(set(sizes.values())))}
+    if len(numbers) > 1:
+        per_node = np.array([numbers[sizes[node.memory_gb]] for node in inventory.nodes], np.int64)
+        memory = np.repeat(per_node, inventory.accelerator_counts)
+    else:
+        memory = np.zeros(inventory.num_accelerators, np.int64)
+    key = memory
+    for column in counts:
+        # Renumbering after each component keeps the keys small, however many components there are.
+        key = _renumbered(key * (int(column.max(initial=0)) + 1) + column)
+    classes = []
+    for devices in _split(key):
+        first = int(devices[0])
+        held = [
+            (part.name, int(column[first])) for part, column in zip(components, counts, strict=True) if column[first]
+        ]
+        if held:
+            names, processes = zip(*held, strict=True)
+            node = inventory.nodes[int(np.searchsorted(inventory.first_accelerators, first, side="right")) - 1]
+            classes.append(DeviceClass(devices, names, node.memory_gb or None, processes))
+    return tuple(sorted(classes, key=lambda part: int(part.devices[0])))
+
+
+def _split(key: Ints) -> list[Ints]:
+    """The devices of each class; few classes are picked out one by one, which is cheaper than sorting all devices."""
+    count = int(key.max(initial=-1)) + 1
+    if count <= FEW_CLASSES:
+        return [np.flatnonzero(key == number) for number in range(count)]
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+
+
+def _renumbered(keys: Ints) -> Ints:
+    """The keys as 0, 1, 2, ... in the same order, without gaps."""
+    is_used = np.bincount(keys) > 0
+    return (np.cumsum(is_used) - 1)[keys]
+
+
+class MemoryRefused(ValueError):
+    """Figures that contradict each other or the mode, with the numbers and the fix."""
+
+    def __init__(self, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
+        super().__init__(what)
+        self.what, self.why, self.fix, self.key = what, why, fix, key
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Whether both sides are kept, and the share of the device that each may take; None is no limit."""
+
+    keeps_both: bool
+    inference_fraction: float | None = None
+    learning_fraction: float | None = None
+
+
+def share_device(
+    overlap: bool,
+    inference_gb: float | None,
+    learning_gb: float | None,
+    total_gb: float,
+    is_async: bool,
+    cap: float | None,
+) -> Sharing:
+    """Keep both where they are apart or fit into 95 % of the device; otherwise they take turns.
+
+    Together they get the whole 95 %, in proportion to what each asks for; `cap` bounds the servers' share.
+
+    >>> share_device(True, 20, 40, 79.15, is_async=False, cap=None)
+    Sharing(keeps_both=True, inference_fraction=0.316..., learning_fraction=0.633...)
+    """
+    if (inference_gb is None) != (learning_gb is None):
+        raise MemoryRefused(
+            "give both memory figures or neither",
+            f"only {'learning' if inference_gb is None else 'inference'}_requires_memory_gb is written",
+            "write both, or leave both out",
+        )
+    if not overlap:
+        return Sharing(keeps_both=True)
+    if inference_gb is None or learning_gb is None:
+        if is_async:
+            raise MemoryRefused(
+                "overlapping GPUs with asynchronous rollouts need both memory figures",
+                "servers and learners would run at the same time on the same GPUs",
+                "write inference_requires_memory_gb and learning_requires_memory_gb, or use separate GPUs",
+                "async_rollouts",
+            )
+        return Sharing(keeps_both=False)
+    wanted = inference_gb + learning_gb
+    if cap is not None and cap * total_gb < inference_gb:
+        raise MemoryRefused(
+            "the cap leaves less than inference requires",
+            f"{cap} * {total_gb:g} GB = {cap * total_gb:.1f} GB, inference requires {inference_gb:g} GB",
+            f"raise max_gpu_mem_utilization to {math.ceil(inference_gb / total_gb * 100) / 100:g}",
+            "max_gpu_mem_utilization",
+        )
+    if wanted / total_gb > RESERVED_FRACTION:
+        if is_async:
+            raise MemoryRefused(
+                "not enough memory for both at once, so rollouts cannot be asynchronous",
+                f"{inference_gb:g} + {learning_gb:g} GB are {wanted / total_gb:.0%} of {total_gb:g} GB, "
+                f"more than {RESERVED_FRACTION:.0%}",
+                "write async_rollouts: false, or use separate GPUs",
+            )
+        return Sharing(keeps_both=False, inference_fraction=cap)
+    if wanted == 0:
+        return Sharing(keeps_both=True, inference_fraction=cap)
+    inference = inference_gb / wanted * RESERVED_FRACTION
+    return Sharing(True, inference if cap is None else min(cap, inference), learning_gb / wanted * RESERVED_FRACTION)
+
+
+IN_FLIGHT = "weights in flight"
+
+
+class Decision(StrEnum):
+    """What components that share a device do about it."""
+
+    KEEP = "keep"
+    SLEEP = "sleep"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A component's part of a device in a phase: its state, and its memory on device and host (None: unknown)."""
+
+    component: str
+    state: State
+    device_gib: float | None
+    host_gib: float | None
+    # What is left of it while another one works in the same phase; None where they work at the same time.
+    between_gib: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClassResidency:
+    """One class of devices through the phases."""
+
+    device_class: DeviceClass
+    decision: Decision
+    reason: str
+    phases: Mapping[Phase, tuple[Share, ...]]
+    sharing: Sharing | None = None  # the fractions, where ml-loop's figures decide
+
+    def parts(self, phase: Phase) -> tuple[tuple[str, float | None], ...]:
+        """What is on each device of the class at the worst moment of a phase, by who holds it.
+
+        Learners and scorers that offload work one after the other: the largest counts whole, the others with what they
+        leave on the device.
+        """
+        shares = self.phases[phase]
+        in_turn = [share for share in shares if share.between_gib is not None and share.device_gib is not None]
+        largest = max(in_turn, key=lambda share: (share.device_gib or 0) - (share.between_gib or 0), default=None)
+        found = [
+            (share.component, share.between_gib if share in in_turn and share is not largest else share.device_gib)
+            for share in shares
+        ]
+        working = [share for share in shares if share.state is State.RUNS]
+        if phase is Phase.SYNC and len(working) > 1:
+            found.append((IN_FLIGHT, SYNC_BUCKET_GIB))
+        return tuple(found)
+
+    def used_gib(self, phase: Phase) -> float | None:
+        """The sum on each device of the class, or None where a part of it is not known."""
+        return _known_sum([size for _, size in self.parts(phase)])
+
+
+@dataclass(frozen=True, eq=False)
+class Residency:
+    """The residency of a whole plan: one entry for each class of devices."""
+
+    classes: tuple[ClassResidency, ...]
+    is_async: bool
+
+    def of(self, component: str) -> tuple[ClassResidency, ...]:
+        """The classes that a component holds."""
+        return tuple(part for part in self.classes if component in part.device_class.components)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencySettings:
+    """What of the job's settings the residency depends on."""
+
+    notation: Notation
+    is_async: bool
+    inference_gb: float | None
+    learning_gb: float | None
+    cap: float | None
+
+    @classmethod
+    def of(cls, notation: Notation, settings: Mapping[str, object]) -> ResidencySettings:
+        numbers = {key: value for key, value in settings.items() if isinstance(value, int | float)}
+        ahead = max(numbers.get("async_generation_ratio", 0), numbers.get("max_staleness", 0))
+        return cls(
+            notation,
+            is_async=settings.get("async_rollouts") is True or ahead > 0,
+            inference_gb=numbers.get("inference_requires_memory_gb"),
+            learning_gb=numbers.get("learning_requires_memory_gb"),
+            cap=numbers.get("max_gpu_mem_utilization"),
+        )
+
+
+def find_residency(
+    components: Sequence[ComponentPlan],
+    inventory: Inventory,
+    settings: ResidencySettings,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> Residency:
+    """Decide for every class of devices; what does not fit, or can never run, goes to `findings`.
+
+    `places` says where each component (and each memory key) stands in the config.
+    """
+    by_name = {part.name: part for part in components}
+    if settings.notation is Notation.LOOP and (settings.inference_gb is None) != (settings.learning_gb is None):
+        _loop_sharing(None, settings, places, findings)
+    classes = device_classes(components, inventory)
+    decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
+    decided = _with_straddlers(classes, decided, components)
+    made = tuple(_class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True))
+    if not findings.has_errors:
+        for residency in made:
+            _check_fit(residency, places, findings)
+    return Residency(made, settings.is_async)
+
+
+Choice = tuple[Decision, str, Sharing | None]
+
+
+def _with_straddlers(
+    classes: Sequence[DeviceClass], decided: list[Choice], components: Sequence[ComponentPlan]
+) -> list[Choice]:
+    """An engine sleeps as a whole: its devices that nobody else needs rest with those that somebody does."""
+    turns = [one for one, choice in zip(classes, decided, strict=True) if choice[0] is not Decision.KEEP]
+    if not turns:
+        return decided
+    shared = np.concatenate([one.devices for one in turns])
+    changed = list(decided)
+    for part in components:
+        if part.role is not Role.ENGINE:
+            continue
+        displaced = displaced_devices(part, shared)
+        for index, one in enumerate(classes):
+            if (
+                changed[index][0] is Decision.KEEP
+                and part.name in one.components
+                and np.isin(displaced, one.devices).any()
+            ):
+                changed[index] = (
+                    Decision.SLEEP,
+                    f"engines of {part.name} there also hold devices that they share",
+                    None,
+                )
+    return changed
+
+
+def displaced_devices(part: ComponentPlan, shared: Ints) -> Ints:
+    """All devices of the processes that hold one of the shared devices."""
+    devices, owners = part.table.device_numbers, part.table.owners
+    return devices[np.isin(owners, owners[np.isin(devices, shared)])]
+
+
+def _class_residency(
+    device_class: DeviceClass, choice: Choice, components: Mapping[str, ComponentPlan], settings: ResidencySettings
+) -> ClassResidency:
+    decision, reason, sharing = choice
+    held = [components[name] for name in device_class.components]
+    sizes = {part.name: _size(part, device_class, decision, sharing, settings) for part in held}
+    names = frozenset(components)
+    phases = {
+        phase: tuple(_share(part, phase, decision, sizes[part.name], names, settings.is_async) for part in held)
+        for phase in Phase
+    }
+    return ClassResidency(device_class, decision, reason, phases, sharing)
+
+
+def _size(
+    part: ComponentPlan,
+    device_class: DeviceClass,
+    decision: Decision,
+    sharing: Sharing | None,
+    settings: ResidencySettings,
+) -> Footprint:
+    """The component's memory on one device of the class: what a person says of it, or what is computed."""
+    fraction = sharing.inference_fraction if sharing is not None else None
+    size = footprint(part, device_class.memory_gb, fraction)
+    figure = settings.learning_gb if part.role is Role.LEARNER else settings.inference_gb
+    if settings.notation is Notation.LOOP and figure is not None:
+        is_learner = part.role is Role.LEARNER
+        # Servers take the fraction they are started with, which may be more than they ask for.
+        active = figure if is_learner or size.active is None or fraction is None else size.active
+        left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
+        size = Footprint(
+            active, active, size.syncing if decision is not Decision.KEEP else active, active, left, size.host
+        )
+    return size.times(device_class.processes[device_class.components.index(part.name)])
+
+
+def _decide(
+    device_class: DeviceClass,
+    held: Sequence[ComponentPlan],
+    settings: ResidencySettings,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> Choice:
+    used = [part for part in held if not part.model.unused_because]
+    roles = {part.role for part in used}
+    if len(used) < 2 or not roles & {Role.LEARNER, Role.SCORER} or (len(roles) == 1 and Role.ENGINE in roles):
+        return Decision.KEEP, "nothing else needs the device in another phase", None
+    engines = [part for part in used if part.role is Role.ENGINE]
+    turns = Decision.SLEEP if all(part.model.can_sleep for part in engines) else Decision.RESTART
+    if settings.notation is Notation.LOOP:
+        return _decide_by_figures(device_class, turns, settings, places, findings)
+    sizes = [footprint(part, device_class.memory_gb) for part in used]
+    total = _known_sum([size.active for size in sizes])
+    limit = RESERVED_FRACTION * (device_class.memory_gb or 0.0)
+    fits = None if total is None or device_class.memory_gb is None else total <= limit
+    sums = "" if fits is None else f"together they need {total:.1f} of the {limit:.1f} GiB that may be used"
+    if settings.notation is Notation.RLINF and any(part.model.offloads for part in used):
+        note = f", though both would fit: {sums}" if fits else ""
+        return turns, f"the config offloads between phases{note}", None
+    if fits is not None:
+        return (Decision.KEEP if fits else turns), sums, None
+    if settings.notation is Notation.ROLL:
+        return turns, "ROLL offloads between phases", None
+    return Decision.KEEP, "the config does not offload, and no memory figures are known", None
+
+
+def _decide_by_figures(
+    device_class: DeviceClass,
+    turns: Decision,
+    settings: ResidencySettings,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> Choice:
+    """ml-loop's rule; without figures servers and learners take turns."""
+    sharing = _loop_sharing(device_class, settings, places, findings)
+    if settings.inference_gb is None:
+        return turns, "no memory figures are given", sharing
+    if sharing is None:
+        return turns, "the memory of the device is not known", None
+    fit = "fit" if sharing.keeps_both else "do not fit"
+    return (Decision.KEEP if sharing.keeps_both else turns), f"both {fit} into 95 % of the device", sharing
+
+
+def _loop_sharing(
+    device_class: DeviceClass | None, settings: ResidencySettings, places: Mapping[str, Where], findings: Findings
+) -> Sharing | None:
+    memory = device_class.memory_gb if device_class is not None else None
+    if (
+        device_class is not None
+        and memory is None
+        and settings.inference_gb is not None
+        and settings.learning_gb is not None
+    ):
+        findings.warn(
+            places.get(MEMORY_KEYS[0], Where(path=("rl", MEMORY_KEYS[0]))),
+            "cannot be held against the device, whose memory is not known",
+            fix="give an inventory with memory_gb",
+        )
+        return None
+    try:
+        return share_device(
+            True, settings.inference_gb, settings.learning_gb, memory or 1.0, settings.is_async, settings.cap
+        )
+    except MemoryRefused as refused:
+        findings.error(places.get(refused.key, Where(path=(refused.key,))), refused.what, refused.why, refused.fix)
+        return None
+
+
+def _share(
+    part: ComponentPlan, phase: Phase, decision: Decision, size: Footprint, names: Collection[str], is_async: bool
+) -> Share:
+    state = _state(part, phase, decision, names, is_async)
+    if state is State.STAYS:
+        return Share(part.name, state, size.resident, 0.0)
+    if state in (State.STOPPED, State.UNUSED):
+        return Share(part.name, state, 0.0, 0.0)
+    if state is not State.RUNS:
+        return Share(part.name, state, size.idle, size.host)
+    takes_turns = decision is not Decision.KEEP and part.role in (Role.LEARNER, Role.SCORER) and part.model.offloads
+    between = size.idle if takes_turns and phase is not Phase.SYNC else None
+    return Share(part.name, state, _working_size(part, phase, decision, size), 0.0, between)
+
+
+def _working_size(part: ComponentPlan, phase: Phase, decision: Decision, size: Footprint) -> float | None:
+    if phase is Phase.SYNC and (part.role is Role.LEARNER or decision is not Decision.KEEP):
+        return size.syncing
+    return size.scoring if phase is Phase.INFER and part.role is Role.LEARNER else size.active
+
+
+def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collection[str], is_async: bool) -> State:
+    """What a component does in a phase: it works; or it stays, or makes room where those on the device take turns."""
+    if part.model.unused_because:
+        return State.UNUSED
+    if works_in(part.name, part.role, phase, names):
+        return State.RUNS
+    if decision is Decision.KEEP:
+        # What generates goes on while others learn, where rollouts are asynchronous.
+        generates = works_in(part.name, part.role, Phase.GENERATE, names)
+        return State.RUNS if is_async and generates else State.STAYS
+    if part.role is Role.ENGINE:
+        return State.STOPPED if decision is Decision.RESTART else State.SLEEPS
+    if part.role is Role.HELPER:
+        return State.STAYS
+    return State.OFFLOADED if part.model.offloads or part.role is Role.SCORER else State.STAYS
+
+
+def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
+    """An over-full device is an error that shows the sum."""
+    memory = made.device_class.memory_gb
+    for phase in Phase:
+        used = made.used_gib(phase)
+        if memory is None or used is None or used <= memory:
+            continue
+        parts = [(name, size) for name, size in made.parts(phase) if size]
+        largest = max((part for part in parts if part[0] in made.device_class.components), key=lambda part: part[1])[0]
+        findings.error(
+            places.get(largest, Where(path=(largest,))),
+            f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
+            " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",
+            _mend(made, phase),
+        )
+        return
+
+
+def _mend(made: ClassResidency, phase: Phase) -> str:
+    """What would help on devices that are over-full, which depends on who is there."""
+    staying = [share.component for share in made.phases[phase] if share.state is State.STAYS]
+    more = "use more devices or larger parallel sizes"
+    if "actor" in staying and len(made.device_class.components) > 1:
+        return f"let the actor offload (offload_weight, offload_grad, offload_optimizer), or {more}"
+    if len(made.device_class.components) == 1:
+        return f"{more}, or smaller batches"
+    return f"{more}, or give engines a smaller memory fraction"
+
+
+def _known_sum(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None

@@ -1,0 +1,1 @@
+"""Rules that a plan is checked against."""

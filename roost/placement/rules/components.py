@@ -1,0 +1,215 @@
+"""Rules about whole plans: what elsewhere is found only after the models have loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory
+from roost.config.findings import Findings, Where
+from roost.config.job import Notation, Role, Sharding
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import (
+    ENGINE_FRACTION,
+    ENGINE_OVERHEAD_GIB,
+    ModelShape,
+    UnknownShape,
+    engine_memory,
+    engine_sizes,
+    kv_tokens,
+    shape_from_config,
+)
+from roost.placement.memory.phases import Phase, takes_policy
+from roost.placement.memory.residency import Decision, Residency, displaced_devices
+
+
+def check_rules(
+    components: Sequence[ComponentPlan],
+    residency: Residency,
+    inventory: Inventory,
+    notation: Notation,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> None:
+    """Every rule, each with its finding."""
+    for part in components:
+        place = places.get(part.name, Where(path=(part.name,)))
+        _check_used(part, place, findings)
+        _check_spans(part, place, findings)
+        _check_tensor_groups(part, place, findings)
+        _check_shape(part, residency, place, findings)
+    _check_async(components, residency, notation, places, findings)
+    _check_sizes(components, notation, places, findings)
+    _check_host_memory(residency, inventory, findings)
+
+
+def _check_used(part: ComponentPlan, place: Where, findings: Findings) -> None:
+    if part.model.unused_because:
+        findings.warn(place, "is placed, but no phase ever uses it", part.model.unused_because, "remove it")
+
+
+def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
+    """A process whose devices are on several nodes sends every layer over the network."""
+    table = part.table
+    if not len(table.device_nodes):
+        return
+    owners = table.owners
+    astray = np.flatnonzero(table.device_nodes != table.nodes[owners])
+    if len(astray):
+        process = int(owners[astray[0]])
+        nodes = sorted({node for node, _ in table[process].devices})
+        findings.warn(
+            place,
+            f"process {process} spans nodes {', '.join(map(str, nodes))}",
+            f"its {len(table[process].devices)} devices exchange every layer's results over the network",
+            "use a smaller tensor parallel size, or cut the model over the nodes by pipeline parallelism",
+        )
+
+
+def _check_tensor_groups(part: ComponentPlan, place: Where, findings: Findings) -> None:
+    """Learner processes of one tensor-parallel group should share a node."""
+    tensor, table = part.parallel.tensor, part.table
+    if part.role is Role.ENGINE or tensor <= 1 or len(table) % tensor:
+        return
+    nodes = table.nodes.reshape(-1, tensor)
+    astray = np.flatnonzero((nodes != nodes[:, :1]).any(axis=1))
+    if len(astray):
+        group = int(astray[0])
+        findings.warn(
+            place,
+            f"the tensor-parallel group of processes {group * tensor}-{(group + 1) * tensor - 1} spans nodes",
+            f"tensor parallel size {tensor}, nodes {', '.join(map(str, sorted(set(nodes[group].tolist()))))}",
+            f"start at a multiple of {tensor} on a node, or use a tensor parallel size that divides the node",
+        )
+
+
+def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findings: Findings) -> None:
+    """What the model's own sizes allow: heads and layers divided by the parallel sizes, and room for a KV cache."""
+    if part.model.config is None:
+        return
+    try:
+        shape = shape_from_config(part.model.config)
+    except UnknownShape as error:
+        fix = "check its memory yourself, or ask for this family to be counted"
+        findings.warn(place, "the memory of its model cannot be computed", str(error), fix)
+        return
+    for number, noun, size in _uneven(part, shape):
+        findings.error(
+            place,
+            f"a model of {number} {noun} cannot be cut {size} ways",
+            f"{number} % {size} = {number % size}",
+            f"use a parallel size that divides {number}",
+        )
+    if part.role is Role.ENGINE:
+        _check_kv_cache(part, shape, residency, place, findings)
+
+
+def _uneven(part: ComponentPlan, shape: ModelShape) -> list[tuple[int, str, int]]:
+    """Numbers of the model that the sizes must divide and do not. FSDP cuts nothing by heads or layers."""
+    tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
+    if part.role is Role.HELPER or (part.role is not Role.ENGINE and part.model.sharding is not Sharding.OPTIMIZER):
+        return []
+    wanted = [(shape.heads, "attention heads", tensor)]
+    # An engine with more parts than key heads keeps copies of them; Megatron does not.
+    if part.role is not Role.ENGINE or tensor < shape.kv_heads:
+        wanted.append((shape.kv_heads, "key heads", tensor))
+    if part.role is not Role.ENGINE:
+        wanted.append((shape.layers, "layers", pipeline))
+    return [(number, noun, size) for number, noun, size in wanted if number % size]
+
+
+def _check_kv_cache(
+    part: ComponentPlan, shape: ModelShape, residency: Residency, place: Where, findings: Findings
+) -> None:
+    sizes = [held.device_class.memory_gb for held in residency.of(part.name) if held.device_class.memory_gb is not None]
+    if not sizes:
+        return
+    shared = [held.sharing.inference_fraction for held in residency.of(part.name) if held.sharing is not None]
+    fraction = next((one for one in shared if one is not None), part.model.memory_fraction) or ENGINE_FRACTION
+    cut = engine_sizes(part)
+    memory = engine_memory(shape, cut, min(sizes), fraction, part.model.weight_bytes)
+    room = kv_tokens(shape, cut, memory.kv_cache)
+    needed = part.model.sequence or 1
+    if room < needed:
+        findings.error(
+            place,
+            f"leaves room for {room:,} tokens of KV cache, and one sequence may have {needed:,}",
+            f"{fraction:g} of {min(sizes):g} GiB, less weights {memory.weights:.1f} and engine {ENGINE_OVERHEAD_GIB:g}",
+            "raise the engine's memory fraction or its tensor parallel size",
+        )
+
+
+def _check_async(
+    components: Sequence[ComponentPlan],
+    residency: Residency,
+    notation: Notation,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> None:
+    """Generating while learning needs engines that no learner displaces (ml-loop's figures have their own rule)."""
+    if not residency.is_async or notation is Notation.LOOP:
+        return
+    turns = [held for held in residency.classes if held.decision is not Decision.KEEP]
+    shared = np.concatenate([held.device_class.devices for held in turns]) if turns else np.zeros(0, np.int64)
+    for part in components:
+        if not takes_policy(part.name, part.role) or not len(part.table.device_nodes) or not len(shared):
+            continue
+        if len(displaced_devices(part, shared)) == len(part.table.device_nodes):
+            findings.error(
+                places.get(part.name, Where(path=(part.name,))),
+                "generates while the learner learns, but every engine shares its devices with the learner",
+                f"{turns[0].reason}, and both would need them at the same time",
+                "give rollout devices of its own, or generate synchronously (async_generation_ratio: 0)",
+            )
+
+
+def _check_sizes(
+    components: Sequence[ComponentPlan], notation: Notation, places: Mapping[str, Where], findings: Findings
+) -> None:
+    """RLinf sends Megatron shards to engine shards as they are: of the two tensor sizes one must divide the other.
+
+    Other learners, and ROLL's, put whole weights together first, so that engines cut them as they like.
+    """
+    by_name = {part.name: part for part in components}
+    actor, rollout = by_name.get("actor"), by_name.get("rollout")
+    if notation is not Notation.RLINF or actor is None or rollout is None:
+        return
+    one, two = actor.parallel.tensor, rollout.parallel.tensor
+    if max(one, two) % min(one, two):
+        findings.error(
+            places.get("rollout", Where(path=("rollout",))),
+            f"tensor sizes {one} (actor) and {two} (rollout) cannot be synchronised",
+            f"{max(one, two)} % {min(one, two)} = {max(one, two) % min(one, two)}",
+            "choose sizes of which one divides the other",
+        )
+
+
+def _check_host_memory(residency: Residency, inventory: Inventory, findings: Findings) -> None:
+    """What is offloaded and asleep must fit into the memory of its node; one over-full node is enough to report."""
+    limits = np.array([node.host_memory_gb or np.inf for node in inventory.nodes])
+    if not np.isfinite(limits).any():
+        return
+    node_of_device = np.repeat(np.arange(inventory.num_nodes), inventory.accelerator_counts)
+    per_class = [
+        np.bincount(node_of_device[held.device_class.devices], minlength=inventory.num_nodes)
+        for held in residency.classes
+    ]
+    for phase in Phase:
+        shares = [
+            (share.component, on_nodes * (share.host_gib or 0.0))
+            for held, on_nodes in zip(residency.classes, per_class, strict=True)
+            for share in held.phases[phase]
+        ]
+        needed = sum((size for _, size in shares), np.zeros(inventory.num_nodes))
+        over = np.flatnonzero(needed > limits)
+        if len(over):
+            node = int(over[0])
+            parts = [f"{name} {size[node]:.1f}" for name, size in shares if size[node]]
+            findings.error(
+                Where(path=(f"node {node}",)),
+                f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GiB",
+                " + ".join(parts) + f" = {needed[node]:.1f} GiB",
+                "offload less, or use more nodes",
+            )
+            return

@@ -1,0 +1,109 @@
+"""Rules about engines and model files: mistakes that would otherwise show up when an engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roost.config.engine_options import FORMS
+from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.job import Component
+from roost.config.model_files import ModelPlace, model_place, read_model_config, resolve_model
+from roost.config.train import Estimator, TrainSettings
+from roost.placement.component_plan import ComponentPlan
+
+At = Callable[[str], Where]  # the place of a setting, or of a component
+ROLLOUT = "rollout"
+# The options that neither a plan nor another setting decides: the fields of a server that users may write.
+OPTIONS = (
+    *("served_name", "max_context", "memory_fraction", "weight_transfer", "host", "api_key", "python", "env", "args"),
+)
+# Variables with which servers accept a longer context than the model was trained for.
+LONGER_CONTEXT = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+
+
+def check_engines(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
+    """Check the engine, its options and the models against the plan."""
+    rollout = next((part for part in components if part.name == ROLLOUT), None)
+    if rollout is not None and settings.engine == "torch" and rollout.parallel.model > 1:
+        findings.error(
+            at("engine"),
+            "is torch, which runs on one device, but rollout is cut over several",
+            f"{rollout.parallel.model} devices for each engine",
+            "write engine: vllm or sglang, or give each engine one device",
+        )
+    _check_options(settings.engine_options, at("engine_options"), findings)
+    own = rollout.model.path if rollout is not None else None
+    _check_context(settings, own or settings.learner.model, at("engine_options"), findings)
+    for where, model in models_of(settings, components, at):
+        _check_model(model, where, findings)
+
+
+def models_of(
+    settings: TrainSettings, components: Sequence[Component] | Sequence[ComponentPlan], at: At
+) -> list[tuple[Where, str]]:
+    """Every model that a run loads, once, with the place that names it."""
+    found = {settings.learner.model: at("model")}
+    loaded = {
+        ROLLOUT: True,
+        "critic": settings.advantage.estimator is Estimator.GAE,
+        "reference": settings.learner.loss.kl_coef != 0,
+    }
+    for part in components:
+        if part.model.path is not None and loaded.get(part.name):
+            found.setdefault(part.model.path, at(part.name))
+    return [(where, model) for model, where in found.items()]
+
+
+def _check_options(options: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    for name, value in options.items():
+        if name not in OPTIONS:
+            findings.error(
+                where.under(name),
+                "is not an option of engines",
+                did_you_mean(name, OPTIONS),
+                f"options: {', '.join(OPTIONS)}",
+            )
+            continue
+        is_right, form = FORMS[name]
+        if value is not None and not is_right(value):
+            findings.error(where.under(name), f"is {shown(value)}; it must be {form}", fix=f"write {form}")
+
+
+def _check_context(settings: TrainSettings, model: str, options: Where, findings: Findings) -> None:
+    """A context longer than the model's positions; not judged where the model is not here, or scales its positions."""
+    asked, env = settings.engine_options.get("max_context"), settings.engine_options.get("env")
+    config = read_model_config(model) or {}
+    text = config.get("text_config", config)
+    positions = text.get("max_position_embeddings") if isinstance(text, Mapping) else None
+    if not isinstance(asked, int) or not isinstance(positions, int) or asked <= positions:
+        return
+    scales = any(_factor(text.get(key)) != 1 for key in ("rope_scaling", "rope_parameters"))
+    is_allowed = isinstance(env, Mapping) and any(name in env for name in LONGER_CONTEXT)
+    if settings.engine == "torch" or not (scales or is_allowed):
+        findings.error(
+            options.under("max_context"),
+            f"is {asked}, but the model has {positions} positions",
+            f"max_position_embeddings in the config.json of {shown(model)}",
+            f"write max_context: {positions} or less",
+        )
+
+
+def _factor(scaling: Any) -> float:
+    factor = scaling.get("factor", 1) if isinstance(scaling, Mapping) else 1
+    return factor if isinstance(factor, int | float) else 1
+
+
+def _check_model(model: str, where: Where, findings: Findings) -> None:
+    """Warn of a path that is not here: the machines that run the job may have it. A hub name is left to a look-up."""
+    place = model_place(model)
+    if place is ModelPlace.MISSING:
+        findings.warn(
+            where,
+            f"{shown(model)} does not exist on this machine",
+            "it is a path, not a name on the Hugging Face hub",
+            "correct the path, or ignore this if the machines that run the job have it",
+        )
+    elif place is ModelPlace.FOLDER and not (Path(resolve_model(model)) / "config.json").exists():
+        findings.error(where, f"{shown(model)} has no config.json", fix="name a folder with a checkpoint")

@@ -1,0 +1,112 @@
+"""Rules about rewards with a placement of their own: accelerators that a judge leaves idle, or cannot use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from roost.cluster.resources import ACCELERATOR
+from roost.config.findings import Findings, Where
+from roost.placement.component_plan import ComponentPlan
+
+REWARD = "reward"
+JUDGE = "roost.rollout.rewards.judge.Judge"
+ON_ONE_DEVICE = "torch"  # the engine that is built in
+
+
+class SizesDoNotFit(ValueError):
+    """An engine cannot be cut over the accelerators of its process; why, and what to write instead."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__(f"{why}; {fix}")
+        self.why, self.fix = why, fix
+
+
+def placed_rewards(rewards: Mapping[str, Any], placed: Collection[str]) -> dict[str, str]:
+    """The component of each reward that has one: `reward.NAME`, or `reward` where there is one reward alone.
+
+    >>> placed_rewards({"math": {}, "code": {}}, ["actor", "reward", "reward.code"])
+    {'code': 'reward.code'}
+    >>> placed_rewards({"math": {}}, ["actor", "reward"])
+    {'math': 'reward'}
+    """
+    own = {name: f"{REWARD}.{name}" for name in rewards}
+    found = {name: component for name, component in own.items() if component in placed}
+    if not found and len(rewards) == 1 and REWARD in placed:
+        found = dict.fromkeys(rewards, REWARD)
+    return found
+
+
+def engine_sizes(kind: str, tensor: int | None, pipeline: int | None, devices: int) -> tuple[int, int]:
+    """The tensor and pipeline size of a judge's engine in a process with so many accelerators, which it is to fill.
+
+    >>> engine_sizes("vllm", None, 2, devices=8)
+    (4, 2)
+    """
+    pipeline = pipeline or 1
+    tensor = tensor or max(1, devices // pipeline)
+    size = tensor * pipeline
+    if kind == ON_ONE_DEVICE and max(devices, size) > 1:
+        why = f"the built-in engine uses one accelerator; each process has {devices}, and tensor x pipeline is {size}"
+        raise SizesDoNotFit(why, "give each process one, or write kind: vllm or kind: sglang")
+    if devices and size != devices:
+        why = f"tensor {tensor} x pipeline {pipeline} is {size}, but each process has {devices} accelerators"
+        raise SizesDoNotFit(why, "leave tensor out, or place the judge on as many for each process")
+    return tensor, pipeline
+
+
+def check_rewards(
+    rewards: Mapping[str, Any], parts: Mapping[str, ComponentPlan], where: Where, findings: Findings
+) -> None:
+    """Hold judges against the accelerators of their processes; keys that are no keys are told of by the judge."""
+    used = placed_rewards(rewards, parts)
+    for component in parts:
+        if component.partition(".")[0] == REWARD and component not in used.values():
+            _warn_unused(component, rewards, where, findings)
+    for name, component in used.items():
+        keys = rewards[name]
+        held = _accelerators_held(parts[component])
+        if held and isinstance(keys, Mapping) and keys.get("_target_") == JUDGE:
+            _check_judge(keys, held, component, where.under(name), findings)
+
+
+def _warn_unused(component: str, rewards: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    there = f"has {', '.join(rewards)}" if rewards else "is empty"
+    fix = "place reward.NAME for one of them" if rewards else "name a reward there"
+    findings.warn(
+        where,
+        f"{component} is placed, but has nothing to do",
+        f"train.rewards {there}, so it is not started",
+        f"{fix}, or remove {component}",
+    )
+
+
+def _check_judge(keys: Mapping[str, Any], held: list[int], component: str, where: Where, findings: Findings) -> None:
+    if keys.get("base_url") is not None and keys.get("engine") is None:
+        findings.warn(
+            where.under("base_url"),
+            f"asks a server of others, so {component} does not use its accelerators",
+            f"each of its processes has {held[-1]}",
+            f"write engine: {{kind: vllm}} instead of base_url, or place {component} on a node group of CPUs",
+        )
+    engine = keys.get("engine")
+    if not isinstance(engine, Mapping):
+        return
+    tensor, pipeline = engine.get("tensor"), engine.get("pipeline")
+    if not all(size is None or (isinstance(size, int) and size > 0) for size in (tensor, pipeline)):
+        return
+    try:
+        for devices in held:
+            engine_sizes(str(engine.get("kind")), tensor, pipeline, devices)
+    except SizesDoNotFit as error:
+        findings.error(where.under("engine"), f"does not fit the accelerators of {component}", error.why, error.fix)
+
+
+def _accelerators_held(part: ComponentPlan) -> list[int]:
+    """How many accelerators processes have, each number once."""
+    table = part.table
+    is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
+    counts: list[int] = np.unique(np.diff(table.offsets)[is_accelerator]).tolist()
+    return counts

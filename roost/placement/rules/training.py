@@ -1,0 +1,205 @@
+"""Rules about training: settings that cannot work with the placements, or with each other, found before launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from roost.config.findings import Findings, Where
+from roost.config.train import HIGHEST_RATE, Estimator, OldLogprobs, TrainSettings, unlike_usual
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.rules.rewards import check_rewards
+
+COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
+BY_GROUP = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN)
+LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
+At = Callable[[str], Where]  # a setting's place, or a component's
+
+
+def check_training(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
+    """Every rule, each with its finding."""
+    by_name = {part.name: part for part in components}
+    _check_components(settings, by_name, at, findings)
+    _check_batches(settings, by_name, at, findings)
+    _check_drawing(settings, at, findings)
+    _check_loss(settings, at, findings)
+    _check_types(settings, at, findings)
+    _check_learners(settings, by_name, at, findings)
+    _check_in_flight(settings, at, findings)
+    check_rewards(settings.rewards, by_name, at("rewards"), findings)
+
+
+def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    for name, role in (("actor", "a learner"), ("rollout", "an engine")):
+        if name not in parts:
+            findings.error(at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
+    if settings.advantage.estimator is Estimator.GAE and "critic" not in parts:
+        findings.error(
+            at("advantage_estimator"),
+            "is gae, but there is no critic",
+            "values come from a model of their own",
+            "place critic",
+        )
+    if settings.learner.loss.kl_coef and settings.learner.adapter is None and "reference" not in parts:
+        findings.error(
+            at("kl_coef"),
+            "needs a reference, which is not placed",
+            "without an adapter the policy cannot be its own reference",
+            "place reference, or write kl_coef: 0",
+        )
+    _check_scorers(settings, parts, at, findings)
+
+
+def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Models whose word nobody asks for are not loaded, though devices were meant for them."""
+    estimator, old_logprobs = settings.advantage.estimator, settings.learner.loss.old_logprobs
+    idle = {
+        "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not Estimator.GAE),
+        "reference": ("kl_coef", "kl_coef is 0", "0.001", settings.learner.loss.kl_coef == 0),
+        "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
+    }
+    for name, (key, why, instead, is_idle) in idle.items():
+        if is_idle and name in parts:
+            findings.warn(
+                at(key), f"{name} is placed, but has nothing to do", why, f"write {key}: {instead}, or remove {name}"
+            )
+
+
+def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    collect = settings.collect
+    samples = collect.groups * collect.group_size // settings.minibatches
+    if "actor" in parts and samples < parts["actor"].world_size:
+        findings.error(
+            at("minibatch_size"),
+            f"a minibatch of {samples} samples cannot be spread over {parts['actor'].world_size} learners",
+            f"{collect.groups} groups of {collect.group_size}, cut into {settings.minibatches}",
+            "use larger minibatches, or fewer learners",
+        )
+    if settings.advantage.normalize_by_std and settings.advantage.estimator not in BY_GROUP:
+        findings.error(
+            at("normalize_by_std"),
+            f"is for leave_one_out and group_mean, but the estimator is {settings.advantage.estimator.value}",
+            fix="write normalize_by_std: false, or another advantage_estimator",
+        )
+    if collect.group_size < 2 and settings.advantage.estimator in COMPARING:
+        findings.error(
+            at("num_generations"),
+            f"is {collect.group_size}, but {settings.advantage.estimator.value} compares samples of one prompt",
+            fix="write 2 or more, or advantage_estimator: reinforce++",
+        )
+    elif collect.group_size < 2 and collect.dynamic_sampling:
+        findings.error(
+            at("dynamic_sampling"),
+            "would replace every group, as each has one sample",
+            fix="write num_generations: 2 or more, or dynamic_sampling: false",
+        )
+    if settings.advantage.positive_advantages_only and settings.advantage.estimator is Estimator.GAE:
+        findings.error(
+            at("positive_advantages_only"),
+            "chooses samples by their advantage, but with gae every token has one of its own",
+            fix="write positive_advantages_only: false, or another advantage_estimator",
+        )
+
+
+def _check_drawing(settings: TrainSettings, at: At, findings: Findings) -> None:
+    draw = settings.draw
+    if draw.temperature == 0:
+        findings.error(at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0")
+    cuts = {"top_p": draw.top_p < 1, "top_k": 0 < draw.top_k < LARGEST_VOCABULARY, "min_p": draw.min_p > 0}
+    if any(cuts.values()) and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
+        findings.warn(
+            at(next(name for name, is_cut in cuts.items() if is_cut)),
+            "draws from a part of the distribution, which the learner's own log-probabilities do not know",
+            f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; old_logprobs "
+            f"{settings.learner.loss.old_logprobs.value}",
+            "leave top_p, top_k and min_p out, or write old_logprobs: rollout",
+        )
+
+
+def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
+    loss = settings.learner.loss
+    if settings.max_staleness and loss.old_logprobs is OldLogprobs.RECOMPUTE:
+        findings.error(
+            at("old_logprobs"),
+            "is recompute, but samples may be of an older policy",
+            f"max_staleness is {settings.max_staleness}: the learner no longer has the weights that made them",
+            "write old_logprobs: decoupled, or old_logprobs: rollout",
+        )
+    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_range_high:
+        findings.error(
+            at("dual_clip"),
+            f"is {loss.dual_clip:g}; it must be above 1 + clip_range_high, {1 + loss.clip_range_high:g}",
+            fix="write dual_clip: 3.0, or leave it out",
+        )
+
+
+def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
+    weight, compute = settings.learner.weight_dtype, settings.learner.compute_dtype
+    if compute == "float16":
+        findings.error(
+            at("compute_dtype"), "is float16, whose losses Roost does not scale", fix="write compute_dtype: bfloat16"
+        )
+    elif compute == "float32" and weight != "float32":
+        findings.error(
+            at("weight_dtype"),
+            f"is {weight}, but compute_dtype is float32",
+            "weights would be kept with less than they are used with",
+            "write weight_dtype: float32",
+        )
+    elif weight != "float32" and _trains_a_whole_model(settings):
+        findings.warn(
+            at("weight_dtype"),
+            f"is {weight}, in which steps of usual learning rates are rounded away",
+            "the optimizer changes these very weights; there is no copy of 32 bits",
+            "write weight_dtype: float32 (compute_dtype: bfloat16 keeps the speed)",
+        )
+
+
+def _trains_a_whole_model(settings: TrainSettings) -> bool:
+    """A critic has a last layer to learn, so it is trained whole beside an adapter too."""
+    return settings.learner.adapter is None or settings.advantage.estimator is Estimator.GAE
+
+
+def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    actor = parts.get("actor")
+    if actor is not None and actor.parallel.model > 1:
+        sizes = actor.parallel
+        findings.warn(
+            at("actor"),
+            f"the model is to be cut over {sizes.model} devices, but Roost's learner shards it over all it has (FSDP)",
+            f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}",
+            "remove the parallel sizes",
+        )
+    rates = {
+        "learning_rate": settings.learner.optimizer.learning_rate,
+        "critic_learning_rate": settings.critic_learning_rate or 0.0,
+    }
+    for name, rate in rates.items():
+        if rate > HIGHEST_RATE:
+            findings.warn(at(name), unlike_usual(rate), "training is likely to diverge in its first steps", "lower it")
+    if settings.critic_learning_rate == 0:
+        findings.error(
+            at("critic_learning_rate"),
+            "is 0, with which the critic learns nothing",
+            fix="write a number above 0, or leave it out",
+        )
+
+
+def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> None:
+    """Servers that can never hold requests; whether a server of vLLM can, it tells when it runs."""
+    if settings.in_flight != "hold":
+        return
+    fix = "write in_flight: drop, or in_flight: drain"
+    if settings.engine == "sglang":
+        findings.error(
+            at("in_flight"),
+            "is hold, which sglang cannot do",
+            "it does not forget what it cached with the old weights while requests are held",
+            fix,
+        )
+    elif settings.learner.adapter is not None:
+        findings.error(
+            at("in_flight"),
+            "is hold, but an adapter is trained",
+            "requests on hold would go on with the adapter they had",
+            fix,
+        )

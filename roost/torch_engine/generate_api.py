@@ -1,0 +1,149 @@
+"""Tokens in, tokens out: the route that learners use, because nothing is lost in writing and reading text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from roost.net.errors import Refused, refusing
+from roost.torch_engine.in_flight import Asked, Served
+from roost.torch_engine.replies import (
+    Json,
+    StreamReply,
+    WholeReply,
+    chat_logprobs,
+    finite,
+    prompt_logprobs,
+    usage,
+    weight_versions,
+)
+from roost.torch_engine.request_fields import (
+    RequestId,
+    SamplingFields,
+    StreamOptions,
+    StrictBody,
+    request_id_of,
+    room_for_completion,
+)
+from roost.torch_engine.text import Piece, Sample, TextWanted
+
+
+class TokenSampling(SamplingFields):
+    """vLLM's sampling parameters; without `max_tokens`, a completion may fill the context."""
+
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # only the drawn token is told
+    detokenize: bool = True
+
+
+class GenerateBody(StrictBody):
+    token_ids: Annotated[list[int], Field(min_length=1)]
+    sampling_params: TokenSampling
+    model: str | None = None
+    request_id: RequestId | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None  # of the prompt; those of the completion always come
+    output_mode: Literal["tokens", "text"] = "tokens"
+
+
+class GenerateForm:
+    """How /inference/v1/generate writes its answers."""
+
+    def __init__(self, served: Served, body: GenerateBody, asked: Asked) -> None:
+        self._served, self._body, self._asked = served, body, asked
+
+    def whole(self, samples: list[Sample]) -> Json:
+        return {
+            **self._head(),
+            "model": self._asked.adapter or self._served.names.model,
+            "created": int(time.time()),
+            "choices": [self._choice(sample.whole, sample) for sample in samples],
+            "usage": usage(self._asked, samples),
+            "prompt_logprobs": prompt_logprobs(samples[0]),
+            "prompt_token_ids": self._body.token_ids if self._body.return_token_ids else None,
+        }
+
+    def opening(self) -> Iterable[Json]:
+        return ()
+
+    def chunk(self, piece: Piece, sample: Sample) -> Json:
+        chunk = {**self._head(), "choices": [self._choice(piece, sample)], "usage": None}
+        if self._body.return_token_ids and piece.start == 0:
+            chunk["prompt_token_ids"] = self._body.token_ids
+        return chunk
+
+    def usage_chunk(self, samples: list[Sample]) -> Json:
+        return {**self._head(), "choices": [], "usage": usage(self._asked, samples)}
+
+    def _head(self) -> Json:
+        return {"request_id": self._asked.request_id, "output_mode": self._body.output_mode}
+
+    def _choice(self, piece: Piece, sample: Sample) -> Json:
+        choice: Json = {
+            "index": piece.index,
+            "token_ids": list(piece.token_ids),
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish,
+            "stop_reason": piece.stop_reason,
+            "weight_versions": weight_versions(sample) if piece.finish is not None else None,
+        }
+        return {**choice, "text": piece.text} if self._body.output_mode == "text" else choice
+
+    def _logprobs(self, piece: Piece) -> Json | None:
+        asked = self._body.sampling_params.logprobs
+        if asked is None:
+            return None
+        if self._body.output_mode == "text":
+            return chat_logprobs(piece, self._served.codec)
+        content: list[Json] = [
+            {"token_id": token_id, "logprob": finite(logprob), "rank": None, "top_logprobs": []}
+            for token_id, logprob in zip(piece.token_ids, piece.logprobs, strict=True)
+        ]
+        return {"content": content}
+
+
+def generate_router(served: Served) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/inference/v1/generate")
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        asked = asked_of(served, body, request)
+        form = GenerateForm(served, body, asked)
+        if body.stream:
+            tells_usage = bool(body.stream_options and body.stream_options.include_usage)
+            return StreamReply(served.in_flight, asked, form, tells_usage)
+        return WholeReply(served.in_flight, asked, form)
+
+    return router
+
+
+def asked_of(served: Served, body: GenerateBody, request: Request) -> Asked:
+    fields, prompt = body.sampling_params, tuple(body.token_ids)
+    room = room_for_completion(len(prompt), served.engine.max_context)
+    if body.stream and fields.prompt_logprobs is not None:
+        raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
+    return Asked(
+        request_id=f"generate-tokens-{request_id_of(request, body.request_id)}",
+        prompts=(prompt,),
+        samplings=(fields.sampling(room if fields.max_tokens is None else fields.max_tokens),),
+        samples=fields.samples,
+        adapter=served.names.adapter(body.model),
+        wants_prompt_logprobs=fields.prompt_logprobs is not None,
+        text=_text_wanted(served, body),
+    )
+
+
+def _text_wanted(served: Served, body: GenerateBody) -> TextWanted | None:
+    """Text is made only where it is asked for, or where a stop string is to be found in it."""
+    fields = body.sampling_params
+    if body.output_mode == "tokens" and not fields.stop_strings:
+        return None
+    if not fields.detokenize:
+        raise Refused("detokenize is false, but output_mode text and stop strings need it", field="detokenize")
+    with refusing():
+        return fields.text_wanted(served.codec)

@@ -1,0 +1,400 @@
+"""OpenAI's routes: models, completions and chat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from roost.engines.protocol import Sampling
+from roost.net.errors import Refused, refusing
+from roost.torch_engine.in_flight import Asked, Served
+from roost.torch_engine.replies import (
+    Form,
+    Json,
+    StreamReply,
+    WholeReply,
+    chat_logprobs,
+    finite,
+    prompt_logprobs,
+    token_text,
+    usage,
+    weight_versions,
+)
+from roost.torch_engine.request_fields import (
+    RequestId,
+    SamplingFields,
+    StreamOptions,
+    request_id_of,
+    room_for_completion,
+)
+from roost.torch_engine.text import Piece, Sample
+
+
+class OpenAIFields(SamplingFields):
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    request_id: RequestId | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    def sampling_for(self, prompt: tuple[int, ...], max_tokens: int | None, max_context: int) -> Sampling:
+        """How a prompt is completed; as with OpenAI, more than the context holds is refused rather than cut."""
+        room = room_for_completion(len(prompt), max_context)
+        if max_tokens is not None and max_tokens > room:
+            raise Refused(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}, together more than the context "
+                f"of {max_context}; write at most {room}",
+                field="max_tokens",
+            )
+        return self.sampling(room if max_tokens is None else max_tokens)
+
+
+def reply(served: Served, body: OpenAIFields, asked: Asked, form: Form) -> Response:
+    if not body.stream:
+        if body.stream_options is not None:
+            raise Refused("stream_options are for streams; write stream: true", field="stream_options")
+        return WholeReply(served.in_flight, asked, form)
+    if asked.wants_prompt_logprobs:
+        raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
+    return StreamReply(served.in_flight, asked, form, bool(body.stream_options and body.stream_options.include_usage))
+
+
+NotEmpty = Annotated[str, Field(min_length=1)]
+
+
+class LoadBody(BaseModel):
+    lora_name: NotEmpty
+    lora_path: NotEmpty
+    load_inplace: bool = False
+
+
+class UnloadBody(BaseModel):
+    lora_name: NotEmpty
+
+
+def models_router(served: Served) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": model_cards(served)}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        for card in model_cards(served):
+            if card["id"] == name:
+                return card
+        raise Refused(f"The model `{name}` does not exist", 404, "model")
+
+    return router
+
+
+def adapters_router(served: Served) -> APIRouter:
+    router = APIRouter()
+    one_at_a_time = threading.Lock()  # loading checks the names, takes a while, and then changes them
+
+    @router.post("/v1/load_lora_adapter")
+    def load_lora_adapter(body: LoadBody) -> PlainTextResponse:
+        names = served.names
+        with one_at_a_time:
+            if body.lora_name == names.model:
+                raise Refused(f"{body.lora_name} is the name of the model itself", field="lora_name")
+            if body.lora_name in names.adapters and not body.load_inplace:
+                raise Refused(
+                    f"an adapter {body.lora_name} is loaded already; write load_inplace: true to replace it",
+                    field="lora_name",
+                )
+            try:
+                with refusing():
+                    served.engine.load_adapter(body.lora_name, body.lora_path)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise Refused(f"there is no adapter in {body.lora_path}: {error}", 404, "lora_path") from error
+            names.adapters[body.lora_name] = body.lora_path
+        return PlainTextResponse(f"Success: adapter {body.lora_name} was loaded.")
+
+    @router.post("/v1/unload_lora_adapter")
+    def unload_lora_adapter(body: UnloadBody) -> PlainTextResponse:
+        with one_at_a_time:
+            if body.lora_name not in served.names.adapters:
+                raise Refused(f"there is no adapter {body.lora_name}", 404, "lora_name")
+            with refusing():
+                served.engine.unload_adapter(body.lora_name)
+            del served.names.adapters[body.lora_name]
+        return PlainTextResponse(f"Success: adapter {body.lora_name} was unloaded.")
+
+    return router
+
+
+def model_cards(served: Served) -> list[dict[str, Any]]:
+    names = served.names
+    base: dict[str, Any] = {"object": "model", "created": served.created, "owned_by": "roost"}
+    model: dict[str, Any] = {
+        "id": names.model,
+        "root": served.folder,
+        "parent": None,
+        "max_model_len": served.engine.max_context,
+    }
+    adapters: list[dict[str, Any]] = [
+        {"id": name, "root": folder, "parent": names.model, "max_model_len": None}
+        for name, folder in names.adapters.items()
+    ]
+    return [{**card, **base} for card in (model, *adapters)]
+
+
+class TextPart(BaseModel):
+    """A part of a message; this engine reads no images or sounds."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """A message; what else it holds is for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        return {**(self.model_extra or {}), "role": self.role, "content": self._text()}
+
+    def _text(self) -> str | None:
+        if not isinstance(self.content, list):
+            return self.content
+        for part in self.content:
+            if part.type != "text" or part.text is None:
+                raise Refused(f"a message has a part of type {part.type}; only text is read", field="messages")
+        return "".join(part.text or "" for part in self.content)
+
+
+class ChatBody(OpenAIFields):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class ChatForm:
+    """How /v1/chat/completions writes its answers."""
+
+    def __init__(self, served: Served, body: ChatBody, asked: Asked) -> None:
+        self._served, self._body, self._asked = served, body, asked
+        self._created = int(time.time())
+
+    def whole(self, samples: list[Sample]) -> Json:
+        answer = {
+            **self._head("chat.completion"),
+            "choices": [self._message(sample) for sample in samples],
+            "usage": usage(self._asked, samples),
+            "prompt_logprobs": prompt_logprobs(samples[0]),
+        }
+        return {**answer, **self._prompt()}
+
+    def opening(self) -> Iterable[Json]:
+        """Every message begins with who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        for index in range(self._asked.samples):
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield {**self._head("chat.completion.chunk"), "choices": [choice], **(self._prompt() if index == 0 else {})}
+
+    def chunk(self, piece: Piece, sample: Sample) -> Json | None:
+        if not (piece.text or piece.finish or self._body.return_token_ids or self._body.logprobs):
+            return None
+        delta = {"content": piece.text} if piece.text else {}
+        choice = {"index": piece.index, "delta": delta, **self._about(piece, sample)}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def usage_chunk(self, samples: list[Sample]) -> Json:
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self._asked, samples)}
+
+    def _head(self, kind: str) -> Json:
+        return {
+            "id": self._asked.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._asked.adapter or self._served.names.model,
+        }
+
+    def _prompt(self) -> Json:
+        return {"prompt_token_ids": list(self._asked.prompts[0])} if self._body.return_token_ids else {}
+
+    def _message(self, sample: Sample) -> Json:
+        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        return {"index": sample.index, "message": message, **self._about(sample.whole, sample)}
+
+    def _about(self, piece: Piece, sample: Sample) -> Json:
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        about: Json = {
+            "logprobs": chat_logprobs(piece, self._served.codec, as_ids) if self._body.logprobs else None,
+            "finish_reason": piece.finish,
+            "stop_reason": piece.stop_reason,
+        }
+        if self._body.return_token_ids:
+            about["token_ids"] = list(piece.token_ids)
+            if piece.finish is not None:
+                about["weight_versions"] = weight_versions(sample)
+        return about
+
+
+def chat_router(served: Served) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        with refusing():
+            text = body.text_wanted(served.codec)
+            prompt = await run_in_threadpool(prompt_of, served, body)
+        asked = Asked(
+            request_id=f"chatcmpl-{request_id_of(request, body.request_id)}",
+            prompts=(prompt,),
+            samplings=(body.sampling_for(prompt, body.most_tokens, served.engine.max_context),),
+            samples=body.samples,
+            adapter=served.names.adapter(body.model),
+            wants_prompt_logprobs=body.prompt_logprobs is not None,
+            text=text,
+        )
+        return reply(served, body, asked, ChatForm(served, body, asked))
+
+    return router
+
+
+def prompt_of(served: Served, body: ChatBody) -> tuple[int, ...]:
+    return served.codec.encode_chat(
+        [message.for_template() for message in body.messages],
+        body.add_generation_prompt,
+        body.continue_final_message,
+        body.chat_template_kwargs or {},
+    )
+
+
+Tokens = Annotated[list[int], Field(min_length=1)]
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionBody(OpenAIFields):
+    prompt: str | Tokens | list[str] | list[Tokens]
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # only the drawn token is told
+    add_special_tokens: bool = True
+
+
+class CompletionForm:
+    """How /v1/completions writes its answers."""
+
+    def __init__(self, served: Served, body: CompletionBody, asked: Asked) -> None:
+        self._served, self._body, self._asked = served, body, asked
+        self._created = int(time.time())
+        self._offsets: dict[int, int] = {}  # where the next token of each completion begins in its text
+
+    def whole(self, samples: list[Sample]) -> Json:
+        choices = [
+            {**self._choice(sample.whole, sample), "prompt_logprobs": prompt_logprobs(self._first(samples, sample))}
+            for sample in samples
+        ]
+        return {**self._head(), "choices": choices, "usage": usage(self._asked, samples)}
+
+    def opening(self) -> Iterable[Json]:
+        return ()
+
+    def chunk(self, piece: Piece, sample: Sample) -> Json | None:
+        if not (piece.text or piece.finish or self._body.return_token_ids or self._body.logprobs is not None):
+            return None
+        return {**self._head(), "choices": [self._choice(piece, sample)]}
+
+    def usage_chunk(self, samples: list[Sample]) -> Json:
+        return {**self._head(), "choices": [], "usage": usage(self._asked, samples)}
+
+    def _head(self) -> Json:
+        return {
+            "id": self._asked.request_id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._asked.adapter or self._served.names.model,
+        }
+
+    def _choice(self, piece: Piece, sample: Sample) -> Json:
+        choice: Json = {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": None if self._body.logprobs is None else self._logprobs(piece),
+            "finish_reason": piece.finish,
+            "stop_reason": piece.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = list(piece.token_ids)
+            if piece.start == 0:
+                choice["prompt_token_ids"] = list(sample.prompt)
+            if piece.finish is not None:
+                choice["weight_versions"] = weight_versions(sample)
+        return choice
+
+    def _logprobs(self, piece: Piece) -> Json:
+        codec, as_ids = self._served.codec, bool(self._body.return_tokens_as_token_ids)
+        tokens = [token_text(codec, token_id, as_ids) for token_id in piece.token_ids]
+        logprobs = [finite(logprob) for logprob in piece.logprobs]
+        offset, offsets = self._offsets.get(piece.index, 0), []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self._offsets[piece.index] = offset
+        top = [{token: logprob} for token, logprob in zip(tokens, logprobs, strict=True)]
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+    def _first(self, samples: list[Sample], sample: Sample) -> Sample:
+        """The first completion of the same prompt, with which the prompt was scored."""
+        return samples[sample.index - sample.index % self._asked.samples]
+
+
+def completions_router(served: Served) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        with refusing():
+            text = body.text_wanted(served.codec)
+            prompts = await run_in_threadpool(prompts_of, served, body)
+        max_context = served.engine.max_context
+        asked = Asked(
+            request_id=f"cmpl-{request_id_of(request, body.request_id)}",
+            prompts=prompts,
+            samplings=tuple(body.sampling_for(prompt, body.max_tokens, max_context) for prompt in prompts),
+            samples=body.samples,
+            adapter=served.names.adapter(body.model),
+            wants_prompt_logprobs=body.prompt_logprobs is not None,
+            text=text,
+        )
+        return reply(served, body, asked, CompletionForm(served, body, asked))
+
+    return router
+
+
+def prompts_of(served: Served, body: CompletionBody) -> tuple[tuple[int, ...], ...]:
+    """The prompts as tokens: there may be one or several, each text or tokens already."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return (served.codec.encode(prompt, body.add_special_tokens),)
+    if not prompt:
+        raise Refused("prompt is an empty list", field="prompt")
+    if isinstance(prompt[0], int):
+        return (tuple(prompt),)
+    return tuple(
+        served.codec.encode(each, body.add_special_tokens) if isinstance(each, str) else tuple(each) for each in prompt
+    )

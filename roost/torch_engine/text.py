@@ -1,0 +1,297 @@
+"""Text of a request: tokens to characters, stop strings, and the state of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.engines.protocol import Finish, Sampling, VersionSpan, joined_spans
+from roost.torch_engine.scheduler import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """Text that may be shown now, and the stop string that ended it, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopScanner:
+    """Looks for stop strings, and keeps back text that may turn out to be the beginning of one.
+
+    >>> scanner = StopScanner(("END",))
+    >>> scanner.add("one E").text, scanner.add("N"), scanner.add("D two")
+    ('one ', Scanned(text='', stop=None), Scanned(text='', stop='END'))
+    """
+
+    def __init__(self, stops: tuple[str, ...], keeps_stop: bool = False) -> None:
+        self._stops = stops
+        self._keeps_stop = keeps_stop
+        self._kept_back = ""
+
+    def add(self, piece: str) -> Scanned:
+        text = self._kept_back + piece
+        if found := _first_stop(text, self._stops):
+            start, stop = found
+            self._kept_back = ""
+            return Scanned(text[: start + len(stop)] if self._keeps_stop else text[:start], stop)
+        shown = len(text) - _length_of_beginning(text, self._stops)
+        self._kept_back = text[shown:]
+        return Scanned(text[:shown])
+
+    def rest(self) -> str:
+        """What was kept back, once no more text comes."""
+        rest, self._kept_back = self._kept_back, ""
+        return rest
+
+
+def _first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
+    """Where the first stop string begins, and which it is; of two that begin together, the one written first."""
+    found = [(text.find(stop), order, stop) for order, stop in enumerate(stops) if stop in text]
+    if not found:
+        return None
+    start, _, stop = min(found)
+    return start, stop
+
+
+def _length_of_beginning(text: str, stops: tuple[str, ...]) -> int:
+    """How many characters at the end of a text could be the beginning of a stop string.
+
+    >>> _length_of_beginning("tea</", ("</end>", "ab"))
+    2
+    """
+    longest = max((len(stop) for stop in stops), default=0) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no character, or not yet
+CONTEXT = 6  # tokens before a new one that decide how it is written, such as whether a space precedes it
+WINDOW = 24
+
+
+class NoTokenizer(ValueError):
+    """Text was asked for, but there is no tokenizer."""
+
+
+class TextCodec:
+    """A model's tokenizer, or the reason why there is none."""
+
+    def __init__(self, tokenizer: Any, missing: str = "") -> None:
+        self._tokenizer = tokenizer
+        self.missing = missing
+
+    @classmethod
+    def from_folder(cls, model: str) -> TextCodec:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            # What a folder without a tokenizer raises depends on the model's family.
+            return cls(None, f"{model} has no tokenizer that can be loaded ({_first_line(error)})")
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # some families make one up, without words
+            return cls(None, f"{model} has no tokenizer: its vocabulary is empty")
+        return cls(tokenizer)
+
+    def check(self) -> None:
+        """Raise if there is no tokenizer."""
+        if self._tokenizer is None:
+            raise NoTokenizer(f"{self.missing}; send token ids to /inference/v1/generate instead")
+
+    @property
+    def tokenizer(self) -> Any:
+        self.check()
+        return self._tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text has half a character at position {error.start}") from error
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_arguments: Mapping[str, Any],
+    ) -> tuple[int, ...]:
+        """The tokens of a conversation in the model's own chat template; ValueError says what is wrong with it."""
+        from jinja2 import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **template_arguments,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template does not take these messages: {_first_line(error)}") from error
+        # The template writes the special tokens itself.
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        # Cleaning up spaces would change text that was already sent.
+        text = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """One token as it is written alone."""
+        return self.decode((token_id,), skip_special_tokens=False)
+
+
+class TextStream:
+    """Turns tokens into text as they come; a character of several tokens appears when it is whole."""
+
+    def __init__(self, codec: TextCodec, prompt: Sequence[int], skip_special_tokens: bool) -> None:
+        self._codec = codec
+        self._skip_special_tokens = skip_special_tokens
+        self._window = list(prompt[-CONTEXT:])
+        before = self._decoded(self._window)
+        if REPLACEMENT in before:  # the prompt's broken characters are no part of the completion
+            self._window, before = [], ""
+        self._sent = len(before)
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        self._window.extend(token_ids)
+        text = self._decoded(self._window)
+        whole = len(text.rstrip(REPLACEMENT))
+        piece = text[self._sent : whole]
+        self._sent = max(self._sent, whole)
+        if whole == len(text) and len(self._window) > WINDOW:
+            self._forget()
+        return piece
+
+    def rest(self) -> str:
+        """The broken characters at the end, once no more tokens come."""
+        text = self._decoded(self._window)
+        piece, self._sent = text[self._sent :], len(text)
+        return piece
+
+    def _forget(self) -> None:
+        """Keep only the last tokens, unless they begin in the middle of a character."""
+        window = self._window[-CONTEXT:]
+        text = self._decoded(window)
+        if REPLACEMENT not in text:
+            self._window, self._sent = window, len(text)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        return self._codec.decode(token_ids, self._skip_special_tokens)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TextWanted:
+    """How a completion is written, and which strings end it."""
+
+    codec: TextCodec
+    stops: tuple[str, ...] = ()
+    keeps_stop: bool = False  # a stop string or token is part of the text
+    skips_special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What was added to a completion since the piece before."""
+
+    index: int  # of the completion in its request
+    start: int  # tokens that came before
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish: Finish | None
+    stop_reason: int | str | None  # the stop token or string; None where the model ended by itself
+
+
+class Sample:
+    """Takes what the engine makes for one completion, and cuts it where a stop string appears."""
+
+    def __init__(self, index: int, prompt: tuple[int, ...], sampling: Sampling, wanted: TextWanted | None) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.text = ""
+        self.finish: Finish | None = None
+        self.stop_reason: int | str | None = None
+        self.prompt_logprobs: tuple[float, ...] | None = None
+        self.cached_tokens = 0
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._spans: list[VersionSpan] = []
+        self._wanted = wanted
+        if wanted is not None:
+            self._stream = TextStream(wanted.codec, prompt, wanted.skips_special)
+            self._scanner = StopScanner(wanted.stops, wanted.keeps_stop)
+
+    @property
+    def versions(self) -> tuple[VersionSpan, ...]:
+        return joined_spans(tuple(self._spans))
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether it ended at a stop string, of which the engine knows nothing."""
+        return isinstance(self.stop_reason, str)
+
+    @property
+    def whole(self) -> Piece:
+        """The completion as one piece."""
+        return Piece(
+            self.index, 0, tuple(self.token_ids), tuple(self.logprobs), self.text, self.finish, self.stop_reason
+        )
+
+    def take(self, progress: Progress) -> Piece:
+        start = len(self.token_ids)
+        if progress.prompt_logprobs is not None:
+            self.prompt_logprobs = progress.prompt_logprobs
+        self.cached_tokens = max(self.cached_tokens, progress.cached_tokens)
+        text, kept = self._written(progress)
+        self.token_ids.extend(progress.token_ids[:kept])
+        self.logprobs.extend(progress.logprobs[:kept])
+        self._spans.append(VersionSpan(progress.version, start, len(self.token_ids)))
+        if self.cut_short:
+            self.finish = Finish.STOP
+        elif progress.finish is not None:
+            self.finish = progress.finish
+            text += self._rest()
+            if self.finish is Finish.STOP and self.token_ids[-1] in self._stop_token_ids:
+                self.stop_reason = self.token_ids[-1]
+        self.text += text
+        return Piece(
+            self.index, start, progress.token_ids[:kept], progress.logprobs[:kept], text, self.finish, self.stop_reason
+        )
+
+    def _written(self, progress: Progress) -> tuple[str, int]:
+        """The text of new tokens, and how many of them there are up to the end of a stop string."""
+        if self._wanted is None:
+            return "", len(progress.token_ids)
+        shown = progress.token_ids
+        if progress.finish is Finish.STOP and not self._wanted.keeps_stop:
+            shown = shown[:-1]  # the token that ends it is not meant to be read
+        if not self._wanted.stops:
+            return self._stream.add(shown), len(progress.token_ids)
+        text = ""
+        for count, token_id in enumerate(shown, start=1):
+            scanned = self._scanner.add(self._stream.add((token_id,)))
+            text += scanned.text
+            if scanned.stop is not None:
+                self.stop_reason = scanned.stop
+                return text, count
+        return text, len(progress.token_ids)
+
+    def _rest(self) -> str:
+        if self._wanted is None:
+            return ""
+        return self._scanner.rest() + self._stream.rest()

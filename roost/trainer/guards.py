@@ -1,0 +1,116 @@
+"""Stop or redo a step whose numbers cannot be trusted: skipped updates, log-prob mismatch."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from roost.config.findings import counted
+from roost.config.train import USUAL_RATES, OptimizerSettings, TrainSettings, unlike_usual
+
+SKIPPED = ("skipped", "critic/skipped")  # what an optimizer step of the policy, and of the critic, is told by
+
+
+class Diverged(RuntimeError):
+    """The policy cannot be trained on from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSteps:
+    """Optimizer steps that were not taken, because loss or gradient were not finite.
+
+    >>> skipped, taken = {"loss": math.nan, "skipped": 1.0}, {"loss": 0.5, "skipped": 0.0}
+    >>> SkippedSteps().after(taken, 4).after(skipped, 5).after(skipped, 5)
+    SkippedSteps(in_row=2, confirmed=4)
+    """
+
+    in_row: int = 0
+    confirmed: int | None = None  # the newest step whose weights gave a finite loss and gradient afterwards
+
+    def after(self, told: Mapping[str, float], step: int) -> SkippedSteps:
+        """With one more optimizer step, in the training step that follows `step`."""
+        if any(told.get(name) for name in SKIPPED):
+            return SkippedSteps(self.in_row + 1, self.confirmed)
+        return SkippedSteps(0, step)
+
+    def exceeds(self, settings: TrainSettings) -> bool:
+        return 0 < settings.max_skipped_steps <= self.in_row
+
+
+def check_skipped(skipped: SkippedSteps, settings: TrainSettings) -> None:
+    """Raise if too many optimizer steps in a row were skipped."""
+    if skipped.exceeds(settings):
+        steps = counted(skipped.in_row, "optimizer step")
+        most = settings.max_skipped_steps
+        raise Diverged(f"{steps} in a row skipped, as loss or gradient was not finite (max_skipped_steps: {most})")
+
+
+def check_policy(logprobs: Sequence[float], version: int) -> None:
+    """Raise unless the policy's log-probabilities are numbers: no engine can sample from others."""
+    if not all(math.isfinite(one) for one in logprobs):
+        raise Diverged(
+            f"the weights of policy version {version} give log-probabilities that are not finite, so no engine got them"
+        )
+
+
+def explained(error: Diverged, settings: TrainSettings, step: int, figures: Mapping[str, float]) -> Diverged:
+    """The error that ends a run, with what the step measured and the likely cause."""
+    said = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
+    return Diverged(
+        f"training diverged in step {step} ({said}): {error}. Likely cause: {likely_cause(settings, figures)}"
+    )
+
+
+def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
+    """What to change first."""
+    learner, rate = settings.learner, settings.learner.optimizer.learning_rate
+    if not math.isfinite(figures.get("reward/mean", 0.0)):
+        return "rewards that are not finite; check the scenario's reward and the train.rewards"
+    if rate > USUAL_RATES[1]:
+        return f"learning_rate {unlike_usual(rate)}; lower it"
+    if "float16" in (learner.compute_dtype, learner.weight_dtype):
+        return "float16 overflows beyond 65504; set compute_dtype and weight_dtype to bfloat16 or float32"
+    if learner.optimizer.max_grad_norm == 0:
+        return f"gradients are not clipped; set max_grad_norm, such as {OptimizerSettings().max_grad_norm:g}"
+    return f"learning_rate ({rate:g}) is too high for this model and these rewards; lower it, or lengthen warmup_steps"
+
+
+MISMATCH = "mismatch"  # log-probs of engine and learner with the same weights
+FIGURE = f"{MISMATCH}/logprob_mean"
+TIMES = 10.0  # the usual mismatch of this run; a model that is sensitive to rounding has a large one from the start
+LEAST = 0.1  # nats: less than this is no jump, however small the mismatch was
+REMEMBERED = 20  # steps
+
+
+class MismatchGuard:
+    """Remembers the mismatch of the steps that were learnt from.
+
+    >>> guard = MismatchGuard()
+    >>> guard.jump({FIGURE: 1.4}), guard.accept({FIGURE: 1.4})
+    ('', None)
+    >>> guard.jump({FIGURE: 3.0}), guard.jump({FIGURE: 15.0})
+    ('', 'the mean mismatch of log-probabilities jumped from 1.4 to 15')
+    """
+
+    def __init__(self) -> None:
+        self._earlier: deque[float] = deque(maxlen=REMEMBERED)
+
+    def jump(self, figures: Mapping[str, float]) -> str:
+        """What is wrong with a step's mismatch, or nothing; the first one is what others are compared with."""
+        now = figures.get(FIGURE)
+        if now is None or not self._earlier:
+            return ""
+        usual = median(self._earlier)
+        if now <= max(LEAST, TIMES * usual):  # written so that not-a-number is a jump
+            return ""
+        return f"the mean mismatch of log-probabilities jumped from {usual:.3g} to {now:.3g}"
+
+    def accept(self, figures: Mapping[str, float], is_new_usual: bool = False) -> None:
+        """The step is learnt from; after a jump that stays, later ones are compared with it alone."""
+        if is_new_usual:
+            self._earlier.clear()
+        if FIGURE in figures:
+            self._earlier.append(figures[FIGURE])

@@ -1,0 +1,175 @@
+"""What is around the models: agents that play, environments they play in, rewards that score; where the plan puts them.
+
+Each is launched if the plan places it. Otherwise episodes are played and scored in the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from roost.config.findings import Findings, Where
+from roost.config.train import TrainSettings
+from roost.engines.fleet import Fleet
+from roost.engines.owner import START_LIMIT_S
+from roost.net.addresses import node_address
+from roost.placement.plan import Plan
+from roost.placement.rules.rewards import placed_rewards
+from roost.procs.user_code import within
+from roost.rollout.agent_worker import AgentGroup, AgentWorker
+from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
+from roost.rollout.episode import Scenario
+from roost.rollout.gateway import Gateway
+from roost.rollout.order import FleetDraws
+from roost.rollout.playing import LocalPlayer, Player, close_scenario, finish_workers
+from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
+from roost.rollout.rewards.scoring import Rewards, ScoredPlayer
+from roost.rollout.rewards.worker import RewardWorker
+from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
+from roost.trainer.failures import FailureFiles, NotingPlayer
+from roost.trainer.targets import load_scenario
+
+AGENT, ENV = "agent", "env"
+TRAINING, EVALUATION = "group", "evaluation"
+FINISH_LIMIT_S = 60.0
+PREPARE_LIMIT_S = 900.0  # for what users bring along to be made: tokenizers, simulators, connections to robots
+REWARDS_LIMIT_S = START_LIMIT_S + 60.0  # a judge's engine that does not start says itself why
+RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Who plays a kind of episodes, and who is told that a group is over."""
+
+    player: Player
+    on_end: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Stages:
+    training: Stage
+    evaluation: Stage
+    rewards: Rewards | None = None  # None: scenarios score their episodes themselves
+
+
+def surrounding_groups(
+    plan: Plan, settings: TrainSettings, model: str, tokenizer_class: str, paths: tuple[str, ...]
+) -> dict[str, GroupSpec]:
+    """The workers of agents, environments and rewards that the plan places."""
+    placed = {part.name for part in plan.components}
+    groups: dict[str, GroupSpec] = {}
+    for name, component in placed_rewards(settings.rewards, placed).items():
+        groups[component] = RewardWorker.create_group(name, settings.rewards[name], paths)
+    if AGENT in placed:
+        limit = settings.collect.episode_timeout_s
+        make = partial(load_scenario, tokenizer_class=tokenizer_class)
+        groups[AGENT] = AgentWorker.create_group(make, dict(settings.task), model, limit, paths)
+    if ENV in placed and isinstance(settings.task.get("environment"), Mapping):
+        limit = settings.collect.episode_timeout_s
+        groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths, limit)
+    return groups
+
+
+def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
+    """How they are launched: one that dies is started again on its place."""
+    return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
+
+
+def made_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:
+    """The rewards that are scored with in the driver, and the names of the others."""
+    findings = Findings()
+    made = make_rewards(settings.rewards, where, findings, placed_rewards(settings.rewards, placed))
+    findings.raise_errors()
+    return made
+
+
+@contextlib.asynccontextmanager
+async def open_stages(
+    groups: Mapping[str, WorkerGroup],
+    scenario: Scenario,
+    fleet: Fleet,
+    settings: TrainSettings,
+    is_alone: bool,
+    failures: FailureFiles,
+) -> AsyncIterator[Stages]:
+    """Everybody who plays, ready to. `is_alone`: there is no machine but this one."""
+    draws = draws_of(fleet, settings)
+    async with contextlib.AsyncExitStack() as stack:
+        if ENV in groups:
+            stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
+        environments = await _environments(groups.get(ENV))  # where one is wrong, the others are still to be let go
+        players: dict[str, Player] = {}
+        if AGENT in groups:
+            gateway = Gateway()
+            contact = await stack.enter_async_context(gateway.serving("127.0.0.1" if is_alone else node_address()))
+            for label, each in draws.items():
+                gateway.serve(label, each.open)
+            agents = AgentGroup(groups[AGENT], contact, environments)
+            stack.push_async_callback(agents.finish, FINISH_LIMIT_S)
+            await _prepared("the agents", agents.prepare())
+            players |= {label: agents.player(label) for label in draws}
+        else:
+            if environments is not None:
+                play_in(scenario, environments)
+            limit = settings.collect.episode_timeout_s
+            players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
+            stack.push_async_callback(_finish, scenario)
+        rewards: Rewards | None = None
+        if settings.rewards:
+            rewards = await _opened_rewards(settings, groups)
+            stack.push_async_callback(rewards.close)
+            await _prepared("the rewards", rewards.prepare(), REWARDS_LIMIT_S)
+            players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
+        players = {label: NotingPlayer(player, failures) for label, player in players.items()}
+        training, evaluation = (Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION))
+        yield Stages(training, evaluation, rewards)
+
+
+def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
+    """How turns are drawn in training and in evaluations."""
+    tried = replace(settings.draw, temperature=settings.evaluation.temperature)
+    by_label = {TRAINING: settings.draw, EVALUATION: tried}
+    return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
+
+
+async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGroup]) -> Rewards:
+    components = placed_rewards(settings.rewards, groups)
+    made = made_rewards(settings, groups, Where(path=("train", "rewards")))
+    elsewhere = {name: groups[component] for name, component in components.items()}
+    for group in elsewhere.values():
+        await asyncio.to_thread(group.wait_ready)
+    return Rewards(made.routing, made.local, elsewhere)
+
+
+async def _finish(scenario: Scenario) -> None:
+    """End what the scenario holds; one that hangs then does not undo a run that is over."""
+    try:
+        await within(FINISH_LIMIT_S, close_scenario(scenario))
+    except Exception as error:  # whatever a user's class raises
+        logger.warning("the scenario did not close and is left behind: %s: %s", type(error).__name__, error)
+
+
+async def _prepared(who: str, preparing: Awaitable[Any], limit_s: float = PREPARE_LIMIT_S) -> Any:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await preparing
+    except TimeoutError:
+        raise TimeoutError(
+            f"{who} were not made within {limit_s:g} s; see their logs for what their constructors wait for"
+        ) from None
+
+
+async def _environments(group: WorkerGroup | None) -> RemoteEnvironments | None:
+    if group is None:
+        return None
+    wrong = [error for error in await _prepared("the environments", group.prepare()) if error]
+    if wrong:
+        raise EnvironmentFailed(f"the environments cannot be made: {wrong[0]}")
+    return RemoteEnvironments(group.hosts)

@@ -1,0 +1,262 @@
+"""What each device holds in each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from roost.cluster.inventory import Inventory, Node
+from roost.cluster.resources import Ints
+from roost.config.ranks import spell_ranks
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.phases import Phase, State, works_in
+from roost.placement.memory.residency import IN_FLIGHT, ClassResidency, Decision
+from roost.placement.plan import Plan
+
+MOST_PLACES = 4  # places named for a class of devices; a scattered one is cut there
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCell:
+    """What a component does in a phase, and its memory on each device and on the host (None: unknown)."""
+
+    state: State
+    device_gib: float | None = 0.0
+    host_gib: float | None = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPhases:
+    """One component through the phases, in the order of `Phase`, as states and in words."""
+
+    component: str
+    cells: tuple[PhaseCell, ...]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory on each device of a class in a phase: what is known, and whether that is all of it."""
+
+    known_gib: float
+    in_flight_gib: float  # weights on their way to the engines, part of what is known
+    is_whole: bool
+    total_gib: float | None
+
+    @property
+    def words(self) -> str:
+        """The use in words.
+
+        >>> print(MemoryUse(58.25, 0.0, True, 80.0).words)
+        58.2 of 80 GiB
+        >>> print(MemoryUse(40.0, 0.0, False, 80.0).words, "/", MemoryUse(0.0, 0.0, False, None).words)
+        at least 40.0 of 80 GiB / unknown
+        """
+        if not self.is_whole and not self.known_gib:
+            return "unknown" if self.total_gib is None else f"unknown of {self.total_gib:g} GiB"
+        used = f"{self.known_gib:.1f}" if self.is_whole else f"at least {self.known_gib:.1f}"
+        return f"{used} of {self.total_gib:g} GiB" if self.total_gib is not None else f"{used} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePhases:
+    """One class of devices (or, without a decision, the components that hold none) through the phases."""
+
+    title: str
+    machine: str
+    rows: tuple[ComponentPhases, ...]
+    decision: Decision | None = None
+    reason: str = ""
+    memory: tuple[MemoryUse, ...] = ()
+
+
+def device_phases(plan: Plan) -> tuple[DevicePhases, ...]:
+    """A table for each class of devices, and one for the components that hold no accelerator.
+
+    >>> import roost
+    >>> config = {"num_gpus_per_node": 2, "actor_train": {"device_mapping": "0-1"}, "rewards": {"a": {"world_size": 2}}}
+    >>> for table in device_phases(roost.plan(config)):
+    ...     print(table.title, [(row.component, row.words) for row in table.rows])
+    node 0, accelerators 0-1 [('actor', ('stays', 'runs', 'runs', 'runs'))]
+    no accelerator [('reward.a', ('runs', 'waits', 'waits', 'waits'))]
+    """
+    tables = [_class_table(part, plan.inventory) for part in plan.residency.classes]
+    shown = {row.component for table in tables for row in table.rows}
+    names = [part.name for part in plan.components]
+    others = [_row_without_devices(part, names) for part in plan.components if part.name not in shown]
+    return (*tables, DevicePhases("no accelerator", "", tuple(others))) if others else tuple(tables)
+
+
+def _class_table(part: ClassResidency, inventory: Inventory) -> DevicePhases:
+    devices, total = part.device_class.devices, part.device_class.memory_gb
+    node = inventory.nodes[int(_nodes_of(devices[:1], inventory)[0])]
+    shares = {
+        (share.component, phase): PhaseCell(share.state, share.device_gib, share.host_gib)
+        for phase, held in part.phases.items()
+        for share in held
+    }
+    return DevicePhases(
+        spell_devices(devices, inventory),
+        machine_words(node, len(devices)),
+        tuple(_row(name, tuple(shares[name, phase] for phase in Phase)) for name in part.device_class.components),
+        part.decision,
+        part.reason,
+        tuple(_memory_use(part, phase, total) for phase in Phase),
+    )
+
+
+def _row(component: str, cells: tuple[PhaseCell, ...]) -> ComponentPhases:
+    return ComponentPhases(component, cells, phase_words([cell.state for cell in cells]))
+
+
+def _memory_use(part: ClassResidency, phase: Phase, total: float | None) -> MemoryUse:
+    is_whole = part.used_gib(phase) is not None
+    # Weights in flight alone say nothing about devices of which nothing else is known.
+    parts = [(name, size) for name, size in part.parts(phase) if size is not None and (is_whole or name != IN_FLIGHT)]
+    moving = sum((size for name, size in parts if name == IN_FLIGHT), 0.0)
+    return MemoryUse(sum((size for _, size in parts), 0.0), moving, is_whole, total)
+
+
+def _row_without_devices(part: ComponentPlan, names: list[str]) -> ComponentPhases:
+    words = words_on_cpu(part, names)
+    states = {"runs": State.RUNS, "waits": State.STAYS, "unused": State.UNUSED}
+    return ComponentPhases(part.name, tuple(PhaseCell(states[word]) for word in words), words)
+
+
+def machine_words(node: Node, accelerators: int) -> str:
+    """Some accelerators of a machine in words.
+
+    >>> machine_words(Node(8, accelerator_model="A800", memory_gb=80.0), 64)
+    '64 × A800 80 GB'
+    >>> machine_words(Node(8), 1), machine_words(Node(8, memory_gb=24.0), 4)
+    ('1 accelerator', '4 accelerators of 24 GB')
+    """
+    memory = "" if node.memory_gb is None else f"{node.memory_gb:g} GB"
+    if node.accelerator_model:
+        return f"{accelerators:,} × {node.accelerator_model} {memory}".strip()
+    words = f"{accelerators:,} accelerator{'' if accelerators == 1 else 's'}"
+    return f"{words} of {memory}" if memory else words
+
+
+def spell_devices(devices: Ints, inventory: Inventory) -> str:
+    """Accelerators by cluster-wide number as people say them: nodes, and which accelerators of each.
+
+    >>> inventory = Inventory.uniform(3, 8)
+    >>> spell_devices(np.arange(16), inventory), spell_devices(np.arange(4, 10), inventory)
+    ('nodes 0-1, accelerators 0-7', 'node 0, accelerators 4-7; node 1, accelerators 0-1')
+    """
+    places = []
+    for indices, same in groupby(_indices_by_node(devices, inventory), key=lambda place: place[1]):
+        nodes = [node for node, _ in same]
+        on = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {spell_ranks(nodes, limit=4)}"
+        places.append(f"{on}, accelerator{'' if len(indices) == 1 else 's'} {spell_ranks(indices, limit=8)}")
+    more = len(places) - MOST_PLACES
+    return "; ".join(places[:MOST_PLACES]) + (f"; {more} more places" if more > 0 else "")
+
+
+def _indices_by_node(devices: Ints, inventory: Inventory) -> Iterator[tuple[int, tuple[int, ...]]]:
+    nodes = _nodes_of(devices, inventory)
+    indices = devices - inventory.first_accelerators[nodes]
+    starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(nodes)], strict=True):
+        yield int(nodes[start]), tuple(indices[start:stop].tolist())
+
+
+def _nodes_of(devices: Ints, inventory: Inventory) -> Ints:
+    # Nodes without accelerators begin where the next one does; the last of equal beginnings is the node that has some.
+    return np.searchsorted(inventory.first_accelerators, devices, side="right") - 1
+
+
+_COMES_BACK = {State.SLEEPS: "wakes", State.OFFLOADED: "loads", State.STOPPED: "starts"}
+_GOES_AWAY = {State.SLEEPS: "sleeps", State.OFFLOADED: "offloads", State.STOPPED: "stops"}
+_BETWEEN = {State.SLEEPS: "asleep", State.OFFLOADED: "offloaded", State.STOPPED: "stopped"}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """Some processes of a component through the phases, in words."""
+
+    component: str
+    processes: str
+    cells: tuple[str, ...]  # one for each phase
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """The memory of one class of devices through the phases, in GiB; None where it is not known."""
+
+    devices: int
+    components: tuple[str, ...]
+    used: tuple[float | None, ...]
+    total: float | None
+    decision: str
+    reason: str
+
+
+def phase_words(states: Sequence[State]) -> tuple[str, ...]:
+    """What a component does in each phase, with the changes where they happen: a step follows upon a step.
+
+    >>> phase_words([State.RUNS, State.SLEEPS, State.SLEEPS, State.RUNS])
+    ('runs, sleeps', 'asleep', 'asleep', 'wakes, runs')
+    >>> phase_words([State.OFFLOADED, State.RUNS, State.RUNS, State.RUNS])
+    ('offloaded', 'loads, runs', 'runs', 'runs, offloads')
+    """
+    words = []
+    for index, state in enumerate(states):
+        before, after = states[index - 1], states[(index + 1) % len(states)]
+        if state is State.RUNS:
+            parts = [_COMES_BACK.get(before, ""), "runs", _GOES_AWAY.get(after, "")]
+            words.append(", ".join(part for part in parts if part))
+        else:
+            words.append(_BETWEEN.get(state, state.value))
+    return tuple(words)
+
+
+def phase_rows(plan: Plan) -> tuple[PhaseRow, ...]:
+    """A row for each component on each class of devices; components without accelerators have one row."""
+    rows = []
+    names = [part.name for part in plan.components]
+    for part in plan.components:
+        note = f"{part.managed_by} 0 starts and stops it" if part.managed_by else ""
+        classes = plan.residency.of(part.name)
+        for held in classes:
+            states = [share.state for phase in Phase for share in held.phases[phase] if share.component == part.name]
+            rows.append(PhaseRow(part.name, _processes_on(part, held), phase_words(states), note))
+        if not classes:
+            rows.append(PhaseRow(part.name, spell_ranks(range(part.world_size)), words_on_cpu(part, names), note))
+    return tuple(rows)
+
+
+def words_on_cpu(part: ComponentPlan, names: Collection[str]) -> tuple[str, ...]:
+    """What a component without accelerators does in each phase."""
+    if part.model.unused_because:
+        return (State.UNUSED.value,) * len(Phase)
+    return tuple("runs" if works_in(part.name, part.role, phase, names) else "waits" for phase in Phase)
+
+
+def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
+    """A row for each class of devices that several components hold, or whose memory is known."""
+    return tuple(
+        MemoryRow(
+            len(held.device_class.devices),
+            held.device_class.components,
+            tuple(held.used_gib(phase) for phase in Phase),
+            held.device_class.memory_gb,
+            held.decision.value,
+            held.reason,
+        )
+        for held in plan.residency.classes
+        if len(held.device_class.components) > 1 or held.device_class.memory_gb is not None
+    )
+
+
+def _processes_on(part: ComponentPlan, held: ClassResidency) -> str:
+    """The processes that hold a device of the class."""
+    table = part.table
+    is_of_class = np.zeros(table.inventory.num_accelerators + 1, np.bool_)
+    is_of_class[held.device_class.devices] = True
+    return spell_ranks(np.unique(table.owners[is_of_class[table.device_numbers]]).tolist(), limit=6)
