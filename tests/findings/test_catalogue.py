@@ -1,4 +1,4 @@
-"""Every place in the code that reports a finding has an example, and docs/findings.md shows what it says."""
+"""Every place in the code that reports a finding has an example, and docs/findings shows what it says."""
 
 import ast
 import inspect
@@ -21,7 +21,7 @@ from roost.config.section import Section
 from roost.config.yaml_events import Refused, ValueBuilder
 from roost.placement.memory.residency import MemoryRefused
 from roost.placement.strategy import refuse
-from tests.findings.catalogue import PAGE, findings_page, read_catalogue, run
+from tests.findings.catalogue import findings_pages, read_catalogue, run, written_pages
 
 ROOT = Path(roost.__file__).parent
 EXAMPLES = [pytest.param(example, id=example.title) for chapter in read_catalogue() for example in chapter.examples]
@@ -188,6 +188,7 @@ def test_finding_fits_a_reader(example, runs):
             assert not unfit.search(text), f"not in a reader's words: {text!r}"
 
 
-def test_page_is_what_the_code_says(runs):
-    written = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    assert written == findings_page(runs.found), "run: python -m tests.findings.catalogue"
+def test_pages_are_what_the_code_says(runs):
+    written, pages = written_pages(), findings_pages(runs.found)
+    stale = sorted(name for name in written.keys() | pages.keys() if written.get(name) != pages.get(name))
+    assert not stale, "run: python -m tests.findings.catalogue"
