@@ -1,0 +1,54 @@
+"""Generated pages are what the code says, and links between Markdown files lead somewhere."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs import api_page, cli_page
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "examples", "benchmarks", "scripts", "tests")
+FILES = [*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg|png)\b")
+
+
+def test_command_line_page_is_what_the_code_says():
+    assert cli_page.PAGE.read_text(encoding="utf-8") == cli_page.cli_page(), "run: python -m tests.docs.cli_page"
+
+
+def test_python_page_is_what_the_code_says():
+    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.api_page(), "run: python -m tests.docs.api_page"
+
+
+def anchors(file):
+    """The anchors of a page's headings, as GitHub makes them and mkdocs.yml is set to."""
+    text = FENCED.sub("", file.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
+
+
+@pytest.mark.parametrize("file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(FILES)])
+def test_links_lead_somewhere(file):
+    dead = []
+    for target in LINK.findall(CODE.sub("", file.read_text(encoding="utf-8"))):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        other = (file.parent / path).resolve() if path else file
+        if not other.exists() or (anchor and anchor not in anchors(other)):
+            dead.append(target)
+    assert not dead
+
+
+def test_pages_that_the_code_names_exist():
+    """Messages, docstrings and comments name pages by their path in the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [name for name in listed.split("\0") if name.endswith((".py", ".yaml", ".toml", "Makefile"))]
+    files = [ROOT / name for name in names if (ROOT / name).exists()]
+    named = {(found, file) for file in files for found in NAMED.findall(file.read_text(encoding="utf-8"))}
+    assert [(page, str(file)) for page, file in sorted(named) if not (ROOT / page).exists()] == []
