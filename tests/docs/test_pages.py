@@ -15,6 +15,9 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+PACKAGES = {file.parent.name for file in (ROOT / "roost").glob("*/__init__.py")}
+PATHS = re.compile(rf"`(?:roost/)?((?:{'|'.join(sorted(PACKAGES))})/[\w/]+(?:\.\w+)?)")
+MODULES = re.compile(r"\broost((?:\.[a-z_]\w*)+)")
 NAMED = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg|png)\b")
 
 
@@ -52,3 +55,27 @@ def test_pages_that_the_code_names_exist():
     files = [ROOT / name for name in names if (ROOT / name).exists()]
     named = {(found, file) for file in files for found in NAMED.findall(file.read_text(encoding="utf-8"))}
     assert [(page, str(file)) for page, file in sorted(named) if not (ROOT / page).exists()] == []
+
+
+@pytest.mark.parametrize("file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(FILES)])
+def test_code_that_pages_name_exists(file):
+    """Files of the package by their path, and modules by their dotted name, as in `_target_`."""
+    text = file.read_text(encoding="utf-8")
+    gone = [path for path in PATHS.findall(text) if not (ROOT / "roost" / path).exists()]
+    for dotted in MODULES.findall(text):
+        first, *rest = dotted.strip(".").split(".")
+        if first in PACKAGES and rest:
+            folder = ROOT / "roost" / first
+            gone += [f"roost{dotted}"] if not _leads_to_code(folder, rest) else []
+    assert not gone
+
+
+def _leads_to_code(folder, names):
+    """Whether names lead to a module below a package, and to whatever it defines."""
+    for name in names:
+        if (folder / f"{name}.py").exists():
+            return True
+        if not (folder / name).is_dir():
+            return re.search(rf"\b{name}\b", (folder / "__init__.py").read_text(encoding="utf-8")) is not None
+        folder /= name
+    return True
