@@ -45,7 +45,8 @@ INTRODUCTION = """\
 The names that `import roost` exports. Each is imported when it is first used, so `import roost` is cheap and planning
 does not load Ray or torch. [Planning](planning.md#from-python) and [Runtime](runtime.md) have examples. Import other
 interfaces from their packages: [engines](engines.md), [scenarios](training.md#tasks-and-scenarios),
-[rewards](rewards.md#write-your-own), [agents](agents.md), [environments](environments.md), [runs](runs.md#from-python)."""
+[rewards](rewards.md#write-your-own), [agents](agents.md), [environments](environments.md),
+[runs](runs.md#from-python)."""
 
 
 def api_page() -> str:
