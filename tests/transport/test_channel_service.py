@@ -9,7 +9,7 @@ from roost.transport.exchange import Empty, Full
 from roost.transport.failure import PeerLost, WaitedTooLong
 from roost.transport.mailboxes import ChannelClosed
 from roost.transport.shared_memory import BIG
-from tests.runtime.wired_nodes import SIZES, data_of, payload, start, tick, two_nodes
+from tests.transport.wired_nodes import SIZES, data_of, payload, start, tick, two_nodes
 
 CHANNEL_PAIRS = {
     "both here": (("all", 0), ("all", 2)),

@@ -8,7 +8,7 @@ from roost.transport.directory import ChannelEntry
 from roost.transport.failure import PeerLost, WaitedTooLong
 from roost.transport.mailboxes import MAILBOX_SIZE
 from roost.transport.shared_memory import BIG, INLINE_LIMIT, NoRoom, Parcel, SegmentPool, SegmentRef
-from tests.runtime.wired_nodes import MIB, SIZES, data_of, payload, start, tick, two_nodes
+from tests.transport.wired_nodes import MIB, SIZES, data_of, payload, start, tick, two_nodes
 
 PAIRS = {
     "one node": (("all", 0), ("all", 2)),
