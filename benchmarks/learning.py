@@ -77,7 +77,7 @@ def learnt(mode: str, seed: int, steps: int, folder: Path, limit: float) -> Lear
     config["train"] |= more
     metrics = train_roost.run(config, folder / f"{mode} {seed}", limit)
     rewards = [row["reward/mean"] for row in metrics]
-    lag, seconds = max(row["lag/max"] for row in metrics), sum(row["time/step"] for row in metrics)
+    lag, seconds = max(row["staleness/max"] for row in metrics), sum(row["time/step"] for row in metrics)
     return Learnt(mode, seed, rewards[0], mean(rewards[-LAST:]), lag, seconds)
 
 

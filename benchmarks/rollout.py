@@ -103,7 +103,7 @@ class Bench:
     async def _ways(self, fleet: Fleet, url: str, parts: Sequence[str]) -> AsyncIterator[dict[str, Way]]:
         async with contextlib.AsyncExitStack() as stack:
             workload, episodes = self._workload, Episodes(fleet, self._workload)
-            ways: dict[str, Way] = {HERE: partial(episodes.play, episodes.here)}
+            ways: dict[str, Way] = {HERE: partial(episodes.run_episode, episodes.here)}
             if "scale" in parts:
                 ways[ALONE] = in_thread(partial(play_alone, url, workload))
             if "threads" in parts:
@@ -111,7 +111,7 @@ class Bench:
                 ways[SAME_ROUTE] = in_thread(partial(play_in_threads, url, TokenRoute(), workload))
             if "workers" in parts:
                 player = await stack.enter_async_context(in_workers(episodes, workload, self._model))
-                ways[WORKERS] = partial(episodes.play, player)
+                ways[WORKERS] = partial(episodes.run_episode, player)
             yield ways
 
     async def _warm_up(self, ways: Mapping[str, Way], size: int) -> None:

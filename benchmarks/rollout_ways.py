@@ -19,7 +19,7 @@ from roost.config.train import DrawSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
 from roost.rollout.episode import Split
 from roost.rollout.order import FleetDraws
-from roost.rollout.playing import LocalPlayer, Play, Player
+from roost.rollout.playing import EpisodeRequest, EpisodeRunner, LocalEpisodeRunner
 
 HERE = Path(__file__).parent
 LIMIT_S = 600.0
@@ -53,14 +53,14 @@ class Episodes:
     def __init__(self, fleet: Fleet, workload: Workload) -> None:
         self.draws = FleetDraws(fleet, DrawSettings(max_tokens=workload.tokens), seed=0, label=LABEL)
         self._scenario = Talk(**asdict(workload))
-        self.here = LocalPlayer(self._scenario, self.draws.open, LIMIT_S)
+        self.here = LocalEpisodeRunner(self._scenario, self.draws.open, LIMIT_S)
 
-    async def play(self, player: Player, count: int, concurrency: int) -> list[int]:
+    async def run_episode(self, player: EpisodeRunner, count: int, concurrency: int) -> list[int]:
         left, made = iter(range(count)), list[int]()
 
         async def one_after_another() -> None:
             for number in left:
-                episode = await player.play(Play(self._scenario.task(Split.TRAIN, number), number, 0))
+                episode = await player.run_episode(EpisodeRequest(self._scenario.task(Split.TRAIN, number), number, 0))
                 self.draws.close(number)
                 made.append(episode.made)
 
@@ -69,7 +69,7 @@ class Episodes:
 
 
 @contextlib.asynccontextmanager
-async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> AsyncIterator[Player]:
+async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> AsyncIterator[EpisodeRunner]:
     """A player whose episodes are played in agent workers, which draw their turns through the driver's gateway."""
     from roost import Cluster, NodePlacementStrategy
     from roost.rollout.agent_worker import AgentGroup, AgentWorker

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from roost.rollout.environments.environment import Environment, Environments, Observation
-from roost.rollout.episode import Score, Split, Task, Transcript
+from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 VOCABULARY = 256  # of what is shown: the bytes of the tokenizer
 
@@ -86,7 +86,7 @@ class Talk:
     def task(self, split: Split, index: int) -> Task:
         return Task(f"episode {index}", {"episode": index})
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         environment = await self._environments.open()
         try:
             seen = await environment.reset(task)
@@ -95,7 +95,7 @@ class Talk:
                 transcript.give(seen.content)
                 seen = await environment.step(await transcript.take())
                 rewards.append(seen.reward)
-            return Score(await environment.score(), of_turns=tuple(rewards))
+            return EpisodeReward(await environment.score(), of_turns=tuple(rewards))
         finally:
             await environment.close()
 

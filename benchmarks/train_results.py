@@ -67,7 +67,7 @@ def phase_shares(metrics: Sequence[Row]) -> dict[str, float]:
 
 def lagged(metrics: Sequence[Row]) -> Lagged:
     last = metrics[-max(1, len(metrics) // 4) :]
-    reward, lag = mean(row["reward/mean"] for row in last), mean(row["lag/mean"] for row in metrics)
+    reward, lag = mean(row["reward/mean"] for row in last), mean(row["staleness/mean"] for row in metrics)
     return Lagged(median(step_seconds(metrics)), reward, lag)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from train_workload import Workload, prompt, reward
 
 from roost.rollout.arithmetic import Arithmetic
-from roost.rollout.episode import Score, Split, Task, Transcript
+from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 
 class Liking:
@@ -25,10 +25,10 @@ class Liking:
     def task(self, split: Split, index: int) -> Task:
         return Task(prompt(self._workload, index))
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         transcript.give(self._tokenizer(task.name, add_special_tokens=False).input_ids)
         said = await transcript.take()
-        return Score(reward(said), f"{len(said)} tokens")
+        return EpisodeReward(reward(said), f"{len(said)} tokens")
 
 
 class SlowArithmetic(Arithmetic):
@@ -39,7 +39,7 @@ class SlowArithmetic(Arithmetic):
         self._wait, self._spread, self._longest = wait, spread, longest
         self._chance = Random(seed)
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
-        score = await super().play(task, transcript)
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
+        score = await super().run_episode(task, transcript)
         await asyncio.sleep(min(self._longest, self._wait * self._chance.lognormvariate(0.0, self._spread)))
         return score

@@ -54,7 +54,7 @@ KILLED = {
     "engine keeper": "server_keeper.py",
     "raylet": "raylet/raylet",
     "GCS": "gcs_server",
-    "node daemon": "ray::NodeAgentActor",
+    "node daemon": "ray::NodeDaemonActor",
     "reservation keeper": "ray::Keeper",
     "reaper": "runtime/reaper.py",
 }

@@ -21,7 +21,7 @@ AGENTS: dict[str, Callable[..., Any]] = {"oracle": OracleAgent, "random": Random
 
 
 def main(tasks: int = 60, seed: int = 0, at_a_time: int = 8, max_turns: int = 40) -> None:
-    """Play so many tasks of each difficulty with both agents."""
+    """EpisodeRequest so many tasks of each difficulty with both agents."""
     asyncio.run(compare(tasks, seed, at_a_time, max_turns))
 
 
@@ -57,7 +57,7 @@ async def played(
         environment = await environments.open()
         try:
             first = await environment.reset(task)
-            await agent(task=task).play(None, environment, first, max_turns)
+            await agent(task=task).run_episode(None, environment, first, max_turns)
             return await environment.score() == 1.0
         finally:
             await environment.close()

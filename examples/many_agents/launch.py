@@ -30,9 +30,9 @@ from roost import Cluster
 from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.episode import Draw, Episode, Score, Split, Task, Transcript
+from roost.rollout.episode import Draw, Episode, EpisodeReward, Split, Task, Transcript
 from roost.rollout.gateway import Gateway
-from roost.rollout.playing import Play
+from roost.rollout.playing import EpisodeRequest
 from roost.runtime.worker import WorkerGroup
 
 JOB = Path(__file__).with_name("job.yaml")
@@ -55,20 +55,20 @@ class Echo:
     def task(self, split: Split, index: int) -> Task:
         return Task(f"say {index}", {"ids": [index, index + 1]})
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         import ray
 
         transcript.give(task.data["ids"])
         said = await transcript.take(max_tokens=2)
         asked_by = {"pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
-        return Score(float(list(said) == task.data["ids"]), json.dumps(asked_by))
+        return EpisodeReward(float(list(said) == task.data["ids"]), json.dumps(asked_by))
 
 
 def make_echo(task: Mapping[str, Any], model: str) -> Echo:
     return Echo()
 
 
-def open_draw(number: int, episode: int, attempt: int) -> Draw:
+def open_policy(number: int, episode: int, attempt: int) -> Draw:
     """Turns that the driver answers by itself; those of a job are drawn on its engines."""
 
     async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
@@ -164,7 +164,7 @@ def launched_and_played(cluster: Cluster, plan: Plan) -> Outcome:
 async def played(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
     """An episode of every process in rank order, and the seconds that the first one of each and another one took."""
     gateway = Gateway()
-    gateway.serve("group", open_draw)
+    gateway.serve("group", open_policy)
     async with gateway.serving() as contact:
         agents = AgentGroup(group, contact)
         began = time.perf_counter()
@@ -178,8 +178,8 @@ async def played(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
 async def one_each(agents: AgentGroup, count: int) -> Sequence[Episode]:
     """Begun together, each goes to the process that plays the fewest: one to each, in rank order."""
     scenario, player = Echo(), agents.player("group")
-    plays = [Play(scenario.task(Split.TRAIN, rank), rank, 0) for rank in range(count)]
-    return await asyncio.gather(*map(player.play, plays))
+    plays = [EpisodeRequest(scenario.task(Split.TRAIN, rank), rank, 0) for rank in range(count)]
+    return await asyncio.gather(*map(player.run_episode, plays))
 
 
 def answer_of(episode: Episode, node_ids: Sequence[str]) -> Answer:

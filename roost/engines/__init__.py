@@ -26,7 +26,7 @@ _HOMES = {
         "UpdateFailed",
         "VersionSpan",
     ),
-    "members": ("RestartLimit", "Standing"),
+    "members": ("RestartLimit", "EngineState"),
     "supervision": ("Watchfulness",),
     "planned": ("EnginePlan", "plan_engines"),
     "worker": ("EngineGroup",),

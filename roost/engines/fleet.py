@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
-from roost.engines.members import Crew, Member, Standing
+from roost.engines.members import EngineState, FleetMembers, Member
 from roost.engines.owner import Owner
 from roost.engines.protocol import (
     Capabilities,
@@ -105,7 +105,7 @@ def check_version(current: Release | None, release: Release) -> None:
 
 def check_base(members: Sequence[Member], release: Release, sleep_level: int) -> None:
     """An adapter comes on top of weights that the engine has."""
-    asleep = [member.name for member in members if member.standing is Standing.ASLEEP]
+    asleep = [member.name for member in members if member.standing is EngineState.ASLEEP]
     if release.adapter is not None and asleep and sleep_level > 1:
         raise NotOffered(
             f"{', '.join(asleep)}: the weights were dropped when the engines went to sleep, and an adapter does not "
@@ -132,7 +132,7 @@ def check_hold(members: Sequence[Member], release: Release, in_flight: InFlight)
 
 
 T = TypeVar("T")
-RUNNING = (Standing.READY, Standing.BEHIND)
+RUNNING = (EngineState.READY, EngineState.BEHIND)
 Leave = Callable[[], Awaitable[None]]  # called when whoever holds weights on a shared device can move them away
 
 
@@ -163,7 +163,7 @@ class Fleet:
         report: Callable[[str], None] = print,
         connect: Connect | None = None,
     ) -> None:
-        self.crew = Crew(owners)
+        self.crew = FleetMembers(owners)
         self.recorder = recorder or SpanRecorder()
         self.report = report
         self._settings = settings or FleetSettings()
@@ -214,9 +214,9 @@ class Fleet:
 
         `leave` is called when the release is on disk, before any server starts: whoever held its weights makes room.
         """
-        async with self._changing("start", Standing.STOPPED, Standing.FAILED) as members:
+        async with self._changing("start", EngineState.STOPPED, EngineState.FAILED) as members:
             self._has_devices = True
-            await self.crew.settle(members, Standing.STARTING)
+            await self.crew.settle(members, EngineState.STARTING)
             delivery = self._current.delivery(release, InFlight.DROP) if release is not None else None
             with self._span("start", members, release):
                 unwritten = None if delivery is None else await outcome_of(delivery.write_for(members))
@@ -230,15 +230,15 @@ class Fleet:
                 if error is not None:
                     member.last_error = str(error)
                     await member.owner.stop()
-                await self.crew.settle([member], Standing.READY if error is None else Standing.STOPPED)
+                await self.crew.settle([member], EngineState.READY if error is None else EngineState.STOPPED)
         raise_first(outcomes)
 
     async def stop_servers(self, names: Collection[str] | None = None) -> None:
         """End servers, all or those named, so that all they held is free; requests in flight are lost."""
-        async with self._changing("stop", *Standing) as everyone:
+        async with self._changing("stop", *EngineState) as everyone:
             members = _named(everyone, names)
             self._has_devices = False
-            await self.crew.settle(members, Standing.STOPPED)
+            await self.crew.settle(members, EngineState.STOPPED)
             with self._span("stop", members):
                 await asyncio.gather(*(member.disconnect() for member in members))
                 await wait_for_all(member.owner.stop() for member in members)
@@ -294,7 +294,7 @@ class Fleet:
     @property
     def urls(self) -> dict[str, str]:
         """Where OpenAI clients of agents find engines that take work; the key is `spec.api_key` of each."""
-        return {member.name: f"{member.engine.url}/v1" for member in self.crew.standing(Standing.READY)}
+        return {member.name: f"{member.engine.url}/v1" for member in self.crew.standing(EngineState.READY)}
 
     # Weights ------------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Fleet:
         the release, UpdateFailed says so, and the fleet stays on the version it had.
         """
         loading = f"load version {release.version}"
-        async with self._changing(loading, *RUNNING, Standing.ASLEEP) as members:
+        async with self._changing(loading, *RUNNING, EngineState.ASLEEP) as members:
             check_version(self.release, release)
             check_hold(members, release, in_flight)
             check_base(members, release, self._sleep_level)
@@ -314,7 +314,7 @@ class Fleet:
                 return
             self._current.learner_goes_on()  # to the new one
             delivery = self._current.delivery(release, in_flight)
-            await self.crew.settle([member for member in members if member.standing in RUNNING], Standing.UPDATING)
+            await self.crew.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
             with self._span("update", members, release):
                 errors = await delivery.bring(members)
             brought = [member for member in members if member.name not in errors]
@@ -329,7 +329,7 @@ class Fleet:
         self._current.learner_goes_on()
 
     def _hold_for_the_lost(self, release: Release) -> None:
-        if not self.crew.standing(Standing.LOST):
+        if not self.crew.standing(EngineState.LOST):
             raise UpdateFailed(f"version {release.version} has no engine to go to: {self.crew.describe()}")
         self._current.hold(release, self._current.delivery(release, InFlight.DROP).folder)
 
@@ -339,11 +339,11 @@ class Fleet:
         """Those that took the release are ready; those that did not go on with what they had, or are started again."""
         for member in members:
             if member.name not in errors or (member.name in whole and self._current.is_on(member)):
-                await self.crew.settle([member], Standing.READY)
+                await self.crew.settle([member], EngineState.READY)
             elif member.name in whole:
-                await self.crew.settle([member], Standing.BEHIND)
+                await self.crew.settle([member], EngineState.BEHIND)
             else:
-                await self.crew.settle([member], Standing.LOST)
+                await self.crew.settle([member], EngineState.LOST)
                 self._supervisor.start_again_soon(member)
 
     def _no_engine_loaded(self, release: Release, errors: dict[str, EngineError]) -> str:
@@ -370,13 +370,13 @@ class Fleet:
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
             self._has_devices = False
-            await self.crew.settle(members, Standing.UPDATING)
+            await self.crew.settle(members, EngineState.UPDATING)
             with self._span("sleep", members, level=level):
                 outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
                 awake = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
-                awake += _named(self.crew.standing(Standing.LOST), names)  # one that hangs still holds its memory
+                awake += _named(self.crew.standing(EngineState.LOST), names)  # one that hangs still holds its memory
                 await wait_for_all(member.owner.stop() for member in awake)
-            await self._settle_each(members, outcomes, Standing.ASLEEP)
+            await self._settle_each(members, outcomes, EngineState.ASLEEP)
             self._sleep_level = level
 
     async def wake(self, release: Release | None = None, in_flight: InFlight = InFlight.DRAIN) -> None:
@@ -386,32 +386,32 @@ class Fleet:
         """
         self._has_devices = True
         if release is not None:
-            with self._span("wake", self.crew.standing(Standing.ASLEEP), release):
+            with self._span("wake", self.crew.standing(EngineState.ASLEEP), release):
                 await self.update(release, in_flight)
         else:
             await self._wake_as_they_were()
-        for member in self.crew.standing(Standing.LOST):
+        for member in self.crew.standing(EngineState.LOST):
             await self._supervisor.start_again(member)
 
     async def _wake_as_they_were(self) -> None:
-        if self._sleep_level > 1 and self.crew.standing(Standing.ASLEEP):
+        if self._sleep_level > 1 and self.crew.standing(EngineState.ASLEEP):
             raise NotOffered("the engines dropped their weights when they went to sleep; wake them with a release")
-        async with self._changing("wake up", Standing.ASLEEP) as members:
+        async with self._changing("wake up", EngineState.ASLEEP) as members:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)
-            await self._settle_each(members, outcomes, Standing.READY)
-            await self.crew.settle([member for member in members if self._lags(member)], Standing.BEHIND)
+            await self._settle_each(members, outcomes, EngineState.READY)
+            await self.crew.settle([member for member in members if self._lags(member)], EngineState.BEHIND)
 
     def _lags(self, member: Member) -> bool:
-        return member.standing is Standing.READY and not self._current.is_on(member)
+        return member.standing is EngineState.READY and not self._current.is_on(member)
 
     async def _settle_each(
-        self, members: Sequence[Member], outcomes: Sequence[EngineError | None], standing: Standing
+        self, members: Sequence[Member], outcomes: Sequence[EngineError | None], standing: EngineState
     ) -> None:
         """Those without an error stand so now; the others are lost."""
         for member, error in zip(members, outcomes, strict=True):
             member.last_error = "" if error is None else str(error)
-            await self.crew.settle([member], standing if error is None else Standing.LOST)
+            await self.crew.settle([member], standing if error is None else EngineState.LOST)
 
     # Servers that come (back) -------------------------------------------------------------------------------------
 
@@ -440,22 +440,22 @@ class Fleet:
         While a learner has the devices it stays lost; waking the engines, or starting them, brings it back.
         """
         async with member.changing:
-            if member.standing is not Standing.LOST or not self._has_devices:
+            if member.standing is not EngineState.LOST or not self._has_devices:
                 return
             release = self.release
             with self._span("recover", [member], release):
                 if self._current.is_available:
                     await self._start(member, release, self._current.delivery_again())
-                    await self.crew.settle([member], Standing.READY)
+                    await self.crew.settle([member], EngineState.READY)
                 else:
                     await member.disconnect()
                     await self._start_plain(member)
-                    await self.crew.settle([member], Standing.BEHIND)
+                    await self.crew.settle([member], EngineState.BEHIND)
 
     # Changes ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _changing(self, what: str, *standings: Standing) -> AsyncIterator[list[Member]]:
+    async def _changing(self, what: str, *standings: EngineState) -> AsyncIterator[list[Member]]:
         """The members that stand so, while nobody else changes any of them; `what` is for those who wait.
 
         A change that breaks off, because it was cancelled or for a reason nobody foresaw, leaves nobody half changed:
@@ -467,8 +467,8 @@ class Fleet:
             try:
                 yield self.crew.standing(*standings)
             except BaseException:
-                broken = self.crew.standing(Standing.UPDATING, Standing.STARTING)
-                await self.crew.settle(broken, Standing.LOST)
+                broken = self.crew.standing(EngineState.UPDATING, EngineState.STARTING)
+                await self.crew.settle(broken, EngineState.LOST)
                 for member in broken:
                     member.last_error = "a change of it broke off"
                     self._supervisor.start_again_soon(member)

@@ -122,7 +122,7 @@ class Call:
     limit_s: float
     body: Any = None
     query: Query = ()
-    may_repeat: bool = False  # a second time does no harm, even if the first one was half done
+    is_idempotent: bool = False  # a second time does no harm, even if the first one was half done
     about: str = ""  # for errors
 
 
@@ -153,7 +153,7 @@ class HttpCalls:
 
     async def get(self, path: str, *, limit_s: float, query: Query = ()) -> Any:
         """The answer to a question that changes nothing."""
-        return await self._answer(Call("GET", path, limit_s, query=query, may_repeat=True))
+        return await self._answer(Call("GET", path, limit_s, query=query, is_idempotent=True))
 
     async def post(
         self,
@@ -162,11 +162,11 @@ class HttpCalls:
         *,
         limit_s: float,
         query: Query = (),
-        may_repeat: bool = False,
+        is_idempotent: bool = False,
         about: str = "",
     ) -> Any:
         """The answer to an order; JSON where the server sends it, else text."""
-        return await self._answer(Call("POST", path, limit_s, body, query, may_repeat, about))
+        return await self._answer(Call("POST", path, limit_s, body, query, is_idempotent, about))
 
     async def status(self, method: str, path: str, body: Any = None, *, limit_s: float) -> int | None:
         """The status code of a question that changes nothing, or None where no answer came.
@@ -207,10 +207,10 @@ class HttpCalls:
     async def _until_answered(self, call: Call) -> Answer:
         failures, end = 0, asyncio.get_running_loop().time() + call.limit_s
         while True:
-            client = self._new if failures or not call.may_repeat else self._kept
+            client = self._new if failures or not call.is_idempotent else self._kept
             try:
                 answer = await client.request(call.method, call.path, call.body, call.query)
-                if not (call.may_repeat and answer.status in BUSY):
+                if not (call.is_idempotent and answer.status in BUSY):
                     return answer
                 failures += 1
                 wait_s = self._retry.wait_s(failures, self._chance(), answer.retry_after)
@@ -221,7 +221,7 @@ class HttpCalls:
                 raise
             except CallFailed as error:
                 failures += 1
-                is_safe = call.may_repeat or isinstance(error, NothingSent)
+                is_safe = call.is_idempotent or isinstance(error, NothingSent)
                 if not is_safe or failures >= self._retry.tries:
                     raise
                 wait_s = self._retry.wait_s(failures, self._chance())
@@ -275,5 +275,5 @@ class ServerClient(ABC):
     async def _probe(self) -> Capabilities:
         """Ask the server what it can do."""
 
-    async def _order(self, path: str, body: Any = None, may_repeat: bool = False) -> Any:
-        return await self._calls.post(path, body, limit_s=self._limits.answer, may_repeat=may_repeat)
+    async def _order(self, path: str, body: Any = None, is_idempotent: bool = False) -> Any:
+        return await self._calls.post(path, body, limit_s=self._limits.answer, is_idempotent=is_idempotent)

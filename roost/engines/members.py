@@ -78,7 +78,7 @@ class WorkTimes:
         return spans
 
 
-class Standing(StrEnum):
+class EngineState(StrEnum):
     """How an engine stands. Only a ready one gets work."""
 
     STOPPED = "stopped"
@@ -96,7 +96,7 @@ class Member:
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.standing = Standing.STOPPED
+        self.standing = EngineState.STOPPED
         self.version = 0
         self.adapter: str | None = None  # the name under which it serves the policy, where that is an adapter
         self.work = WorkTimes()
@@ -201,7 +201,7 @@ class Router:
 T = TypeVar("T")
 
 
-class Crew:
+class FleetMembers:
     """Members by name."""
 
     def __init__(self, owners: Sequence[Owner]) -> None:
@@ -215,16 +215,16 @@ class Crew:
         self._changed = asyncio.Condition()
         self._is_closed = False
 
-    def standing(self, *standings: Standing) -> list[Member]:
+    def standing(self, *standings: EngineState) -> list[Member]:
         """The members that stand so."""
         return [member for member in self.members.values() if member.standing in standings]
 
-    async def settle(self, members: Collection[Member], standing: Standing) -> None:
+    async def settle(self, members: Collection[Member], standing: EngineState) -> None:
         """Note how members stand now, and let those who wait look again."""
         async with self._changed:
             for member in members:
                 member.standing = standing
-                if standing is Standing.READY:
+                if standing is EngineState.READY:
                     member.last_error = ""
             self._changed.notify_all()
 
@@ -245,7 +245,7 @@ class Crew:
                 raise EngineLost(f"no engine took work for {wait_s:g} s: {self.describe()}") from None
             if self._is_closed:
                 raise EngineLost("the fleet is closed")
-            ready = {member.name: member.in_flight for member in self.standing(Standing.READY)}
+            ready = {member.name: member.in_flight for member in self.standing(EngineState.READY)}
             chosen = self.router.choose(ready, episode)
             if chosen is None:
                 raise EngineLost(f"every engine has failed: {self.describe()}")
@@ -274,14 +274,14 @@ class Crew:
     async def _until_unserved(self) -> None:
         """Raise EngineLost once no member will take work before the next update."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._all_stand(Standing.FAILED, Standing.BEHIND))
+            await self._changed.wait_for(lambda: self._all_stand(EngineState.FAILED, EngineState.BEHIND))
             self._raise_unserved()
 
     def _raise_unserved(self, is_over: bool = False) -> None:
         """Raise where no member is left for work before the next update; work that `is_over` needs one after it."""
-        if self._all_stand(Standing.FAILED):
+        if self._all_stand(EngineState.FAILED):
             raise EngineLost(f"every engine has failed: {self.describe()}")
-        if not is_over and self._all_stand(Standing.FAILED, Standing.BEHIND):
+        if not is_over and self._all_stand(EngineState.FAILED, EngineState.BEHIND):
             raise EnginesBehind(f"no engine has the current weights, and none can get them: {self.describe()}")
 
     def describe(self) -> str:
@@ -291,9 +291,9 @@ class Crew:
         )
 
     def _can_settle_the_wait(self) -> bool:
-        return self._is_closed or self._all_stand(Standing.FAILED) or bool(self.standing(Standing.READY))
+        return self._is_closed or self._all_stand(EngineState.FAILED) or bool(self.standing(EngineState.READY))
 
-    def _all_stand(self, *standings: Standing) -> bool:
+    def _all_stand(self, *standings: EngineState) -> bool:
         return len(self.standing(*standings)) == len(self.members)
 
 

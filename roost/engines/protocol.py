@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from roost.engines.weights.parcel import GroupInvitation, Manifest, Parcel
+from roost.engines.weights.parcel import GroupInvitation, Manifest, WeightPayload
 
 
 class EngineError(RuntimeError):
@@ -252,7 +252,7 @@ class Engine(Protocol):
 
     async def start_update(self, manifest: Manifest) -> None: ...
 
-    async def take(self, parcel: Parcel) -> None:
+    async def take(self, parcel: WeightPayload) -> None:
         """Take one bucket of new weights; returns when the engine has copied it."""
         ...
 

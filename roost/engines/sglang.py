@@ -34,8 +34,8 @@ from roost.engines.weights.parcel import (
     GroupInvitation,
     Manifest,
     PackedHandle,
-    Parcel,
     SharedMemory,
+    WeightPayload,
 )
 
 Body = dict[str, Any]
@@ -128,7 +128,7 @@ def group_fields(invitation: GroupInvitation) -> Body:
     }
 
 
-def parcel_request(parcel: Parcel, group: str | None, flush_cache: bool) -> tuple[str, Body]:
+def payload_request(parcel: WeightPayload, group: str | None, flush_cache: bool) -> tuple[str, Body]:
     """The route a parcel goes to, and its body."""
     fields: Body = {"selector": SELECTOR, "flush_cache": flush_cache, "abort_all_requests": False}
     names = [tensor.name for tensor in parcel.tensors]
@@ -240,17 +240,17 @@ class SglangEngine(ServerClient):
         self._running += 1
         try:
             return await self._calls.post(
-                "/generate", body, limit_s=self._limits.generate, may_repeat=True, about=about
+                "/generate", body, limit_s=self._limits.generate, is_idempotent=True, about=about
             )
         finally:
             self._running -= 1
 
     async def abort(self, request_ids: Collection[str] | None = None) -> None:
         if request_ids is None:
-            await self._order("/abort_request", {"abort_all": True}, may_repeat=True)
+            await self._order("/abort_request", {"abort_all": True}, is_idempotent=True)
             return
         for request_id in request_ids:
-            await self._order("/abort_request", {"rid": request_id}, may_repeat=True)
+            await self._order("/abort_request", {"rid": request_id}, is_idempotent=True)
 
     # Pausing and memory
 
@@ -320,7 +320,7 @@ class SglangEngine(ServerClient):
     async def reset_cache(self) -> None:
         for _ in range(max(1, round(self._limits.cache / LOOK_EVERY_S))):
             try:
-                await self._order("/flush_cache", {}, may_repeat=True)
+                await self._order("/flush_cache", {}, is_idempotent=True)
                 return
             except EngineRefused as error:
                 refusal = error
@@ -335,7 +335,7 @@ class SglangEngine(ServerClient):
 
     async def set_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._order("/update_weight_version", body, may_repeat=True)
+        await self._order("/update_weight_version", body, is_idempotent=True)
         self._versions.moved_to(version)
 
     async def join_group(self, invitation: GroupInvitation) -> None:
@@ -352,8 +352,8 @@ class SglangEngine(ServerClient):
         self._has_taken = False
         await self._update("/begin_weight_update", {"selector": SELECTOR})
 
-    async def take(self, parcel: Parcel) -> None:
-        route, body = parcel_request(parcel, self._group, flush_cache=parcel.is_last and self._can_flush)
+    async def take(self, parcel: WeightPayload) -> None:
+        route, body = payload_request(parcel, self._group, flush_cache=parcel.is_last and self._can_flush)
         self._has_taken = True
         await self._update(route, body, flushes=body["flush_cache"])
 
@@ -382,7 +382,9 @@ class SglangEngine(ServerClient):
 
     async def fingerprints(self) -> dict[str, str]:
         body = {"action": "checksum"}
-        return checksums(await self._calls.post("/weights_checker", body, limit_s=self._limits.update, may_repeat=True))
+        return checksums(
+            await self._calls.post("/weights_checker", body, limit_s=self._limits.update, is_idempotent=True)
+        )
 
     @property
     def _can_flush(self) -> bool:

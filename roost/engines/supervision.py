@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from roost.config.findings import counted
-from roost.engines.members import Crew, Member, RestartLimit, Standing
+from roost.engines.members import EngineState, FleetMembers, Member, RestartLimit
 from roost.engines.protocol import Engine, EngineError
 
-WATCHED = (Standing.READY, Standing.BEHIND, Standing.ASLEEP)
-COMING = (Standing.LOST, Standing.STARTING)
-GONE = (Standing.STOPPED, Standing.FAILED)
+WATCHED = (EngineState.READY, EngineState.BEHIND, EngineState.ASLEEP)
+COMING = (EngineState.LOST, EngineState.STARTING)
+GONE = (EngineState.STOPPED, EngineState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Supervisor:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: FleetMembers,
         watchfulness: Watchfulness,
         recover: Callable[[Member], Awaitable[None]],
         report: Callable[[str], None],
@@ -113,7 +113,7 @@ class Supervisor:
                 f"the last time because {member.last_error}"
             )
             self._report(f"{member.name} is given up: {member.last_error}")
-            await self._crew.settle([member], Standing.FAILED)
+            await self._crew.settle([member], EngineState.FAILED)
             try:
                 await member.owner.stop()
             except EngineError as error:
@@ -127,9 +127,9 @@ class Supervisor:
             self._report(f"{member.name} did not come back: {error}")
             await self.start_again(member)
             return
-        if member.standing is Standing.BEHIND:
+        if member.standing is EngineState.BEHIND:
             self._report(f"{member.name} is running again, and gets work after the next update")
-        elif member.standing is not Standing.LOST:
+        elif member.standing is not EngineState.LOST:
             self._report(f"{member.name} is back, on version {member.version}")
 
     async def lose(self, member: Member, why: str) -> None:
@@ -139,10 +139,10 @@ class Supervisor:
         """
         if member.standing not in WATCHED:
             return
-        was_asleep = member.standing is Standing.ASLEEP
+        was_asleep = member.standing is EngineState.ASLEEP
         member.last_error = why
         self._silent.pop(member.name, None)
-        await self._crew.settle([member], Standing.LOST)
+        await self._crew.settle([member], EngineState.LOST)
         self._report(f"{member.name} is lost: {why}" + (", and is started when it is woken" if was_asleep else ""))
         if not was_asleep:
             self.start_again_soon(member)

@@ -30,8 +30,8 @@ from roost.engines.weights.parcel import (
     GroupInvitation,
     Manifest,
     PackedHandle,
-    Parcel,
     SharedMemory,
+    WeightPayload,
     announced,
 )
 
@@ -134,7 +134,7 @@ def manifest_fields(manifest: Manifest) -> Body:
     return {"version": manifest.version, "tensors": [[t.name, t.dtype, list(t.shape)] for t in manifest.tensors]}
 
 
-def parcel_fields(parcel: Parcel, takes_shared_memory: bool, says_packed: bool = False) -> Body:
+def payload_fields(parcel: WeightPayload, takes_shared_memory: bool, says_packed: bool = False) -> Body:
     """The update_info of a parcel; `says_packed`: the server is told here that handles are packed, not at the start."""
     fields = announced(parcel.tensors)
     if isinstance(parcel.by, SharedMemory):
@@ -241,7 +241,7 @@ class VllmEngine(ServerClient):
             body = salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         with known.refusing(len(token_ids)):
-            return await self._calls.post(route, body, limit_s=self._limits.generate, may_repeat=True, about=about)
+            return await self._calls.post(route, body, limit_s=self._limits.generate, is_idempotent=True, about=about)
 
     async def abort(self, request_ids: Collection[str] | None = None) -> None:
         known = await self.capabilities()
@@ -249,7 +249,7 @@ class VllmEngine(ServerClient):
             return  # to the server, an empty list would be all
         if known.has("/abort_requests"):
             names = [name for request_id in request_ids or () for name in request_names(request_id)]
-            await self._order("/abort_requests", {"request_ids": names}, may_repeat=True)
+            await self._order("/abort_requests", {"request_ids": names}, is_idempotent=True)
         elif request_ids is None:
             await self._abort_by_pausing()
         else:
@@ -294,7 +294,7 @@ class VllmEngine(ServerClient):
     async def reset_cache(self) -> None:
         (await self.capabilities()).require("/reset_prefix_cache", DEV_MODE)
         for _ in range(max(1, round(self._limits.cache / CACHE_WAIT_S))):
-            answer = await self._order("/reset_prefix_cache", may_repeat=True)
+            answer = await self._order("/reset_prefix_cache", is_idempotent=True)
             if not isinstance(answer, dict) or answer.get("success", True):
                 return
             await self._sleep(CACHE_WAIT_S)
@@ -312,7 +312,7 @@ class VllmEngine(ServerClient):
 
     async def set_version(self, version: int) -> None:
         if (await self.capabilities()).has("/update_weight_version"):
-            await self._order("/update_weight_version", {"new_version": str(version)}, may_repeat=True)
+            await self._order("/update_weight_version", {"new_version": str(version)}, is_idempotent=True)
         self._versions.moved_to(version)
 
     async def join_group(self, invitation: GroupInvitation) -> None:
@@ -347,10 +347,10 @@ class VllmEngine(ServerClient):
         await self._update("/init_weight_transfer_engine", {"init_info": init_info})
         self._can_receive, self._is_packed = True, is_packed
 
-    async def take(self, parcel: Parcel) -> None:
+    async def take(self, parcel: WeightPayload) -> None:
         known = await self.capabilities()
         says_packed = not known.takes_manifest and not known.has("/weight_info")
-        update_info = parcel_fields(parcel, known.takes_shared_memory, says_packed)
+        update_info = payload_fields(parcel, known.takes_shared_memory, says_packed)
         self._has_taken = True
         await self._update("/update_weights", {"update_info": update_info})
 
@@ -388,7 +388,7 @@ class VllmEngine(ServerClient):
     async def fingerprints(self) -> dict[str, str]:
         (await self.capabilities()).require("/weight_checker", "compare log-probabilities of a fixed prompt instead")
         body = {"action": "checksum"}
-        answer = await self._calls.post("/weight_checker", body, limit_s=self._limits.update, may_repeat=True)
+        answer = await self._calls.post("/weight_checker", body, limit_s=self._limits.update, is_idempotent=True)
         return dict(answer["checksums"])
 
     async def _update(self, path: str, body: Any, limit_s: float | None = None) -> None:

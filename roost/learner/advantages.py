@@ -126,7 +126,7 @@ class TokenAdvantages:
     returns: Doubles  # what the critic should have said
 
 
-def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, of_turns: Sequence[float]) -> Doubles:
+def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, turn_rewards: Sequence[float]) -> Doubles:
     """What each token that the policy made earned, from the turns of the tokens, in order.
 
     A turn earns at its last token; one without a token at the last before it. What is left of the whole comes at the
@@ -137,9 +137,9 @@ def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, of_turns: S
     """
     earned = np.zeros(len(turns))
     if len(turns):
-        ends = np.maximum(np.searchsorted(turns, np.arange(len(of_turns)), side="right") - 1, 0)
-        np.add.at(earned, ends, np.asarray(of_turns, dtype=np.float64))
-        earned[-1] += reward - sum(of_turns)
+        ends = np.maximum(np.searchsorted(turns, np.arange(len(turn_rewards)), side="right") - 1, 0)
+        np.add.at(earned, ends, np.asarray(turn_rewards, dtype=np.float64))
+        earned[-1] += reward - sum(turn_rewards)
     return earned
 
 

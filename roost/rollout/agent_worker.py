@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roost.procs.user_code import call
-from roost.rollout.env_worker import RemoteEnvironments, import_from, play_in
+from roost.rollout.env_worker import RemoteEnvironments, import_from, run_in_environment
 from roost.rollout.episode import Episode, Scenario
 from roost.rollout.gateway import Contact, GatewayDraws
-from roost.rollout.playing import LocalPlayer, Play, PlayFailed, close_scenario, finish_workers
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner, close_scenario, finish_workers
 from roost.runtime.worker import Worker, WorkerGroup
 from roost.transport.failure import WaitedTooLong, WorkerFailed
 
@@ -46,27 +46,27 @@ class AgentWorker(Worker):
             if self._scenario is None:
                 self._scenario = await asyncio.to_thread(call, self._make, self._task, self._model)
                 if environments is not None:
-                    play_in(self._scenario, environments)
+                    run_in_environment(self._scenario, environments)
             if self._contact != contact:
                 before, self._draws, self._contact = self._draws, GatewayDraws(contact), contact
                 if before is not None:
                     await before.close()
 
-    async def play(self, key: str, label: str, asked: Play) -> Episode | PlayFailed | None:
+    async def run_episode(self, key: str, label: str, asked: EpisodeRequest) -> Episode | EpisodeFailed | None:
         """The episode, or why there is none; None from one that was started again and is not prepared."""
         if self._is_over:
-            return PlayFailed(OVER)
+            return EpisodeFailed(OVER)
         if self._scenario is None or self._draws is None:
             return None
-        player = LocalPlayer(self._scenario, self._draws.opener(label), self._limit_s)
-        playing = asyncio.create_task(player.play(asked))
+        player = LocalEpisodeRunner(self._scenario, self._draws.opener(label), self._limit_s)
+        playing = asyncio.create_task(player.run_episode(asked))
         self._under_way[key] = playing
         try:
             return await playing
-        except PlayFailed as error:
-            return PlayFailed(str(error), error.traceback)  # without what led to it, which may not be sent
+        except EpisodeFailed as error:
+            return EpisodeFailed(str(error), error.traceback)  # without what led to it, which may not be sent
         except asyncio.CancelledError:
-            return PlayFailed("it was cancelled")
+            return EpisodeFailed("it was cancelled")
         finally:
             del self._under_way[key]
 
@@ -113,13 +113,13 @@ class AgentGroup:
         self._is_over = True
         await finish_workers(self._group, limit_s)
 
-    def player(self, label: str) -> RemotePlayer:
-        return RemotePlayer(self, label)
+    def player(self, label: str) -> RemoteEpisodeRunner:
+        return RemoteEpisodeRunner(self, label)
 
-    async def play(self, label: str, asked: Play) -> Episode:
+    async def run_episode(self, label: str, asked: EpisodeRequest) -> Episode:
         """On the worker that plays the fewest. One that is lost loses its episodes, and is started again."""
         if self._is_over:
-            raise PlayFailed(OVER)
+            raise EpisodeFailed(OVER)
         rank = self._choose(asyncio.get_running_loop().time())
         self._in_play[rank] += 1
         try:
@@ -129,11 +129,11 @@ class AgentGroup:
                 raise
             self._lost_at[rank] = asyncio.get_running_loop().time()
             lost = f"{self._group.name}:{rank} was lost with it: {error.first.summary}"
-            raise PlayFailed(lost, str(error)) from error
+            raise EpisodeFailed(lost, str(error)) from error
         finally:
             self._in_play[rank] -= 1
-        if isinstance(answer, PlayFailed):
-            raise PlayFailed(str(answer), f"on {self._group.name}:{rank}\n{answer.traceback}")
+        if isinstance(answer, EpisodeFailed):
+            raise EpisodeFailed(str(answer), f"on {self._group.name}:{rank}\n{answer.traceback}")
         return answer
 
     def _choose(self, now: float) -> int:
@@ -141,17 +141,17 @@ class AgentGroup:
         ranks = range(self._group.world_size)
         return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_play[rank]))
 
-    async def _play_on(self, rank: int, label: str, asked: Play) -> Episode | PlayFailed:
+    async def _play_on(self, rank: int, label: str, asked: EpisodeRequest) -> Episode | EpisodeFailed:
         worker, key = self._group.execute_on(rank), uuid.uuid4().hex
         try:
-            answer: Episode | PlayFailed | None = (await worker.play(key, label, asked))[0]
+            answer: Episode | EpisodeFailed | None = (await worker.run_episode(key, label, asked))[0]
             if answer is None:
                 await worker.prepare(*self._known)
-                answer = (await worker.play(key, label, asked))[0]
+                answer = (await worker.run_episode(key, label, asked))[0]
         except asyncio.CancelledError:
             self._tell(worker.cancel(key))
             raise
-        return answer if answer is not None else PlayFailed("it is not prepared")
+        return answer if answer is not None else EpisodeFailed("it is not prepared")
 
     def _tell(self, result: Any) -> None:
         """Nobody waits for the answer; that the worker is gone is no news by then."""
@@ -165,11 +165,11 @@ class AgentGroup:
         task.add_done_callback(self._telling.discard)
 
 
-class RemotePlayer:
+class RemoteEpisodeRunner:
     """Plays on the workers of a group."""
 
     def __init__(self, agents: AgentGroup, label: str) -> None:
         self._agents, self._label = agents, label
 
-    async def play(self, asked: Play) -> Episode:
-        return await self._agents.play(self._label, asked)
+    async def run_episode(self, asked: EpisodeRequest) -> Episode:
+        return await self._agents.run_episode(self._label, asked)

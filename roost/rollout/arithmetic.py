@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roost.rollout.episode import Score, Split, Task, Transcript
+from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 CHARACTERS = "0123456789+-*= "
 END = "<end>"
@@ -44,12 +44,12 @@ class Arithmetic:
         left, right = divmod(index, self._count)
         return Task(f"{left}+{right}=", {"answer": str(left + right)})
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         answer = self._ids(task.data["answer"])
         transcript.give(self._ids(task.name))
         said = await transcript.take(max_tokens=len(answer) + 1)
         wanted = [*answer, self._tokenizer.eos_token_id]
-        return Score(share_right(said, wanted), self._tokenizer.decode(said, skip_special_tokens=True))
+        return EpisodeReward(share_right(said, wanted), self._tokenizer.decode(said, skip_special_tokens=True))
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids

@@ -247,7 +247,7 @@ def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], whe
 
 SCENARIO = Part(
     "scenario",
-    (Kind(("size", "task", "play"), given=("tokenizer",)),),
+    (Kind(("size", "task", "run_episode"), given=("tokenizer",)),),
     "roost.rollout.arithmetic.Arithmetic",
     "roost.rollout.episode.Scenario",
 )
@@ -266,7 +266,7 @@ ENVIRONMENT = Part(
 AGENT = Part(
     "agent",
     (
-        Kind(("play",), given=("task",), offered=("recorder",)),
+        Kind(("run_episode",), given=("task",), offered=("recorder",)),
         Kind(("next_code_block",), given=("task", "llm")),
     ),
     "roost.rollout.agents.react.ReactCoder",

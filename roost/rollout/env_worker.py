@@ -210,7 +210,7 @@ class RemoteEnvironments:
         return await ask(self._hosts[rank].call.remote(key, method, *arguments))
 
 
-def play_in(scenario: Scenario, environments: Environments) -> None:
+def run_in_environment(scenario: Scenario, environments: Environments) -> None:
     """From now on, the scenario's episodes are played in these environments."""
     use = getattr(scenario, "use_environments", None)
     if use is None:

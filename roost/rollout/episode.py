@@ -31,17 +31,17 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class EpisodeReward:
     """What an episode earned, and how it is shown to people."""
 
     reward: float
     shown: str = ""  # the answer as text
     # What each turn of the policy earned, in order, where that is known; a critic learns from these. Their sum, and
     # what comes at the end, is `reward`.
-    of_turns: tuple[float, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
     # A limit cut it off, and the task would have gone on from what the policy was shown last: to a critic, what it
     # expects there follows the last reward.
-    goes_on: bool = False
+    is_truncated: bool = False
     answer: str | None = None  # the text that rewards judge, where that is not what is shown
     parts: Mapping[str, float] = field(default_factory=dict)  # what each reward gave, before it was weighted
 
@@ -52,10 +52,10 @@ class Scenario(Protocol):
     class Echo:
         def size(self, split): return 10
         def task(self, split, index): return Task(f"say {index}", {"ids": [index]})
-        async def play(self, task, transcript):
+        async def run_episode(self, task, transcript):
             transcript.give(task.data["ids"])
             said = await transcript.take(max_tokens=1)
-            return Score(float(said == tuple(task.data["ids"])))
+            return EpisodeReward(float(said == tuple(task.data["ids"])))
     """
 
     def size(self, split: Split) -> int:
@@ -66,8 +66,8 @@ class Scenario(Protocol):
         """One of them; the same index is always the same task."""
         ...
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
-        """Play it: give tokens to the transcript, take the policy's turns from it, and score the outcome."""
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
+        """EpisodeRequest it: give tokens to the transcript, take the policy's turns from it, and score the outcome."""
         ...
 
 
@@ -248,7 +248,7 @@ class Episode:
     """One play of a task to its end."""
 
     sequences: tuple[Tokens, ...]  # more than one where what the policy was shown did not go on from before
-    score: Score
+    score: EpisodeReward
     seconds: float
     attempts: int = 1
     stopped_in: Ints | None = None  # what the policy was shown last, where the task would have gone on from there

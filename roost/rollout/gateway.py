@@ -19,7 +19,7 @@ from roost.engines.http_calls import HttpCalls
 from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan
 from roost.net.server import LoopServer
 from roost.rollout.episode import Draw
-from roost.rollout.playing import OpenDraw
+from roost.rollout.playing import OpenPolicy
 
 PATH = "/draws"
 DRAW_LIMIT_S = 24 * 3600.0  # the driver has limits of its own, for requests and for episodes
@@ -42,12 +42,12 @@ class Gateway:
     """The driver's side: draws turns for whoever has the key; a label says what for, such as an evaluation."""
 
     def __init__(self) -> None:
-        self._labels: dict[str, OpenDraw] = {}
+        self._labels: dict[str, OpenPolicy] = {}
         self._key = secrets.token_urlsafe(32)
 
-    def serve(self, label: str, open_draw: OpenDraw) -> None:
+    def serve(self, label: str, open_policy: OpenPolicy) -> None:
         """From now on, draw what is asked for under this label."""
-        self._labels[label] = open_draw
+        self._labels[label] = open_policy
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str = "127.0.0.1") -> AsyncIterator[Contact]:
@@ -95,10 +95,10 @@ class GatewayDraws:
     def __init__(self, contact: Contact) -> None:
         self._calls = HttpCalls(contact.url, contact.key)
 
-    def opener(self, label: str) -> OpenDraw:
+    def opener(self, label: str) -> OpenPolicy:
         """What opens draws for attempts at episodes."""
 
-        def open_draw(number: int, episode: int, attempt: int) -> Draw:
+        def open_policy(number: int, episode: int, attempt: int) -> Draw:
             async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
                 asked = {
                     "label": label,
@@ -111,12 +111,12 @@ class GatewayDraws:
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # Asked twice it is drawn twice, with the same seed; only one of them is used.
-                made = await self._calls.post(PATH, asked, limit_s=DRAW_LIMIT_S, may_repeat=True, about=about)
+                made = await self._calls.post(PATH, asked, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
                 return completion_of(made)
 
             return draw
 
-        return open_draw
+        return open_policy
 
     async def close(self) -> None:
         await self._calls.close()

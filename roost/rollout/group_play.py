@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from roost.config.train import CollectSettings
 from roost.rollout.episode import Episode, Group, Task
-from roost.rollout.playing import Place, Play, Player
+from roost.rollout.playing import EpisodeRequest, EpisodeRunner, Place
 from roost.transport.failure import WorkerFailed
 
 
-class GroupPlay:
+class GroupRollout:
     """Plays the episodes of a group. One that fails is played again, then counted; it never takes the run down."""
 
     def __init__(
@@ -20,7 +20,7 @@ class GroupPlay:
         number: int,
         task: Task,
         began_at: int,
-        player: Player,
+        player: EpisodeRunner,
         settings: CollectSettings,
         places: asyncio.Semaphore,
         on_change: Callable[[], None],
@@ -84,7 +84,7 @@ class GroupPlay:
         for attempt in range(self._settings.attempts):
             try:
                 async with Place(self._places):
-                    episode = await self._player.play(Play(self.task, self.number, index, attempt))
+                    episode = await self._player.run_episode(EpisodeRequest(self.task, self.number, index, attempt))
             except WorkerFailed as error:  # of somebody else than who plays: more is lost than this episode
                 self.fatal = error
                 return
@@ -98,7 +98,7 @@ class GroupPlay:
         self._failed += 1
 
 
-def raise_fatal(plays: Iterable[GroupPlay]) -> None:
+def raise_fatal(plays: Iterable[GroupRollout]) -> None:
     """What ends the run, if any of the groups has seen it."""
     for play in plays:
         if play.fatal is not None:

@@ -42,10 +42,10 @@ def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-def draw_seed(*parts: int) -> int:
+def sample_seed(*parts: int) -> int:
     """A seed for one completion, from the numbers that name it.
 
-    >>> draw_seed(1, 2, 3) == draw_seed(1, 2, 3) != draw_seed(1, 3, 2)
+    >>> sample_seed(1, 2, 3) == sample_seed(1, 2, 3) != sample_seed(1, 3, 2)
     True
     """
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint32)[0])
@@ -69,7 +69,7 @@ class FleetDraws:
                 top_p=settings.top_p,
                 top_k=settings.top_k,
                 min_p=settings.min_p,
-                seed=draw_seed(self._seed, number, episode, attempt, turn),
+                seed=sample_seed(self._seed, number, episode, attempt, turn),
             )
             return await self._fleet.generate(token_ids, sampling, episode=f"{self._label} {number}")
 

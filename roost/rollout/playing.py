@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from roost.procs.user_code import call, called, within
-from roost.rollout.episode import Draw, Episode, Ints, Scenario, Score, Split, Task, Transcript
+from roost.rollout.episode import Draw, Episode, EpisodeReward, Ints, Scenario, Split, Task, Transcript
 from roost.runtime.result import ref_future
 from roost.runtime.worker import WorkerGroup
 
@@ -67,13 +67,13 @@ async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-ROOM = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 LONGEST_TRACEBACK = 30_000  # characters: it may be sent between machines
-OpenDraw = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
+OpenPolicy = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class EpisodeRequest:
     """An attempt at an episode."""
 
     task: Task
@@ -82,14 +82,14 @@ class Play:
     attempt: int = 0
 
 
-class PlayFailed(Exception):
+class EpisodeFailed(Exception):
     """An attempt that came to nothing; the message says why, and the traceback, as text, where."""
 
     def __init__(self, reason: str, traceback: str = "") -> None:
         super().__init__(reason)
         self.traceback = traceback
 
-    def __reduce__(self) -> tuple[type[PlayFailed], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[EpisodeFailed], tuple[str, str]]:
         return type(self), (str(self), self.traceback)
 
 
@@ -112,52 +112,52 @@ def task_of(scenario: Scenario, split: Split, index: int) -> Task:
     return task
 
 
-def check_made(task: Task) -> None:
-    """Raise PlayFailed for a task that the scenario failed to give."""
+def check_episode(task: Task) -> None:
+    """Raise EpisodeFailed for a task that the scenario failed to give."""
     if isinstance(task, UnmadeTask):
-        raise PlayFailed(task.reason, task.traceback)
+        raise EpisodeFailed(task.reason, task.traceback)
 
 
-class Player(Protocol):
+class EpisodeRunner(Protocol):
     """Plays episodes, many at a time."""
 
-    async def play(self, asked: Play) -> Episode:
-        """Play to the end; whatever goes wrong is a PlayFailed. Cancelling it ends the episode."""
+    async def run_episode(self, asked: EpisodeRequest) -> Episode:
+        """EpisodeRequest to the end; whatever goes wrong is a EpisodeFailed. Cancelling it ends the episode."""
         ...
 
 
-class LocalPlayer:
+class LocalEpisodeRunner:
     """Plays in this process."""
 
-    def __init__(self, scenario: Scenario, open_draw: OpenDraw, limit_s: float) -> None:
-        self._scenario, self._open_draw, self._limit_s = scenario, open_draw, limit_s
+    def __init__(self, scenario: Scenario, open_policy: OpenPolicy, limit_s: float) -> None:
+        self._scenario, self._open_draw, self._limit_s = scenario, open_policy, limit_s
 
-    async def play(self, asked: Play) -> Episode:
+    async def run_episode(self, asked: EpisodeRequest) -> Episode:
         transcript = Transcript(self._open_draw(asked.number, asked.episode, asked.attempt))
         began = time.perf_counter()
         try:
-            score = await within(self._limit_s, called(self._scenario.play, asked.task, transcript))
+            score = await within(self._limit_s, called(self._scenario.run_episode, asked.task, transcript))
             checked = checked_score(score, transcript.turns)
-            stopped_in = state_to_go_on_from(transcript) if checked.goes_on else None
+            stopped_in = state_to_go_on_from(transcript) if checked.is_truncated else None
         except Exception as error:  # whatever a scenario raises is a failure of this episode alone
-            raise PlayFailed(told(error), whole_traceback(error)) from error
+            raise EpisodeFailed(told(error), whole_traceback(error)) from error
         finally:
             transcript.close()
         return Episode(transcript.sequences(), checked, time.perf_counter() - began, asked.attempt + 1, stopped_in)
 
 
-def checked_score(score: Score, turns: int) -> Score:
+def checked_score(score: EpisodeReward, turns: int) -> EpisodeReward:
     """The score with plain numbers, as arrays and files take them: one that is none would take the whole step down."""
-    if not isinstance(score, Score):
-        raise TypeError(f"play() gives a Score, not {type(score).__name__}")
+    if not isinstance(score, EpisodeReward):
+        raise TypeError(f"run_episode() gives an EpisodeReward, not {type(score).__name__}")
     if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
         raise ValueError(f"an episode is scored by a finite number, not {score.reward!r}")
-    if score.of_turns and len(score.of_turns) != turns:
-        raise ValueError(f"{len(score.of_turns)} turns are scored, but the policy had {turns}; score all or none")
-    of_turns = tuple(float(reward) for reward in score.of_turns)
-    if not all(map(math.isfinite, of_turns)):
-        raise ValueError(f"turns are scored by finite numbers, not {score.of_turns}")
-    return replace(score, reward=float(score.reward), of_turns=of_turns)
+    if score.turn_rewards and len(score.turn_rewards) != turns:
+        raise ValueError(f"{len(score.turn_rewards)} turns are scored, but the policy had {turns}; score all or none")
+    turn_rewards = tuple(float(reward) for reward in score.turn_rewards)
+    if not all(map(math.isfinite, turn_rewards)):
+        raise ValueError(f"turns are scored by finite numbers, not {score.turn_rewards}")
+    return replace(score, reward=float(score.reward), turn_rewards=turn_rewards)
 
 
 def state_to_go_on_from(transcript: Transcript) -> Ints:
@@ -174,7 +174,7 @@ def state_to_go_on_from(transcript: Transcript) -> Ints:
 def told(error: Exception) -> str:
     """What went wrong, and the line of the scenario that it happened under."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(ROOM)]
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(PACKAGE)]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
 

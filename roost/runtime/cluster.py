@@ -27,9 +27,9 @@ from roost.runtime import launch as launcher
 from roost.runtime import nodes, probe
 from roost.runtime.checks import check_plan
 from roost.runtime.control_watch import ControlWatch
-from roost.runtime.failures import FailuresSeen, StartWatch
+from roost.runtime.failures import FailureWatch, StartWatch
 from roost.runtime.launch import Launching, Request, component_of, plan_launch
-from roost.runtime.node_daemons import CLOSING_LIMIT, Agents, dismiss
+from roost.runtime.node_daemons import CLOSING_LIMIT, NodeDaemons, dismiss
 from roost.runtime.nodes import ClusterConfig, live_inventory, read_cluster_config
 from roost.runtime.ray_connection import connect
 from roost.runtime.reserve import Holdings
@@ -110,7 +110,7 @@ class Cluster:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         (self.log_dir / probe.MARK).write_text(mark, encoding="utf-8")
         counted = nodes.wait_for_nodes(wanted, node_timeout, self._say)
-        self._agents = nodes.start_agents(list(counted), str(self.log_dir), mark, self.connection.folder)
+        self._agents = nodes.start_daemons(list(counted), str(self.log_dir), mark, self.connection.folder)
         reports = nodes.ask_nodes(self._agents, counted, self._say)
         self.nodes = nodes.ordered(reports, self._agents, wanted, findings)
         findings.raise_errors()
@@ -118,8 +118,8 @@ class Cluster:
         findings.raise_errors()
         for warning in findings.warnings:
             self._say(str(warning))
-        self._links = Agents(self.nodes, self._agents)
-        self._failures = FailuresSeen(self._links.lead, self._control.raise_if_lost)
+        self._links = NodeDaemons(self.nodes, self._agents)
+        self._failures = FailureWatch(self._links.lead, self._control.raise_if_lost)
         self._ends.callback(self._failures.stop)
         self._ends.callback(self._tell_of_failures)
         self._starts = StartWatch(self._never_started)

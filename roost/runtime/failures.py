@@ -20,7 +20,7 @@ KEPT = 1_000  # failures that are remembered
 GRACE = 3.0  # seconds: for the cause to be told after a consequence was seen, and for a wait to end by itself
 
 
-class FailuresSeen:
+class FailureWatch:
     """Follows the failures that the job's directory records, in a thread of the driver.
 
     A failure that was raised from the call it belongs to is settled: the program knows of it, and other waits go on.

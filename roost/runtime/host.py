@@ -25,7 +25,7 @@ from roost.procs.user_code import contain_tasks
 from roost.trace.spans import SpanRecorder
 from roost.transport import current
 from roost.transport.current import ProcessLink, ProcessSetup, SimulatedDevices
-from roost.transport.failure import Address, AgentContact, Failure, FailureKind, PeerLost, WaitedTooLong
+from roost.transport.failure import Address, DaemonContact, Failure, FailureKind, PeerLost, WaitedTooLong
 
 CONSTRUCTOR = "__init__"
 ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the agent to answer
@@ -53,7 +53,7 @@ class Host:
     def __init__(self, address: tuple[str, int], packed_agent: bytes, packed: bytes) -> None:
         from pathlib import Path
 
-        agent: AgentContact = cloudpickle.loads(packed_agent)
+        agent: DaemonContact = cloudpickle.loads(packed_agent)
         setup: ProcessSetup = cloudpickle.loads(_enrolled(address, agent))
 
         redirect_output(Path(setup.log_path))
@@ -218,7 +218,7 @@ def is_asynchronous(cls: type) -> bool:
     )
 
 
-def _enrolled(address: tuple[str, int], agent: AgentContact) -> bytes:
+def _enrolled(address: tuple[str, int], agent: DaemonContact) -> bytes:
     """What this process is, from its agent; it starts while the job still finds out which accelerators it gets."""
     try:
         told: bytes = ray.get(agent.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)

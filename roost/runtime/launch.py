@@ -25,11 +25,11 @@ from roost.placement.strategy import PlacementStrategy
 from roost.procs.logs import log_name
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.membership import NodeReport
-from roost.runtime.node_daemons import Agents
+from roost.runtime.node_daemons import NodeDaemons
 from roost.runtime.worker import LARGE, GroupSpec, LaunchOptions, Worker, check_methods, check_name, public_methods
 from roost.transport.current import ProcessSetup, SimulatedDevices
 from roost.transport.directory import GroupEntry
-from roost.transport.failure import Address, AgentContact
+from roost.transport.failure import Address, DaemonContact
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Site(NamedTuple):
     """The live nodes, in the order of their ranks."""
 
     reports: Sequence[NodeReport]
-    agents: Sequence[AgentContact]
+    agents: Sequence[DaemonContact]
     log_dirs: Sequence[str]
     inventory: Inventory
 
@@ -323,7 +323,7 @@ class Request:
 class Launching:
     """Starts a group's processes; they wait at their agents until `assign` says what each of them is."""
 
-    def __init__(self, asked: Request, live_nodes: Sequence[int], site: Site, agents: Agents) -> None:
+    def __init__(self, asked: Request, live_nodes: Sequence[int], site: Site, agents: NodeDaemons) -> None:
         self._asked, self._live_nodes, self._site, self._agents = asked, live_nodes, site, agents
         self.places = places(asked.name, asked.component, asked.options, live_nodes)
         self.meeting_node = self.places[0].node

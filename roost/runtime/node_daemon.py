@@ -23,7 +23,7 @@ from roost.runtime.ray_errors import PROCESS_LOST, cause_of, first_line
 from roost.trace.spans import Span
 from roost.transport.directory import Directory, GroupEntry
 from roost.transport.exchange import Exchange
-from roost.transport.failure import LOG_LINES, Address, AgentContact, Failure, FailureKind, PeerLost
+from roost.transport.failure import LOG_LINES, Address, DaemonContact, Failure, FailureKind, PeerLost
 from roost.transport.shared_memory import BIG, INLINE_LIMIT, Consignment, Freight
 from roost.transport.socket_server import SocketServer
 
@@ -49,7 +49,7 @@ class Assignment(NamedTuple):
     packed: bytes
 
 
-class NodeAgent:
+class NodeDaemon:
     """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
 
     def __init__(self, driver_dir: str, driver_mark: str, scratch: Path | None = None) -> None:
@@ -94,7 +94,7 @@ class NodeAgent:
             None, probe.robots, kind, list(configs), rank, dict(os.environ)
         )
 
-    async def join(self, rank: int, agents: Sequence[Any], lead: int) -> AgentContact:
+    async def join(self, rank: int, agents: Sequence[Any], lead: int) -> DaemonContact:
         """Take this node's place in the job, and open its socket."""
         self._rank, self._agents, self._lead = rank, agents, agents[lead]
         if rank == lead:
@@ -104,7 +104,7 @@ class NodeAgent:
                     asyncio.get_running_loop().create_task(self._watch_node(node, agent, directory))
         self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(agents))
         self._server = SocketServer(self._folder / "agent", self._exchange.serve, self._hear)
-        return AgentContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
+        return DaemonContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
 
     @property
     def _hub(self) -> Exchange:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 
-class NodeAgentActor:
+class NodeDaemonActor:
     """Runs an agent, and passes on what it is asked."""
 
     def __init__(self, *args: Any) -> None:
-        from roost.runtime.node_daemon import NodeAgent
+        from roost.runtime.node_daemon import NodeDaemon
 
-        self._agent = NodeAgent(*args)
+        self._agent = NodeDaemon(*args)
 
     async def ask(self, method: str, *args: Any) -> Any:
         """Call a method of the agent."""

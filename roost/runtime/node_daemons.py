@@ -13,13 +13,13 @@ from ray import cloudpickle
 from roost.runtime.nodes import LiveNode
 from roost.runtime.ray_errors import cause_of
 from roost.transport.current import ProcessSetup
-from roost.transport.failure import AgentContact
+from roost.transport.failure import DaemonContact
 
 LIMIT = 60.0  # seconds for an agent to answer
 CLOSING_LIMIT = 5.0
 
 
-class Agents:
+class NodeDaemons:
     """The agents of a job in the order of its nodes, after them the driver's own where its node is none of them."""
 
     def __init__(self, nodes: Sequence[LiveNode], started: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class Agents:
         lead = list(members).index(here)
         self.lead = self.handles[lead]
         joined = [agent.ask.remote("join", rank, self.handles, lead) for rank, agent in enumerate(self.handles)]
-        self.contacts: list[AgentContact] = [
+        self.contacts: list[DaemonContact] = [
             replace(contact, handle=agent)
             for contact, agent in zip(ray.get(joined, timeout=LIMIT), self.handles, strict=True)
         ]

@@ -28,7 +28,7 @@ from roost.runtime.membership import (
     report_interpreter,
     to_node,
 )
-from roost.runtime.node_daemon_actor import NodeAgentActor
+from roost.runtime.node_daemon_actor import NodeDaemonActor
 from roost.runtime.ray_connection import alive_nodes, free_resources, node_resources
 from roost.runtime.ray_errors import raised_line
 
@@ -61,9 +61,9 @@ def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) 
         time.sleep(LOOK_EVERY)
 
 
-def start_agents(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Path | None) -> dict[str, Any]:
+def start_daemons(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Path | None) -> dict[str, Any]:
     """An agent on each node, all at once; their temporary files go to `scratch`, which must exist on each."""
-    actor = ray.remote(NodeAgentActor)
+    actor = ray.remote(NodeDaemonActor)
     return {
         node: actor.options(
             num_cpus=0,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import ray
 
-from roost.runtime.failures import FailuresSeen
+from roost.runtime.failures import FailureWatch
 from roost.runtime.host import CallFailed
 from roost.runtime.ray_errors import PROCESS_LOST
 from roost.transport.failure import Address, WaitedTooLong
@@ -31,7 +31,7 @@ class GroupResult:
     """
 
     def __init__(
-        self, refs: Sequence[Any], ranks: Sequence[int], group: str, method: str, failures: FailuresSeen
+        self, refs: Sequence[Any], ranks: Sequence[int], group: str, method: str, failures: FailureWatch
     ) -> None:
         self._refs = list(refs)
         self.ranks = tuple(ranks)

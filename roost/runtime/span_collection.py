@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ray
 
-from roost.runtime.node_daemons import Agents
+from roost.runtime.node_daemons import NodeDaemons
 from roost.runtime.nodes import LiveNode
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span, WorkerSpans
@@ -23,7 +23,7 @@ def flush(groups: Iterable[WorkerGroup], limit: float = FLUSH_LIMIT) -> None:
         ray.wait(flushed, num_returns=len(flushed), timeout=limit)
 
 
-def collected(agents: Agents, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
+def collected(agents: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
     """The spans that every node's agent has of its workers."""
     workers = []
     for node, found in agents.ask_all("spans"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import ray
 
 from roost.config.findings import did_you_mean
-from roost.runtime.failures import FailuresSeen
+from roost.runtime.failures import FailureWatch
 from roost.runtime.result import GroupResult
 from roost.transport import current
 from roost.transport.channel import Channel
@@ -366,7 +366,7 @@ class WorkerGroup:
         name: str,
         cls: type[Worker],
         hosts: Sequence[Any],
-        failures: FailuresSeen,
+        failures: FailureWatch,
         close: Callable[[WorkerGroup], None],
         kept: Any = None,
     ) -> None:

@@ -16,14 +16,14 @@ NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """A token per row, and its log-probability under the distribution it was drawn from."""
 
     token_ids: list[int]
     logprobs: list[float]
 
 
-def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.float64]) -> Drawn:
+def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.float64]) -> SampledTokens:
     """One token per row. A row of temperature 0 takes the likeliest, at its probability under the model."""
     logits = logits.float()
     greedy = [sampling.is_greedy for sampling in samplings]
@@ -47,8 +47,8 @@ def chosen_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
-def _with_logprobs(logits: Tensor, tokens: Tensor) -> Drawn:
-    return Drawn(tokens.tolist(), chosen_logprobs(logits, tokens).tolist())
+def _with_logprobs(logits: Tensor, tokens: Tensor) -> SampledTokens:
+    return SampledTokens(tokens.tolist(), chosen_logprobs(logits, tokens).tolist())
 
 
 def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from roost.learner.advantages import (
 )
 from roost.learner.packing import predicted
 from roost.learner.sample import NOT_MADE, Floats, Ints, Sample
-from roost.rollout.episode import Group, Score, Tokens
+from roost.rollout.episode import EpisodeReward, Group, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Source:
 
     episode: int  # numbered through the batch
     group: int
-    score: Score
+    score: EpisodeReward
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
 
 
 def _along(
-    samples: Sequence[Sample], score: Score, settings: AdvantageSettings, value_after: float
+    samples: Sequence[Sample], score: EpisodeReward, settings: AdvantageSettings, value_after: float
 ) -> list[TokenAdvantages]:
     """Of the predicted tokens of each sample of an episode, which follow one another as their turns do."""
     values = [sample.values[predicted(sample)] for sample in samples if sample.values is not None]
@@ -196,7 +196,7 @@ def _along(
         raise ValueError("advantages by GAE need a critic's values; give the job a critic")
     turns = np.concatenate([sample.turns[predicted(sample)] for sample in samples])
     order = np.argsort(turns, kind="stable")
-    rewards = rewards_of_tokens(turns[order], score.reward, score.of_turns)
+    rewards = rewards_of_tokens(turns[order], score.reward, score.turn_rewards)
     along = token_advantages(rewards, np.concatenate(values)[order], settings, value_after)
     back = np.argsort(order, kind="stable")
     borders = np.cumsum([len(each) for each in values])[:-1]
@@ -204,7 +204,7 @@ def _along(
     return [TokenAdvantages(advantage, outcome) for advantage, outcome in parts]
 
 
-def lags(groups: Sequence[Group], version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """How many versions behind the learner each made token was."""
     made = [episode.made_by for group in groups for episode in group.episodes]
     return version - np.concatenate([np.zeros(0, np.int64), *made])

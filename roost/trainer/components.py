@@ -18,7 +18,7 @@ from roost.placement.plan import Plan
 from roost.runtime.worker import GroupSpec, LaunchOptions
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.learners import devices_of
-from roost.trainer.switch import WEIGHT, Turns
+from roost.trainer.switch import WEIGHT, DeviceSwitch
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
@@ -32,7 +32,7 @@ class Layout:
     """A plan as the trainer uses it."""
 
     engines: EnginePlan
-    turns: Turns
+    switch: DeviceSwitch
     on_gpu: bool
     scorers: tuple[str, ...]  # components with a model, beside the learner and the engines
     sharing: tuple[str, ...]  # those of them, and the learner, that are on a device with an engine
@@ -71,9 +71,9 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         engines = replace(engines, servers=tuple(plain))
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
     hand_over = HandOver(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
-    turns = Turns(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
+    switch = DeviceSwitch(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
     sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
-    return Layout(engines, turns, on_gpu, scorers, sharing, threads)
+    return Layout(engines, switch, on_gpu, scorers, sharing, threads)
 
 
 def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:

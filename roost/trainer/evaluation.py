@@ -11,9 +11,9 @@ import numpy as np
 from roost.config.train import CollectSettings, TrainSettings
 from roost.procs.user_code import call
 from roost.rollout.episode import Group, Scenario, Split
-from roost.rollout.group_play import GroupPlay, raise_fatal
+from roost.rollout.group_play import GroupRollout, raise_fatal
 from roost.rollout.order import TaskOrder
-from roost.rollout.playing import Player, task_of
+from roost.rollout.playing import EpisodeRunner, task_of
 from roost.trainer.figures import of_lengths, of_parts
 
 
@@ -42,9 +42,9 @@ class VersionChanged(RuntimeError):
 
 
 async def evaluate(
-    scenario: Scenario, player: Player, settings: TrainSettings, version: int, on_end: Callable[[int], None]
+    scenario: Scenario, player: EpisodeRunner, settings: TrainSettings, version: int, on_end: Callable[[int], None]
 ) -> Evaluation:
-    """Play the evaluation's tasks on engines that have this version; nobody updates them meanwhile."""
+    """EpisodeRequest the evaluation's tasks on engines that have this version; nobody updates them meanwhile."""
     asked = settings.evaluation
     collect = CollectSettings(
         group_size=asked.samples,
@@ -59,7 +59,7 @@ async def evaluate(
     places = asyncio.Semaphore(collect.concurrency)
     changed = asyncio.Event()
     plays = [
-        GroupPlay(
+        GroupRollout(
             number,
             task_of(scenario, Split.EVALUATION, order.index(number)),
             version,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from roost.config.findings import counted
 from roost.rollout.episode import Episode
-from roost.rollout.playing import Play, Player, PlayFailed, check_made
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 
 MOST_REASONS = 50  # files in the folder
 _TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # by name, which is another in every group
@@ -24,7 +24,7 @@ class FailureFiles:
         self._folder, self._note = folder, note
         self._counts: Counter[str] = Counter()
 
-    def add(self, reason: str, traceback: str, asked: Play) -> None:
+    def add(self, reason: str, traceback: str, asked: EpisodeRequest) -> None:
         """An attempt at an episode came to nothing."""
         name = file_name(reason)
         self._counts[name] += 1
@@ -44,17 +44,17 @@ class FailureFiles:
             self._note(f"an episode failed: {reason.partition(chr(10))[0][:400]}; more is in {file}")
 
 
-class NotingPlayer:
+class RecordingEpisodeRunner:
     """Plays as another does, and keeps why attempts fail."""
 
-    def __init__(self, player: Player, failures: FailureFiles) -> None:
+    def __init__(self, player: EpisodeRunner, failures: FailureFiles) -> None:
         self._player, self._failures = player, failures
 
-    async def play(self, asked: Play) -> Episode:
+    async def run_episode(self, asked: EpisodeRequest) -> Episode:
         try:
-            check_made(asked.task)
-            return await self._player.play(asked)
-        except PlayFailed as error:
+            check_episode(asked.task)
+            return await self._player.run_episode(asked)
+        except EpisodeFailed as error:
             self._failures.add(str(error), error.traceback, asked)
             raise
 
@@ -70,7 +70,7 @@ def file_name(reason: str) -> str:
     return f"{kind}-{zlib.crc32(alike.encode(errors='replace')):08x}.txt"
 
 
-def _told(reason: str, traceback: str, asked: Play, count: int) -> str:
+def _told(reason: str, traceback: str, asked: EpisodeRequest, count: int) -> str:
     attempt = f"group {asked.number}, episode {asked.episode}, attempt {asked.attempt + 1}"
     head = f"{reason[:LONGEST]}\n\n{counted(count, 'time')} so far; this is {attempt} of the task\n"
     return f"{head}{asked.task.name[:LONGEST]}\n\n{traceback.rstrip()}\n"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from roost.config.train import CollectSettings
 from roost.rollout.episode import Group, Scenario, Split
-from roost.rollout.group_play import GroupPlay, may_end, raise_fatal
+from roost.rollout.group_play import GroupRollout, may_end, raise_fatal
 from roost.rollout.order import TaskOrder
-from roost.rollout.playing import Player, task_of
+from roost.rollout.playing import EpisodeRunner, task_of
 
 
 @dataclass(frozen=True, slots=True)
-class InPlay:
+class RunningGroup:
     """A group that has begun."""
 
     number: int
@@ -41,14 +41,15 @@ def may_begin(taken: int, in_play: int, version: int, groups: int, max_lag: int,
 
 
 def choose(
-    in_play: Sequence[InPlay], count: int, version: int, max_lag: int, groups: int, left: int = 0
+    in_play: Sequence[RunningGroup], count: int, version: int, max_lag: int, groups: int, left: int = 0
 ) -> tuple[int, ...] | None:
     """The groups to learn from at a version: the oldest that are over.
 
     None where they are too few, or where those that stay behind would be more than can still be taken in time: `left`
     at this version, and `groups` at each one after it.
 
-    >>> waiting = [InPlay(0, 0, True), InPlay(1, 0, False), InPlay(2, 1, True), InPlay(3, 1, True)]
+    >>> begun = [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, True)]
+    >>> waiting = [RunningGroup(*group) for group in begun]
     >>> choose(waiting, 2, version=1, max_lag=1, groups=2) is None, choose(waiting, 2, version=0, max_lag=1, groups=2)
     (True, (0, 2))
     """
@@ -96,7 +97,7 @@ class Feed:
     def __init__(
         self,
         scenario: Scenario,
-        player: Player,
+        player: EpisodeRunner,
         settings: CollectSettings,
         max_lag: int,
         seed: int,
@@ -113,8 +114,10 @@ class Feed:
         self._order = TaskOrder(scenario.size(Split.TRAIN), seed)
         self._next = position.next
         self._again = sorted(position.waiting)
-        self._plays: dict[int, GroupPlay] = {}
-        self._given_up: list[GroupPlay] = []  # that others took the place of; they may still put their things in order
+        self._plays: dict[int, GroupRollout] = {}
+        self._given_up: list[
+            GroupRollout
+        ] = []  # that others took the place of; they may still put their things in order
         self._kept: set[int] = set()  # groups that are over and of use: each is looked at once in a step
         self._taken = 0
         self._replaced = 0
@@ -181,8 +184,8 @@ class Feed:
             self._cut_off_stragglers(count)
             await self._changed.wait()
 
-    def _in_play(self) -> list[InPlay]:
-        return [InPlay(play.number, play.began_at, play.is_over) for play in self._plays.values()]
+    def _in_play(self) -> list[RunningGroup]:
+        return [RunningGroup(play.number, play.began_at, play.is_over) for play in self._plays.values()]
 
     def _replace_useless(self, version: int) -> None:
         """Begin others in the place of groups that are over and of no use; the step may still wait for the rest."""
@@ -207,7 +210,7 @@ class Feed:
         else:
             number, self._next = self._next, self._next + 1
         task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
-        self._plays[number] = GroupPlay(
+        self._plays[number] = GroupRollout(
             number, task, version, self._player, self._settings, self._places, self._changed.set
         )
 

@@ -12,7 +12,7 @@ from roost.learner.mismatch import mismatch
 from roost.learner.packing import predicted
 from roost.learner.sample import Sample
 from roost.rollout.episode import Episode, Group
-from roost.trainer.batch import lags
+from roost.trainer.batch import staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
@@ -25,7 +25,7 @@ RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", 
 def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
     """Rewards, lags and counts of what was collected."""
     rewards = np.array([reward for group in groups for reward in group.rewards] or [np.nan])
-    behind = lags(groups, version)
+    behind = staleness_of(groups, version)
     episodes = [episode for group in groups for episode in group.episodes]
     return {
         "reward/mean": float(rewards.mean()),
@@ -33,8 +33,8 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
         "reward/max": float(rewards.max()),
         "reward/min": float(rewards.min()),
         "reward/equal_groups": sum(group.is_equal for group in groups) / max(1, len(groups)),
-        "lag/mean": float(behind.mean()) if len(behind) else 0.0,
-        "lag/max": float(behind.max()) if len(behind) else 0.0,
+        "staleness/mean": float(behind.mean()) if len(behind) else 0.0,
+        "staleness/max": float(behind.max()) if len(behind) else 0.0,
         "tokens/generated": float(len(behind)),
         "tokens/mean": float(np.mean([episode.made for episode in episodes])) if episodes else 0.0,
         "samples/finished": float(len(episodes)),

@@ -18,14 +18,14 @@ from roost.engines.fleet import Fleet
 from roost.learner.losses import Totals
 from roost.learner.sample import Floats, Sample
 from roost.rollout.episode import Group
-from roost.rollout.order import draw_seed
+from roost.rollout.order import sample_seed
 from roost.trace.spans import SpanRecorder
 from roost.trainer.batch import (
     Batch,
     batch_of,
     continuations,
-    lags,
     minibatches,
+    staleness_of,
     with_advantages,
     with_scores,
     with_values,
@@ -35,7 +35,7 @@ from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
 from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_skipped, explained
 from roost.trainer.learners import Learners, totals_of
-from roost.trainer.switch import Turns
+from roost.trainer.switch import DeviceSwitch
 
 Figures = dict[str, float]
 
@@ -44,7 +44,7 @@ async def no_figures() -> Mapping[str, float]:
     return {}
 
 
-class LagExceeded(RuntimeError):
+class StalenessExceeded(RuntimeError):
     """A token was made by a policy that is older than the run allows: a bug, as the feed prevents it."""
 
 
@@ -93,7 +93,7 @@ class Loop:
     settings: TrainSettings
     models: Models
     feed: Feed
-    turns: Turns
+    switch: DeviceSwitch
     recorder: SpanRecorder
     watcher: Watcher
     state: TrainerState
@@ -118,7 +118,7 @@ class Loop:
         self.feed.begin(version)
         groups, learnt = await self._learn_all(version)
         figures = of_groups(groups, version, self.feed.pop_tally()) | of_parts(groups, self.settings.rewards)
-        are_same_weights = figures["lag/max"] == 0 and (not self._streams or self.models.inference is not None)
+        are_same_weights = figures["staleness/max"] == 0 and (not self._streams or self.models.inference is not None)
         figures |= of_all(learnt, are_same_weights)
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
         try:
@@ -166,7 +166,7 @@ class Loop:
             async with self._phase("generate", self._samples(parts)):
                 groups = await self._take_checked(version, parts, part)
             async with self._phase("switch"):
-                await self.turns.to_learner(self.models.fleet, self.models.sharing)
+                await self.switch.to_learner(self.models.fleet, self.models.sharing)
             async with self._phase("score"):
                 ready = Ready(groups, await self._scored(batch_of(groups)))
             jump = self._jump(ready, version, is_resynced) if part == 0 else ""
@@ -175,7 +175,7 @@ class Loop:
             await self._discard(groups, version, part, f"{jump}. The engines get their weights again")
             async with self._phase("sync"):
                 release = self.models.fleet.release or await self.models.policy.release(version)
-                await self.turns.to_engines(self.models.fleet, self.models.sharing, release)
+                await self.switch.to_engines(self.models.fleet, self.models.sharing, release)
             is_resynced = True
 
     def _jump(self, ready: Ready, version: int, is_resynced: bool) -> str:
@@ -183,7 +183,7 @@ class Loop:
 
         Of engines that have just got their weights again, verified, it is accepted.
         """
-        figures = of_mismatch(ready.batch.samples) if max(lags(ready.groups, version), default=0) == 0 else {}
+        figures = of_mismatch(ready.batch.samples) if max(staleness_of(ready.groups, version), default=0) == 0 else {}
         jump = self.guard.jump(figures)
         if jump and is_resynced:
             self.models.fleet.report(f"{jump}, also after the engines got their weights again: it counts as usual now")
@@ -229,7 +229,7 @@ class Loop:
         is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE) and not is_whitened
         has_policy_of_then = self.models.inference is not None
         can_learn_late = has_policy_of_then or settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
-        return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.turns.are_taken
+        return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.switch.is_shared
 
     @property
     def _scores_apart(self) -> bool:
@@ -252,9 +252,9 @@ class Loop:
 
     async def _take(self, version: int, parts: int) -> list[Group]:
         groups = await self.models.fleet.serve(self.feed.take(version, self.settings.collect.groups // parts))
-        oldest = max(lags(groups, version), default=0)
+        oldest = max(staleness_of(groups, version), default=0)
         if oldest > self.settings.max_staleness:
-            raise LagExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_staleness}")
+            raise StalenessExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_staleness}")
         return groups
 
     async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
@@ -263,7 +263,7 @@ class Loop:
         told: list[Mapping[str, float]] = []
         async with self._phase("learn"):
             for epoch in range(settings.epochs if len(chosen) else 0):
-                seed = draw_seed(settings.seed, self.state.step, part, epoch)
+                seed = sample_seed(settings.seed, self.state.step, part, epoch)
                 for samples in minibatches(chosen, cut_into, seed):
                     totals = totals_of(samples, settings.draw.max_tokens)
                     if totals.tokens and not self.skipped.exceeds(settings):
@@ -298,10 +298,10 @@ class Loop:
         """Everybody gets the new policy: engines first, where whoever scores does not have to leave its devices."""
         models = self.models
         release = await models.policy.release(version)
-        if self.turns.are_taken:
+        if self.switch.is_shared:
             await models.follow_policy()
-        await self.turns.to_engines(models.fleet, models.sharing, release)
-        if not self.turns.are_taken:
+        await self.switch.to_engines(models.fleet, models.sharing, release)
+        if not self.switch.is_shared:
             await models.follow_policy()
 
     @asynccontextmanager

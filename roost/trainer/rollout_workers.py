@@ -22,16 +22,16 @@ from roost.placement.plan import Plan
 from roost.placement.rules.rewards import placed_rewards
 from roost.procs.user_code import within
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, play_in
+from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, run_in_environment
 from roost.rollout.episode import Scenario
 from roost.rollout.gateway import Gateway
 from roost.rollout.order import FleetDraws
-from roost.rollout.playing import LocalPlayer, Player, close_scenario, finish_workers
+from roost.rollout.playing import EpisodeRunner, LocalEpisodeRunner, close_scenario, finish_workers
 from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
-from roost.rollout.rewards.scoring import Rewards, ScoredPlayer
+from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
-from roost.trainer.failures import FailureFiles, NotingPlayer
+from roost.trainer.failures import FailureFiles, RecordingEpisodeRunner
 from roost.trainer.targets import load_scenario
 
 AGENT, ENV = "agent", "env"
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 class Stage:
     """Who plays a kind of episodes, and who is told that a group is over."""
 
-    player: Player
+    player: EpisodeRunner
     on_end: Callable[[int], None]
 
 
@@ -82,7 +82,7 @@ def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
     return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
 
 
-def made_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:
+def build_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:
     """The rewards that are scored with in the driver, and the names of the others."""
     findings = Findings()
     made = make_rewards(settings.rewards, where, findings, placed_rewards(settings.rewards, placed))
@@ -105,7 +105,7 @@ async def open_stages(
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
         environments = await _environments(groups.get(ENV))  # where one is wrong, the others are still to be let go
-        players: dict[str, Player] = {}
+        players: dict[str, EpisodeRunner] = {}
         if AGENT in groups:
             gateway = Gateway()
             contact = await stack.enter_async_context(gateway.serving("127.0.0.1" if is_alone else node_address()))
@@ -117,17 +117,17 @@ async def open_stages(
             players |= {label: agents.player(label) for label in draws}
         else:
             if environments is not None:
-                play_in(scenario, environments)
+                run_in_environment(scenario, environments)
             limit = settings.collect.episode_timeout_s
-            players |= {label: LocalPlayer(scenario, each.open, limit) for label, each in draws.items()}
+            players |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in draws.items()}
             stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None
         if settings.rewards:
             rewards = await _opened_rewards(settings, groups)
             stack.push_async_callback(rewards.close)
             await _prepared("the rewards", rewards.prepare(), REWARDS_LIMIT_S)
-            players = {label: ScoredPlayer(player, rewards) for label, player in players.items()}
-        players = {label: NotingPlayer(player, failures) for label, player in players.items()}
+            players = {label: RewardedEpisodeRunner(player, rewards) for label, player in players.items()}
+        players = {label: RecordingEpisodeRunner(player, failures) for label, player in players.items()}
         training, evaluation = (Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION))
         yield Stages(training, evaluation, rewards)
 
@@ -141,7 +141,7 @@ def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
 
 async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGroup]) -> Rewards:
     components = placed_rewards(settings.rewards, groups)
-    made = made_rewards(settings, groups, Where(path=("train", "rewards")))
+    made = build_rewards(settings, groups, Where(path=("train", "rewards")))
     elsewhere = {name: groups[component] for name, component in components.items()}
     for group in elsewhere.values():
         await asyncio.to_thread(group.wait_ready)

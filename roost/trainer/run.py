@@ -40,7 +40,7 @@ from roost.trainer.resuming import (
     reopened,
     resumed_state,
 )
-from roost.trainer.rollout_workers import made_rewards
+from roost.trainer.rollout_workers import build_rewards
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.running import Running
 from roost.trainer.targets import check_named, class_name_of, decoder, load_tokenizer, make_scenario
@@ -92,7 +92,7 @@ class Broken(Exception):
         self.error, self.steps, self.was_stopped, self.had_folder = error, steps, was_stopped, had_folder
 
     @property
-    def may_be_tried_again(self) -> bool:
+    def is_retryable(self) -> bool:
         """Whether it would not end in the same way at once: something was lost, or it had worked until then."""
         failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
         was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
@@ -203,7 +203,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
                 return Outcome(run, start, was_stopped=False)
             failures = 1 if start.step > furthest else failures + 1
             furthest = max(start.step, furthest)
-            if failures > RESTARTS or not broken.may_be_tried_again:
+            if failures > RESTARTS or not broken.is_retryable:
                 raise broken.error from None
             say(f"{broken}\ncontinuing from step {start.step}")
 
@@ -314,7 +314,7 @@ def _scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
     findings.raise_errors()
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
-    made_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
+    build_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
     return scenario, tokenizer
 
 

@@ -168,7 +168,7 @@ class Running:
 
     async def _prepare_learner(self, models: Models) -> None:
         """It gets the state that the run goes on from, and leaves devices that it shares before engines start there."""
-        if self.state.step or self._layout.turns.are_taken:  # else it is asked once engines have started beside it
+        if self.state.step or self._layout.switch.is_shared:  # else it is asked once engines have started beside it
             self._first_probe = await models.policy.probe()
         if self.state.step:
             checkpoint = self._checkpoints.at(self.state.step)
@@ -176,16 +176,16 @@ class Running:
             if models.critic is not None:
                 await models.critic.all("restore", str(checkpoint.critic))
             await models.follow_policy()
-        if self._layout.turns.are_taken:
-            await self._layout.turns.offload(models.sharing)
+        if self._layout.switch.is_shared:
+            await self._layout.switch.offload(models.sharing)
 
     async def _prepare_engines(self, models: Models) -> None:
         """They were started on the model as it was before the first step, as the learner was."""
         await models.fleet.weights.calibrate(self._first_probe or await models.policy.probe())
         if self.state.step:
-            turns = self._layout.turns
-            await turns.to_learner(models.fleet, models.sharing)
-            await turns.to_engines(models.fleet, models.sharing, await models.policy.release(self.state.version))
+            switch = self._layout.switch
+            await switch.to_learner(models.fleet, models.sharing)
+            await switch.to_engines(models.fleet, models.sharing, await models.policy.release(self.state.version))
 
     # The steps ----------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Running:
             settings,
             models,
             feed,
-            self._layout.turns,
+            self._layout.switch,
             self._recorder,
             self._watching,
             self.state,
@@ -297,9 +297,9 @@ class Running:
         if not self.was_stopped and not self._run.has_evaluation(self.state.step):
             await self._evaluate(models)
         self._watching.phase("save")
-        if self._layout.turns.are_taken:
+        if self._layout.switch.is_shared:
             await models.fleet.stop_servers()
-            await self._layout.turns.load(models.sharing)
+            await self._layout.switch.load(models.sharing)
         if self._saved_at != self.state.step:
             await self._save(models, self.state)
             self._end_save()

@@ -45,7 +45,7 @@ def _sample(group: Group, episode: Episode, version: int, decode: Decode) -> dic
         "completion": score.shown or score.answer or (said[-1] if said else ""),
         "reward": score.reward,
         **({"parts": dict(score.parts)} if score.parts else {}),
-        **({"of_turns": list(score.of_turns)} if score.of_turns else {}),
+        **({"turn_rewards": list(score.turn_rewards)} if score.turn_rewards else {}),
         **({"answer": score.answer} if score.answer else {}),
         "finish": episode.finish,
         "truncated": episode.is_truncated,

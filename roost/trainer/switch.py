@@ -16,7 +16,7 @@ BESIDE_WEIGHTS = ("grad", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class DeviceSwitch:
     """The learner's side of a hand-over, for everybody who shares devices with engines.
 
     Engines leave, the learner loads; the learner moves gradients and moments to the host, engines take the new weights
@@ -27,19 +27,19 @@ class Turns:
     offloads: Mapping[str, Sequence[str]]  # what each of them moves to the host while engines work, by its name
 
     @property
-    def are_taken(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether one waits for the other."""
         return self.hand_over.is_needed
 
     async def to_learner(self, fleet: Fleet, learners: Sequence[Learners]) -> None:
         """The engines make room; everybody who shares devices with them comes back to these."""
         await self.hand_over.to_learner(fleet)
-        if self.are_taken:
+        if self.is_shared:
             await self.load(learners)
 
     async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], release: Release) -> None:
         """The engines come back, with the new policy."""
-        if self.are_taken:
+        if self.is_shared:
             await self.offload(learners, BESIDE_WEIGHTS)
         await self.hand_over.to_engines(fleet, release, lambda: self.offload(learners, (WEIGHT,)))
 

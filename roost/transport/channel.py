@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from roost.transport import current
 from roost.transport.current import Current
-from roost.transport.shared_memory import Parcel
+from roost.transport.shared_memory import Packet
 from roost.transport.waits import Pending
 
 DEFAULT_KEY = "default"
@@ -110,7 +110,7 @@ class Channel:
         link = self._there.link
         future = link.request("get", self.name, portable(key), target, timeout)
 
-        def finish(answer: tuple[Any, list[Parcel]]) -> Any:
+        def finish(answer: tuple[Any, list[Packet]]) -> Any:
             return shape([link.unpack(parcel) for parcel in answer[1]])
 
         pending = Pending(future, finish, self._check(future))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roost.trace.spans import SpanRecorder
-from roost.transport.failure import Address, AgentContact
+from roost.transport.failure import Address, DaemonContact
 
 if TYPE_CHECKING:
     from roost.placement.placement import Placement
-    from roost.transport.link import AgentLink
+    from roost.transport.link import DaemonLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Current:
     check: Callable[[], None] | None = None  # in the driver: raises if the job has failed and nobody knows
 
     @property
-    def link(self) -> AgentLink:
+    def link(self) -> DaemonLink:
         return self.connection.get()
 
     @property
@@ -82,7 +82,7 @@ class ProcessSetup:
     accelerator_type: str
     hardware_type: str  # "accelerator", "node", or the kind of its declared devices
     hardware: tuple[Mapping[str, Any], ...]  # the configs of those
-    agent: AgentContact
+    agent: DaemonContact
     log_path: str
     max_restarts: int = 0
     simulated: SimulatedDevices | None = None  # what it sees, where that is simulated
@@ -91,19 +91,19 @@ class ProcessSetup:
 class ProcessLink:
     """Makes the link when it is first used, and makes another in a process that was forked."""
 
-    def __init__(self, who: Address, agent: AgentContact) -> None:
+    def __init__(self, who: Address, agent: DaemonContact) -> None:
         self._who, self._agent = who, agent
-        self._link: AgentLink | None = None
+        self._link: DaemonLink | None = None
         self._pid = -1
         self._making = threading.Lock()
 
-    def get(self) -> AgentLink:
-        from roost.transport.link import AgentLink
+    def get(self) -> DaemonLink:
+        from roost.transport.link import DaemonLink
 
         if self._link is None or self._pid != os.getpid():
             with self._making:
                 if self._link is None or self._pid != os.getpid():
-                    self._link, self._pid = AgentLink(self._who, self._agent), os.getpid()
+                    self._link, self._pid = DaemonLink(self._who, self._agent), os.getpid()
         return self._link
 
     @property

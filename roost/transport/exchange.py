@@ -16,8 +16,8 @@ from typing import Any
 from roost.net.addresses import PortLeases
 from roost.transport.directory import ChannelEntry, GroupEntry
 from roost.transport.failure import Address, WaitedTooLong
-from roost.transport.mailboxes import PostOffice, Turn, Turns
-from roost.transport.shared_memory import Consignment, Freight, NodeMemory, Parcel, SegmentPool, shared_memory_limit
+from roost.transport.mailboxes import OrderedLock, OrderedLocks, PostOffice
+from roost.transport.shared_memory import Consignment, Freight, NodeMemory, Packet, SegmentPool, shared_memory_limit
 from roost.transport.waits import Deadline, within
 
 
@@ -50,7 +50,7 @@ class Exchange:
     def pool(self) -> SegmentPool:
         return self.memory.pool
 
-    async def serve(self, who: Address, op: str, args: tuple[Any, ...], parcels: Sequence[Parcel]) -> Answer:
+    async def serve(self, who: Address, op: str, args: tuple[Any, ...], parcels: Sequence[Packet]) -> Answer:
         """Serve one request of a worker of this node. What it is given is in its hands until it releases it."""
         lost = self.post.lost(who)
         if lost is not None and op != "hello":
@@ -95,7 +95,7 @@ class Exchange:
             if not self._at_work[who]:
                 del self._at_work[who]
 
-    async def _dispatch(self, who: Address, op: str, args: tuple[Any, ...], parcels: list[Parcel]) -> Answer:
+    async def _dispatch(self, who: Address, op: str, args: tuple[Any, ...], parcels: list[Packet]) -> Answer:
         match op:
             case "hello":
                 return None, []
@@ -203,10 +203,10 @@ class ChannelService:
         self._node, self._post, self._memory, self._num_nodes = node, post, memory, num_nodes
         self._hand_on, self._look_up = hand_on, look_up
         self._entries: dict[str, ChannelEntry] = {}
-        self._coming, self._leaving = Turns(), Turns()
+        self._coming, self._leaving = OrderedLocks(), OrderedLocks()
 
     async def put(
-        self, who: Address, name: str, key: Hashable, weight: float, deadline: Deadline, parcel: Parcel
+        self, who: Address, name: str, key: Hashable, weight: float, deadline: Deadline, parcel: Packet
     ) -> Answer:
         wait = None
         try:
@@ -231,7 +231,13 @@ class ChannelService:
         return None, []
 
     async def _put_away(
-        self, turn: Turn, entry: ChannelEntry, who: Address, args: tuple[Any, ...], deadline: Deadline, parcel: Parcel
+        self,
+        turn: OrderedLock,
+        entry: ChannelEntry,
+        who: Address,
+        args: tuple[Any, ...],
+        deadline: Deadline,
+        parcel: Packet,
     ) -> Answer:
         try:
             with turn:
@@ -395,7 +401,7 @@ class DeviceLocks:
 
 
 LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to come into being
-Answer = tuple[Any, list[Parcel]]
+Answer = tuple[Any, list[Packet]]
 
 
 class Mail:
@@ -417,10 +423,10 @@ class Mail:
         self._node, self._post, self._memory = node, post, memory
         self._hand_on, self._look_up, self._last_failure = hand_on, look_up, last_failure
         self._groups: dict[str, GroupEntry] = {}
-        self._coming, self._leaving = Turns(), Turns()
+        self._coming, self._leaving = OrderedLocks(), OrderedLocks()
 
     async def send(
-        self, who: Address, kind: str, to: Sequence[Sequence[Any]], deadline: Deadline, parcel: Parcel
+        self, who: Address, kind: str, to: Sequence[Sequence[Any]], deadline: Deadline, parcel: Packet
     ) -> None:
         receivers = [Address(*parts) for parts in to]
         try:
@@ -453,7 +459,14 @@ class Mail:
         return turn.spend_on(self._send_away(turn, who, kind, node, to, deadline, load))
 
     async def _send_away(
-        self, turn: Turn, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, load: Consignment
+        self,
+        turn: OrderedLock,
+        who: Address,
+        kind: str,
+        node: int,
+        to: list[Address],
+        deadline: Deadline,
+        load: Consignment,
     ) -> None:
         if not await turn.has_come(deadline.left()):
             raise WaitedTooLong(f"{', '.join(map(str, to))} took nothing of {who} for {deadline}")
@@ -461,7 +474,7 @@ class Mail:
         await self._hand_on(node, who, "send", args, load)
 
     def _deliver_here(
-        self, who: Address, kind: str, to: Sequence[Address], parcel: Parcel
+        self, who: Address, kind: str, to: Sequence[Address], parcel: Packet
     ) -> list[tuple[Address, asyncio.Future[None]]]:
         lost = next((self._post.lost(receiver) for receiver in to if self._post.lost(receiver)), None)
         if lost is not None:
@@ -475,7 +488,7 @@ class Mail:
                 waits.append((receiver, wait))
         return waits
 
-    async def receive(self, who: Address, kind: str, source: Sequence[Any], deadline: Deadline) -> list[Parcel]:
+    async def receive(self, who: Address, kind: str, source: Sequence[Any], deadline: Deadline) -> list[Packet]:
         sender = Address(*source)
         with self._coming.take([(who, sender, kind, "receive")]) as turn:
             await self.node_of(sender, deadline)  # a group that was never launched is an error, not a wait

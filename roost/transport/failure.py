@@ -26,7 +26,7 @@ DRIVER = Address("driver", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class AgentContact:
+class DaemonContact:
     """How the processes of a node reach its agent."""
 
     node: int

@@ -16,10 +16,10 @@ import zmq
 
 from roost.procs.exit_watch import is_alive
 from roost.transport import message
-from roost.transport.failure import Address, AgentContact, PeerLost, WaitedTooLong
+from roost.transport.failure import Address, DaemonContact, PeerLost, WaitedTooLong
 from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import (
-    Parcel,
+    Packet,
     SegmentMaps,
     SegmentRef,
     Spares,
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 HEARTBEAT = 500  # milliseconds between looks at whether the agent lives and what may be given back to it
 
 
-class AgentLink:
+class DaemonLink:
     """Sends requests from any thread; one thread of its own receives the answers."""
 
-    def __init__(self, who: Address, agent: AgentContact) -> None:
+    def __init__(self, who: Address, agent: DaemonContact) -> None:
         self.who, self.agent = who, agent
         self._maps = SegmentMaps()
         self._spares = Spares()
         self._numbers = itertools.count()
-        self._waiting: dict[int, Future[tuple[Any, list[Parcel]]]] = {}
+        self._waiting: dict[int, Future[tuple[Any, list[Packet]]]] = {}
         self._context = zmq.Context()
         self._sending = threading.Lock()
         self._identity = uuid.uuid4().bytes
@@ -49,7 +49,7 @@ class AgentLink:
         self._answers = self._socket(self._identity)
         self._is_closed = False
         # The agent can answer only after it has heard from the socket that receives.
-        hello: Future[tuple[Any, list[Parcel]]] = Future()
+        hello: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[-1] = hello
         self._answers.send_multipart([self._identity, *self._frames(-1, "hello", ())])
         self._reader = threading.Thread(target=self._read, name="roost-link", daemon=True)
@@ -65,10 +65,10 @@ class AgentLink:
         socket.connect(f"ipc://{self.agent.socket}")
         return socket
 
-    def request(self, op: str, *args: Any, parcels: Sequence[Parcel] = ()) -> Future[tuple[Any, list[Parcel]]]:
+    def request(self, op: str, *args: Any, parcels: Sequence[Packet] = ()) -> Future[tuple[Any, list[Packet]]]:
         """Ask the agent for something; the future has its answer."""
         number = next(self._numbers)
-        future: Future[tuple[Any, list[Parcel]]] = Future()
+        future: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[number] = future
         try:
             self._send(self._frames(number, op, args, parcels))
@@ -77,7 +77,7 @@ class AgentLink:
             raise
         return future
 
-    def cancel(self, future: Future[tuple[Any, list[Parcel]]]) -> None:
+    def cancel(self, future: Future[tuple[Any, list[Packet]]]) -> None:
         """Give up a request: what it waits for at the agent of this node is left to others."""
         number = next((number for number, waiting in list(self._waiting.items()) if waiting is future), None)
         if number is not None and self._waiting.pop(number, None) is not None:
@@ -86,7 +86,7 @@ class AgentLink:
                 self.tell("cancel", number)
 
     def _frames(
-        self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Parcel] = ()
+        self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Packet] = ()
     ) -> list[bytes | memoryview]:
         """A message: first what the agent can always read, then what it may not, then the parcels."""
         labels, frames = to_frames(parcels)
@@ -100,29 +100,29 @@ class AgentLink:
         """Say something that needs no answer."""
         self._send(self._frames(None, op, args))
 
-    def pack(self, value: object, device_route: DeviceRoute = "stage") -> Parcel:
+    def pack(self, value: object, device_route: DeviceRoute = "stage") -> Packet:
         """A value ready to be sent: large buffers are written to shared memory."""
         packed = message.pack(value, device_route)
         if is_inline(packed.nbytes):
-            return Parcel(packed.header, tuple(bytes(buffer) for buffer in packed.buffers))
+            return Packet(packed.header, tuple(bytes(buffer) for buffer in packed.buffers))
         size = needed([len(buffer) for buffer in packed.buffers])
         segment = self._spares.take(size) or SegmentRef(*self.ask("allocate", size))
-        return Parcel(packed.header, (), segment, self._maps.write(segment, packed.buffers))
+        return Packet(packed.header, (), segment, self._maps.write(segment, packed.buffers))
 
-    def send(self, op: str, *args: Any, parcel: Parcel) -> Future[tuple[Any, list[Parcel]]]:
+    def send(self, op: str, *args: Any, parcel: Packet) -> Future[tuple[Any, list[Packet]]]:
         """A request that carries a parcel; the answer may bring shared memory for the next one."""
         future = self.request(op, *args, parcels=[parcel])
         if parcel.segment is not None:
             future.add_done_callback(self._keep_spare)
         return future
 
-    def _keep_spare(self, future: Future[tuple[Any, list[Parcel]]]) -> None:
+    def _keep_spare(self, future: Future[tuple[Any, list[Packet]]]) -> None:
         spare = None if future.exception() is not None else future.result()[0]
         surplus = self._spares.keep(SegmentRef(*spare)) if spare is not None else None
         if surplus is not None:
             self._maps.released.append(surplus.number)
 
-    def unpack(self, parcel: Parcel, device: Any = None) -> Any:
+    def unpack(self, parcel: Packet, device: Any = None) -> Any:
         """The value of a parcel; its tensors lie in the shared memory it came in, and are this process's alone."""
         if parcel.segment is None:
             return message.unpack(parcel.header, [bytearray(buffer) for buffer in parcel.inline], device)

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from roost.transport.failure import Address, PeerLost
-from roost.transport.shared_memory import Parcel
+from roost.transport.shared_memory import Packet
 
 T = TypeVar("T")
 
 
-class Turns:
+class OrderedLocks:
     """Hands out turns. Those with a key in common come in the order they were taken."""
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class Turns:
     def __len__(self) -> int:
         return len(self._last)
 
-    def take(self, keys: Iterable[Hashable]) -> Turn:
-        return Turn(self._last, set(keys))
+    def take(self, keys: Iterable[Hashable]) -> OrderedLock:
+        return OrderedLock(self._last, set(keys))
 
 
-class Turn:
+class OrderedLock:
     """A place in one or several rows. Whoever leaves without its turn having come does not let others pass early."""
 
     def __init__(self, last: dict[Hashable, asyncio.Future[None]], keys: set[Hashable]) -> None:
@@ -68,7 +68,7 @@ class Turn:
             if self._last.get(key) is self._ended:
                 del self._last[key]
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> OrderedLock:
         return self
 
     def __exit__(
@@ -259,7 +259,7 @@ class ChannelClosed(Exception):
 class _ChannelQueue:
     """One key of a channel, and who has used it: if all of them are lost, those who wait for them must know."""
 
-    items: ItemQueue[Parcel]
+    items: ItemQueue[Packet]
     producers: set[Address] = field(default_factory=set)
     consumers: set[Address] = field(default_factory=set)
 
@@ -278,9 +278,9 @@ class PostOffice:
     `drop` is told of every message that nobody will receive any more.
     """
 
-    def __init__(self, drop: Callable[[Parcel], None]) -> None:
+    def __init__(self, drop: Callable[[Packet], None]) -> None:
         self._drop = drop
-        self._mailboxes: dict[Pair, ItemQueue[Parcel]] = {}
+        self._mailboxes: dict[Pair, ItemQueue[Packet]] = {}
         self._channels: dict[str, _Channel] = {}
         self._lost: dict[Address, PeerLost] = {}
         self._returning: set[Address] = set()  # of the lost, those whose processes are started again
@@ -288,7 +288,7 @@ class PostOffice:
 
     # Mailboxes ----------------------------------------------------------------------------------------------------
 
-    def deliver(self, to: Address, sender: Address, kind: str, parcel: Parcel) -> asyncio.Future[None] | None:
+    def deliver(self, to: Address, sender: Address, kind: str, parcel: Packet) -> asyncio.Future[None] | None:
         """Put a message into a mailbox; where that is full, the future is done once it is in."""
         if to in self._lost:
             raise copy.copy(self._lost[to])
@@ -296,13 +296,13 @@ class PostOffice:
         self._tidy((to, sender, kind), wait)
         return wait
 
-    def collect(self, to: Address, sender: Address, kind: str) -> asyncio.Future[list[Parcel]]:
+    def collect(self, to: Address, sender: Address, kind: str) -> asyncio.Future[list[Packet]]:
         """The next message of a sender."""
         wait = self._mailbox((to, sender, kind)).get()
         self._tidy((to, sender, kind), wait)
         return wait
 
-    def _mailbox(self, pair: Pair) -> ItemQueue[Parcel]:
+    def _mailbox(self, pair: Pair) -> ItemQueue[Packet]:
         if pair not in self._mailboxes:
             self._mailboxes[pair] = ItemQueue(MAILBOX_SIZE)
             if pair[1] in self._lost:
@@ -326,7 +326,7 @@ class PostOffice:
         mailbox.fail_putters(reason)
         self._drop_all(mailbox)
 
-    def _drop_all(self, queue: ItemQueue[Parcel]) -> None:
+    def _drop_all(self, queue: ItemQueue[Packet]) -> None:
         for parcel in queue.clear():
             self._drop(parcel)
 
@@ -353,7 +353,7 @@ class PostOffice:
         return not any(len(queue.items) for queue in channel.queues.values())
 
     def put(
-        self, name: str, key: Hashable, sender: Address, weight: float, parcel: Parcel
+        self, name: str, key: Hashable, sender: Address, weight: float, parcel: Packet
     ) -> asyncio.Future[None] | None:
         queue = self._queue(name, key)
         queue.producers.add(sender)
@@ -361,7 +361,7 @@ class PostOffice:
             self._refuse_if_all_lost(queue.consumers)
         return queue.items.put(Item(parcel, weight))
 
-    def get(self, name: str, key: Hashable, receiver: Address, target: float | None) -> asyncio.Future[list[Parcel]]:
+    def get(self, name: str, key: Hashable, receiver: Address, target: float | None) -> asyncio.Future[list[Packet]]:
         queue = self._queue(name, key)
         queue.consumers.add(receiver)
         if not len(queue.items):

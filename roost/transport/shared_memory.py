@@ -26,7 +26,7 @@ def is_inline(nbytes: int) -> bool:
     return nbytes <= INLINE_LIMIT or not HAS_SEGMENTS
 
 
-class Parcel(NamedTuple):
+class Packet(NamedTuple):
     """A message's header and its buffers. Those of a shared parcel belong to several receivers, who must copy them."""
 
     header: bytes
@@ -36,7 +36,7 @@ class Parcel(NamedTuple):
     is_shared: bool = False
 
 
-def to_frames(parcels: Iterable[Parcel]) -> tuple[list[Label], list[bytes | memoryview]]:
+def to_frames(parcels: Iterable[Packet]) -> tuple[list[Label], list[bytes | memoryview]]:
     """What is written of parcels in a socket message's first frame, and the frames that follow it."""
     labels: list[Label] = []
     frames: list[bytes | memoryview] = []
@@ -46,14 +46,14 @@ def to_frames(parcels: Iterable[Parcel]) -> tuple[list[Label], list[bytes | memo
     return labels, frames
 
 
-def from_frames(labels: Sequence[Label], frames: Sequence[Any]) -> list[Parcel]:
+def from_frames(labels: Sequence[Label], frames: Sequence[Any]) -> list[Packet]:
     """The inverse of `to_frames`."""
     parcels = []
     start = 0
     for header, count, segment, places, is_shared in labels:
         inline = tuple(frames[start : start + count])
         start += count
-        parcels.append(Parcel(header, inline, segment and SegmentRef(*segment), places, is_shared))
+        parcels.append(Packet(header, inline, segment and SegmentRef(*segment), places, is_shared))
     return parcels
 
 
@@ -79,7 +79,7 @@ class Consignment:
     """
 
     def __init__(
-        self, parcels: Sequence[Parcel], load: Callable[[Parcel], asyncio.Future[Freight]], num_nodes: int = 1
+        self, parcels: Sequence[Packet], load: Callable[[Packet], asyncio.Future[Freight]], num_nodes: int = 1
     ) -> None:
         self._parcels, self._load = parcels, load
         self.num_nodes = num_nodes
@@ -99,7 +99,7 @@ class Consignment:
         return await asyncio.shield(self._packing)
 
 
-def load(parcel: Parcel) -> Freight:
+def load(parcel: Packet) -> Freight:
     """Copy a parcel out of this machine's memory, to send it to another."""
     import numpy as np
 
@@ -115,11 +115,11 @@ def load(parcel: Parcel) -> Freight:
 
 
 async def unload(
-    freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Parcel], None]
-) -> Parcel:
+    freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Packet], None]
+) -> Packet:
     """Bring what has come from another machine into this one's memory."""
     if is_inline(freight.nbytes):
-        return Parcel(freight.header, tuple(bytes(buffer) for buffer in freight.buffers), is_shared=freight.is_shared)
+        return Packet(freight.header, tuple(bytes(buffer) for buffer in freight.buffers), is_shared=freight.is_shared)
     segment = await allocate(needed([len(buffer) for buffer in freight.buffers]))
     views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in freight.buffers]
     if segment.size < BIG:
@@ -129,9 +129,9 @@ async def unload(
         try:
             places = await asyncio.shield(writing)
         except BaseException:  # nobody waits for it any more, but the thread may still be writing
-            writing.add_done_callback(lambda _: give_back(Parcel(b"", (), segment)))
+            writing.add_done_callback(lambda _: give_back(Packet(b"", (), segment)))
             raise
-    return Parcel(freight.header, (), segment, places, freight.is_shared)
+    return Packet(freight.header, (), segment, places, freight.is_shared)
 
 
 def _write(segment: SegmentRef, views: list[memoryview]) -> tuple[tuple[int, int], ...]:
@@ -390,7 +390,7 @@ class NodeMemory:
     def hand_over(self, who: Address, segment: SegmentRef) -> None:
         self._held[who][segment.number] += 1
 
-    def take_over(self, who: Address, parcels: Iterable[Parcel]) -> None:
+    def take_over(self, who: Address, parcels: Iterable[Packet]) -> None:
         """What a worker sends is in its hands no longer."""
         numbers = Counter(parcel.segment.number for parcel in parcels if parcel.segment is not None)
         if not numbers <= self._held.get(who, Counter()):
@@ -415,21 +415,21 @@ class NodeMemory:
                 self.pool.release(number)
         self._tell_of_room()
 
-    def share(self, parcel: Parcel) -> None:
+    def share(self, parcel: Packet) -> None:
         """One more has the parcel, and will give it back."""
         if parcel.segment is not None:
             self.pool.share(parcel.segment.number, 1)
 
-    def give_back(self, parcel: Parcel) -> None:
+    def give_back(self, parcel: Packet) -> None:
         if parcel.segment is not None:
             self.pool.release(parcel.segment.number)
             self._tell_of_room()
 
-    def consign(self, parcels: Sequence[Parcel] = (), num_nodes: int = 1) -> Consignment:
+    def consign(self, parcels: Sequence[Packet] = (), num_nodes: int = 1) -> Consignment:
         """Parcels for other nodes; they must be kept until it has been sent."""
         return Consignment(parcels, self._load, num_nodes)
 
-    async def load_all(self, parcels: Sequence[Parcel]) -> list[Freight]:
+    async def load_all(self, parcels: Sequence[Packet]) -> list[Freight]:
         """Parcels for another node, given back."""
         try:
             return await self.consign(parcels).freight()
@@ -438,8 +438,8 @@ class NodeMemory:
                 self.give_back(parcel)
 
     async def taken(
-        self, future: asyncio.Future[list[Parcel]], timeout: float | None, otherwise: Callable[[], str]
-    ) -> list[Parcel]:
+        self, future: asyncio.Future[list[Packet]], timeout: float | None, otherwise: Callable[[], str]
+    ) -> list[Packet]:
         """Parcels that are waited for, in time."""
         try:
             return await within(future, timeout, otherwise)
@@ -449,12 +449,12 @@ class NodeMemory:
                     self.give_back(parcel)
             raise
 
-    def give_back_unless_in(self, parcel: Parcel, wait: asyncio.Future[None]) -> None:
+    def give_back_unless_in(self, parcel: Packet, wait: asyncio.Future[None]) -> None:
         """Who waits to put a parcel somewhere may give up."""
         wait.add_done_callback(lambda wait: None if has_result(wait) else self.give_back(parcel))
 
-    async def unload_all(self, freight: Sequence[Freight]) -> list[Parcel]:
-        parcels: list[Parcel] = []
+    async def unload_all(self, freight: Sequence[Freight]) -> list[Packet]:
+        parcels: list[Packet] = []
         try:
             for piece in freight:
                 parcels.append(await unload(piece, self.allocate, self.give_back))
@@ -464,7 +464,7 @@ class NodeMemory:
             raise
         return parcels
 
-    def _load(self, parcel: Parcel) -> asyncio.Future[Freight]:
+    def _load(self, parcel: Packet) -> asyncio.Future[Freight]:
         loop = asyncio.get_running_loop()
         if sum(length for _, length in parcel.places) < BIG:
             loaded: asyncio.Future[Freight] = loop.create_future()

@@ -14,10 +14,10 @@ import zmq
 import zmq.asyncio
 
 from roost.transport.failure import Address
-from roost.transport.shared_memory import Parcel, from_frames, to_frames
+from roost.transport.shared_memory import Packet, from_frames, to_frames
 
 logger = logging.getLogger(__name__)
-Serve = Callable[[Address, str, tuple[Any, ...], Sequence[Parcel]], Awaitable[tuple[Any, list[Parcel]]]]
+Serve = Callable[[Address, str, tuple[Any, ...], Sequence[Packet]], Awaitable[tuple[Any, list[Packet]]]]
 
 
 class SocketServer:
@@ -65,7 +65,7 @@ class SocketServer:
             task.add_done_callback(lambda _: self._tasks.pop((reply_to, number), None))
 
     async def _answer(
-        self, reply_to: bytes, number: int, who: Address, op: str, body: bytes, parcels: list[Parcel]
+        self, reply_to: bytes, number: int, who: Address, op: str, body: bytes, parcels: list[Packet]
     ) -> None:
         try:
             value, out = await self._serve(who, op, self._opened(who, op, body, parcels), parcels)
@@ -75,7 +75,7 @@ class SocketServer:
             head, answer, frames = pickle.dumps((number, False, []), 5), pickle.dumps(_portable(error), 5), []
         await self._socket.send_multipart([reply_to, head, answer, *frames])
 
-    def _opened(self, who: Address, op: str, body: bytes, parcels: list[Parcel]) -> tuple[Any, ...]:
+    def _opened(self, who: Address, op: str, body: bytes, parcels: list[Packet]) -> tuple[Any, ...]:
         try:
             args: tuple[Any, ...] = pickle.loads(body)
         except Exception as error:

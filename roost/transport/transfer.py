@@ -11,7 +11,7 @@ from roost.transport.current import Current
 from roost.transport.directory import GroupEntry
 from roost.transport.failure import Address
 from roost.transport.host_tensors import DeviceRoute
-from roost.transport.shared_memory import Parcel
+from roost.transport.shared_memory import Packet
 from roost.transport.waits import Pending
 
 LIMIT_VARIABLE = "ROOST_TRANSFER_TIMEOUT"
@@ -54,7 +54,7 @@ class Transfer:
         link = self._place.link
         future = link.request("receive", kind, tuple(sender), transfer_limit(timeout))
 
-        def finish(answer: tuple[Any, list[Parcel]]) -> Any:
+        def finish(answer: tuple[Any, list[Packet]]) -> Any:
             return link.unpack(answer[1][0], self._device())
 
         return Pending(future, finish)

@@ -7,7 +7,7 @@ import pytest
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.fleet import check_base
-from roost.engines.members import Member, Standing
+from roost.engines.members import EngineState, Member
 from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
 from roost.engines.weights.delivery import Delivery
 from roost.engines.weights.parcel import Manifest
@@ -75,7 +75,7 @@ def test_tokens_are_put_down_to_the_release_by_every_way(way, routes, tmp_path):
         async def scenario():
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
-            member.standing = Standing.UPDATING
+            member.standing = EngineState.UPDATING
             if way is Way.RESTART:
                 member.useless_ways = {Way.RELOAD}
             delivery = Delivery(release_by(way), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
@@ -122,7 +122,7 @@ def brought_by_probe(tmp_path, baseline):
         async def scenario():
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
-            member.standing, member.baseline = Standing.UPDATING, baseline
+            member.standing, member.baseline = EngineState.UPDATING, baseline
             member.probe = probe = Probe((5, 6), (-2.0,), tolerance=0.1)  # the learner has hardly moved
             release = Release(7, probe, SentByAnother(Way.DEVICE), "checkpoint")
             delivery = Delivery(release, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, said.append)
@@ -135,10 +135,10 @@ def brought_by_probe(tmp_path, baseline):
 
 
 ASLEEP = [
-    pytest.param(Standing.ASLEEP, 2, "adapter", True, id="dropped"),
-    pytest.param(Standing.ASLEEP, 1, "adapter", False, id="kept"),
-    pytest.param(Standing.READY, 2, "adapter", False, id="awake"),
-    pytest.param(Standing.ASLEEP, 2, None, False, id="all-weights-come"),
+    pytest.param(EngineState.ASLEEP, 2, "adapter", True, id="dropped"),
+    pytest.param(EngineState.ASLEEP, 1, "adapter", False, id="kept"),
+    pytest.param(EngineState.READY, 2, "adapter", False, id="awake"),
+    pytest.param(EngineState.ASLEEP, 2, None, False, id="all-weights-come"),
 ]
 
 

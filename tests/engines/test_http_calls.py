@@ -45,13 +45,13 @@ TRIES = [
 ]
 
 
-@pytest.mark.parametrize(("script", "may_repeat", "error", "tries"), TRIES)
-def test_only_what_may_pass_is_tried_again_and_only_if_that_is_safe(script, may_repeat, error, tries):
+@pytest.mark.parametrize(("script", "is_idempotent", "error", "tries"), TRIES)
+def test_only_what_may_pass_is_tried_again_and_only_if_that_is_safe(script, is_idempotent, error, tries):
     async def scenario():
         async with ScriptedServer(*script) as server, calls_to(server.port) as (calls, waits):
             outcome = contextlib.nullcontext() if error is None else pytest.raises(error)
             with outcome as raised:
-                assert await calls.post("/order", {}, limit_s=HANG_S, may_repeat=may_repeat) == {"is": "fine"}
+                assert await calls.post("/order", {}, limit_s=HANG_S, is_idempotent=is_idempotent) == {"is": "fine"}
             if raised is not None:
                 assert raised.type is error
             assert server.asked == ["POST /order HTTP/1.1"] * tries
@@ -161,7 +161,7 @@ def test_no_answer_in_time_is_a_lost_engine_and_the_server_sees_that_nobody_wait
     async def scenario():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
             with pytest.raises(EngineLost, match=r"/generate \(3 tokens\): no answer within 1 s"):
-                await calls.post("/generate", {}, limit_s=1.0, may_repeat=True, about="3 tokens")
+                await calls.post("/generate", {}, limit_s=1.0, is_idempotent=True, about="3 tokens")
             await server.closed_by_client.wait()
             assert len(server.asked) == 1
 
@@ -171,7 +171,7 @@ def test_no_answer_in_time_is_a_lost_engine_and_the_server_sees_that_nobody_wait
 def test_cancelling_a_call_closes_its_connection():
     async def scenario():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
-            call = asyncio.create_task(calls.post("/generate", {}, limit_s=HANG_S, may_repeat=True))
+            call = asyncio.create_task(calls.post("/generate", {}, limit_s=HANG_S, is_idempotent=True))
             await server.hanging.acquire()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -211,7 +211,7 @@ def test_a_call_under_way_is_told_when_its_connections_are_closed():
         async with ScriptedServer(HANG) as server, calls_to(server.port) as (calls, _):
             asked = [
                 calls.get("/version", limit_s=HANG_S),
-                calls.post("/generate", {}, limit_s=HANG_S, may_repeat=True),
+                calls.post("/generate", {}, limit_s=HANG_S, is_idempotent=True),
             ]
             asked = [asyncio.create_task(call) for call in [*asked, calls.post("/pause", limit_s=HANG_S)]]
             for _ in asked:

@@ -16,9 +16,9 @@ from roost.engines.weights.parcel import (
     GroupInvitation,
     Manifest,
     PackedHandle,
-    Parcel,
     SharedMemory,
     TensorInfo,
+    WeightPayload,
 )
 from tests.engines.sglang_scenarios import OLD, PROMPT, made_by, on_standin, started, until
 from tests.engines.sglang_standin import read_payload
@@ -35,7 +35,7 @@ def handle(value, device=3):
 
 
 def by_handles(tensor, value, is_last=False):
-    return Parcel((tensor,), DeviceHandles((handle(value),)), is_last)
+    return WeightPayload((tensor,), DeviceHandles((handle(value),)), is_last)
 
 
 async def send(engine, embed=10, head=20, version=1):
@@ -80,7 +80,7 @@ def test_disjoint_from_the_learner_with_requests_finished_first():
         assert running.done() or not state.running
         await engine.start_update(MANIFEST)
         for tensor, value, is_last in ((EMBED, 10, False), (HEAD, 20, True)):
-            taking = asyncio.create_task(engine.take(Parcel((tensor,), Broadcast(), is_last)))
+            taking = asyncio.create_task(engine.take(WeightPayload((tensor,), Broadcast(), is_last)))
             await asyncio.sleep(0)
             state.broadcast.append(value)
             await taking
@@ -220,7 +220,7 @@ def test_ways_that_sglang_does_not_have(way, message):
     async def scenario(engine, state):
         await engine.start_update(MANIFEST)
         with pytest.raises(NotOffered, match=message):
-            await engine.take(Parcel((EMBED,), way))
+            await engine.take(WeightPayload((EMBED,), way))
 
     on_standin(scenario)
 

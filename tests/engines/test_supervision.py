@@ -7,7 +7,7 @@ import pytest
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.fleet import Fleet
-from roost.engines.members import Crew, Standing
+from roost.engines.members import EngineState, FleetMembers
 from roost.engines.protocol import EngineLost
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.delivery import WeightCheck
@@ -38,12 +38,12 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
     said = []
 
     async def scenario():
-        crew = Crew([OwnerOfWhatRuns()])
+        crew = FleetMembers([OwnerOfWhatRuns()])
         (member,) = crew.members.values()
         supervisor = Supervisor(crew, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=said.append)
         async with ScriptedServer(*script) as server:
             engine = connect(EngineKind.TORCH, f"http://127.0.0.1:{server.port}")
-            member._engine, member.standing = engine, Standing.READY
+            member._engine, member.standing = engine, EngineState.READY
             await engine._calls.get("/version", limit_s=HANG_S)
             assert await supervisor.examine(member) is is_well
             await supervisor.stop()
@@ -61,9 +61,9 @@ def test_a_member_that_is_lost_is_not_lost_again():
         recovered.append(member.name)
 
     async def scenario():
-        crew = Crew([OwnerOfWhatRuns()])
+        crew = FleetMembers([OwnerOfWhatRuns()])
         (member,) = crew.members.values()
-        member.standing = Standing.READY
+        member.standing = EngineState.READY
         supervisor = Supervisor(crew, Watchfulness(), recover, said.append)
         for why in ("its process is gone", "it no longer has its weights"):
             await supervisor.lose(member, why)
@@ -77,15 +77,15 @@ def test_a_member_that_is_lost_is_not_lost_again():
 
 def test_a_check_of_weights_passes_over_a_member_that_was_disconnected():
     async def scenario():
-        crew = Crew([OwnerOfWhatRuns()])
+        crew = FleetMembers([OwnerOfWhatRuns()])
         (member,) = crew.members.values()
-        member.standing, member.probe = Standing.READY, Probe((1, 2), (-1.0,), 0.1)
+        member.standing, member.probe = EngineState.READY, Probe((1, 2), (-1.0,), 0.1)
         return await WeightCheck(crew, print).wrong()
 
     assert bounded(scenario()) == []
 
 
-READY, LOST, BEHIND, FAILED = Standing.READY, Standing.LOST, Standing.BEHIND, Standing.FAILED
+READY, LOST, BEHIND, FAILED = EngineState.READY, EngineState.LOST, EngineState.BEHIND, EngineState.FAILED
 SERVED = [
     pytest.param([READY, FAILED], None, id="one is ready"),
     pytest.param([LOST, BEHIND], None, id="one may come back"),
@@ -141,9 +141,9 @@ def test_nobody_is_started_again_once_the_watch_has_ended():
         recovered.append(member.name)
 
     async def scenario(is_stopped):
-        crew = Crew([OwnerOfWhatRuns()])
+        crew = FleetMembers([OwnerOfWhatRuns()])
         (member,) = crew.members.values()
-        member.standing = Standing.LOST
+        member.standing = EngineState.LOST
         supervisor = Supervisor(crew, Watchfulness(), recover, report=lambda _: None)
         if is_stopped:
             await supervisor.stop()

@@ -25,9 +25,9 @@ from roost.engines.weights.parcel import (
     DeviceHandles,
     GroupInvitation,
     Manifest,
-    Parcel,
     SharedMemory,
     TensorInfo,
+    WeightPayload,
 )
 from tests.engines.vllm_standin import BUILT_IN, NEW, OLD, PLAIN, running_standin
 from tests.limits import HANG_S
@@ -60,7 +60,7 @@ def on_standin(scenario, routes=NEW, *, sleeps=False, limits=None, **settings):
 
 async def send(engine, parcel=None, version=7):
     await engine.start_update(MANIFEST)
-    await engine.take(parcel or Parcel((HEAD,), DeviceHandles(HANDLES)))
+    await engine.take(parcel or WeightPayload((HEAD,), DeviceHandles(HANDLES)))
     await engine.finish_update(version)
 
 
@@ -192,7 +192,7 @@ def test_an_update_by_handles_of_device_memory(routes):
 def test_an_update_by_broadcast_uses_the_group_that_was_joined():
     async def scenario(engine, state):
         await engine.join_group(INVITATION)
-        await send(engine, Parcel((HEAD,), Broadcast()))
+        await send(engine, WeightPayload((HEAD,), Broadcast()))
         place = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 3}
         assert state.bodies_of("/init_weight_transfer_engine") == [{"init_info": {**place, "packed": False}}]
         assert state.bodies_of("/update_weights") == [{"update_info": NAMED}]
@@ -203,7 +203,7 @@ def test_an_update_by_broadcast_uses_the_group_that_was_joined():
 
 def test_our_own_engine_is_told_what_comes_and_reads_shared_memory():
     async def scenario(engine, state):
-        await send(engine, Parcel((HEAD,), SharedMemory("/dev/shm/w")))
+        await send(engine, WeightPayload((HEAD,), SharedMemory("/dev/shm/w")))
         manifest = {"version": 7, "tensors": [["lm_head.weight", "bfloat16", [3, 2]]]}
         assert state.bodies_of("/start_weight_update") == [{"manifest": manifest}]
         assert state.bodies_of("/update_weights") == [{"update_info": {**NAMED, "path": "/dev/shm/w"}}]
@@ -251,7 +251,7 @@ def test_giving_up_an_update():
 
 NOT_OFFERED = {
     "abandon": (NEW, lambda e: e.abandon_update(), "cannot go back"),
-    "shared-memory": (NEW, lambda e: e.take(Parcel((HEAD,), SharedMemory("x"))), "send them as a checkpoint"),
+    "shared-memory": (NEW, lambda e: e.take(WeightPayload((HEAD,), SharedMemory("x"))), "send them as a checkpoint"),
     "gloo": (NEW, lambda e: e.join_group(GroupInvitation("h", 1, 1, 2, "gloo")), "nccl only"),
     "sleep": (NEW, lambda e: e.sleep(1), "--enable-sleep-mode"),
     "wake": (NEW, lambda e: e.wake(), "--enable-sleep-mode"),

@@ -126,7 +126,7 @@ def lanes_of(run):
 def test_robots_play_what_is_learnt_from(tried, notes):
     steps = tried.steps()
     assert [(each["samples/finished"], each["samples/failed"]) for each in steps] == [(EPISODES, 0)] * STEPS
-    assert max(each["lag/max"] for each in steps) <= 1
+    assert max(each["staleness/max"] for each in steps) <= 1
     assert all(each["grad/norm"] > 0 and each["critic/grad/norm"] > 0 for each in steps)
     learnt = [group for each in tried.learnt_lines for group in each["groups"]]
     assert sorted(learnt) == list(range(STEPS * EPISODES))

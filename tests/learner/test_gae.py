@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_refused(outcome, values):
 
 
 @pytest.mark.parametrize(
-    ("turns", "reward", "of_turns", "expected"),
+    ("turns", "reward", "turn_rewards", "expected"),
     [
         pytest.param([0, 0, 1], 2.0, (), [0, 0, 2], id="all at the end"),
         pytest.param([0, 0, 1, 1], 3.0, (1, 2), [0, 1, 0, 2], id="each turn at its last token"),
@@ -100,8 +100,8 @@ def test_what_is_not_finite_is_refused(outcome, values):
         pytest.param([], 3.0, (), [], id="no token"),
     ],
 )
-def test_what_tokens_earn(turns, reward, of_turns, expected):
-    assert rewards_of_tokens(np.array(turns, int), reward, of_turns).tolist() == expected
+def test_what_tokens_earn(turns, reward, turn_rewards, expected):
+    assert rewards_of_tokens(np.array(turns, int), reward, turn_rewards).tolist() == expected
 
 
 def test_whitened_over_all_tokens_of_all_samples():

@@ -27,7 +27,7 @@ class Reports:
 
 
 class Scenario:
-    async def play(self, reports, count):
+    async def run_episode(self, reports, count):
         await asyncio.sleep(0)
         return self._score(reports, count)
 
@@ -41,7 +41,7 @@ def test_the_code_that_blocks_is_named_and_the_return_is_told():
     async def main():
         watch = LoopWatch(reports, limit_s=0.2, every_s=0.01)
         watch.start()
-        assert await asyncio.create_task(Scenario().play(reports, 2)), "it is reported again while it goes on"
+        assert await asyncio.create_task(Scenario().run_episode(reports, 2)), "it is reported again while it goes on"
         await asyncio.to_thread(reports.wait, 3)
         watch.stop()
 

@@ -3,8 +3,8 @@
 import asyncio
 
 from roost.engines.protocol import Completion, Finish, VersionSpan
-from roost.rollout.episode import Score, Task
-from roost.rollout.playing import LocalPlayer
+from roost.rollout.episode import EpisodeReward, Task
+from roost.rollout.playing import LocalEpisodeRunner
 from tests.limits import HANG_S
 
 
@@ -16,8 +16,8 @@ def completion(token_ids, version=0, finish=Finish.STOP):
 class Script:
     """A scenario: `plays(number, episode, attempt)` is awaited, and gives the reward."""
 
-    def __init__(self, plays, size=1000, goes_on=False):
-        self._plays, self._size, self._goes_on = plays, size, goes_on
+    def __init__(self, plays, size=1000, is_truncated=False):
+        self._plays, self._size, self._goes_on = plays, size, is_truncated
         self.version = 0  # of the engines
 
     def size(self, split):
@@ -26,17 +26,17 @@ class Script:
     def task(self, split, index):
         return Task(f"{split} {index}", {"index": index})
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         transcript.give([7])
         reward = await self._plays(*await transcript.take())
         if self._goes_on:
             transcript.branch().give([8, 9])
-        return Score(reward, goes_on=self._goes_on)
+        return EpisodeReward(reward, is_truncated=self._goes_on)
 
     def player(self, settings):
-        return LocalPlayer(self, self.open_draw, settings.episode_timeout_s)
+        return LocalEpisodeRunner(self, self.open_policy, settings.episode_timeout_s)
 
-    def open_draw(self, number, episode, attempt):
+    def open_policy(self, number, episode, attempt):
         async def draw(token_ids, turn, max_tokens):
             return completion((number, episode, attempt), self.version)
 

@@ -49,6 +49,6 @@ def test_answers_are_scored_character_by_character(said, reward, shown):
         return completion([EOS if character == "." else CHARACTERS.index(character) for character in said])
 
     scenario = Arithmetic(Characters(), largest=9)
-    score = ran(scenario.play(scenario.task(Split.TRAIN, 79), Transcript(draw)))
+    score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 79), Transcript(draw)))
     assert (score.reward, score.shown) == (pytest.approx(reward), shown)
     assert asked == [(tuple(CHARACTERS.index(character) for character in "7+9="), 3)]

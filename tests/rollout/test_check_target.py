@@ -27,7 +27,7 @@ def found(config, part=AGENT):
         pytest.param({"_target_": f"{HERE}.Coder", "style": "x"}, id="the AppWorld contract"),
         pytest.param({"_target_": f"{HERE}.Anything", "whatever": 1}, id="takes any key"),
         pytest.param(
-            {"_target_": "roost.rollout.agents.openai_agent.OpenAIAgent", "run": f"{HERE}.play"}, id="a program"
+            {"_target_": "roost.rollout.agents.openai_agent.OpenAIAgent", "run": f"{HERE}.run_episode"}, id="a program"
         ),
     ],
 )
@@ -75,7 +75,12 @@ CONTRACT = "see roost.rollout.agents.agent.Agent, and roost.rollout.agents.appwo
         ),
         pytest.param(
             {"_target_": f"{HERE}.NoAgent"},
-            (("_target_",), f"{HERE}.NoAgent is no agent", "it has no play and it has no next_code_block", CONTRACT),
+            (
+                ("_target_",),
+                f"{HERE}.NoAgent is no agent",
+                "it has no run_episode and it has no next_code_block",
+                CONTRACT,
+            ),
             id="no agent",
         ),
         pytest.param(
@@ -144,13 +149,13 @@ GIVEN = "every program is made with it"
     ("keys", "finding"),
     [
         pytest.param(
-            {"run": f"{HERE}.pley"},
-            (("run",), f"{HERE}.pley is not found", f"{HERE} has no pley", "did you mean play?"),
+            {"run": f"{HERE}.run_epsode"},
+            (("run",), f"{HERE}.run_epsode is not found", f"{HERE} has no run_epsode", "did you mean run_episode?"),
             id="not there",
         ),
         pytest.param(
-            {"run": ["play"]},
-            (("run",), "names no function", "it is ['play']", "write run: my_module.my_function"),
+            {"run": ["run_episode"]},
+            (("run",), "names no function", "it is ['run_episode']", "write run: my_module.my_function"),
             id="no name",
         ),
         pytest.param(
@@ -159,22 +164,22 @@ GIVEN = "every program is made with it"
             id="no function",
         ),
         pytest.param(
-            {"run": f"{HERE}.play", "arguments": ["x"]},
+            {"run": f"{HERE}.run_episode", "arguments": ["x"]},
             (("arguments",), "is no mapping of arguments", "it is ['x']", "write them as name: value"),
             id="arguments are a list",
         ),
         pytest.param(
-            {"run": f"{HERE}.play", "arguments": {"perfix": "x"}},
+            {"run": f"{HERE}.run_episode", "arguments": {"perfix": "x"}},
             (
                 ("arguments", "perfix"),
-                f"perfix is not a key of {HERE}.play",
+                f"perfix is not a key of {HERE}.run_episode",
                 "it takes prefix",
                 "did you mean prefix?",
             ),
             id="an argument misspelt",
         ),
         pytest.param(
-            {"run": f"{HERE}.play", "arguments": {"model": "x"}},
+            {"run": f"{HERE}.run_episode", "arguments": {"model": "x"}},
             (("arguments", "model"), "model cannot be set", GIVEN, "leave it out"),
             id="an argument that is given",
         ),

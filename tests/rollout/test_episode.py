@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roost.rollout.episode import NOT_MADE, Episode, Group, Score, Task, Tokens
+from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Group, Task, Tokens
 
 
 def episode(versions=(), reward=0.0):
@@ -12,7 +12,7 @@ def episode(versions=(), reward=0.0):
         np.zeros(made + 1, np.float32),
         np.array([NOT_MADE, *versions]),
     )
-    return Episode((tokens,), Score(reward), 1.0)
+    return Episode((tokens,), EpisodeReward(reward), 1.0)
 
 
 def group(*episodes, began_at=3):

@@ -6,17 +6,17 @@ import pytest
 from roost.config.train import CollectSettings
 from roost.procs import user_code as bounded
 from roost.procs.user_code import contain_tasks
-from roost.rollout.episode import Score, Split, Task
-from roost.rollout.group_play import GroupPlay
-from roost.rollout.playing import LocalPlayer, Play, PlayFailed
+from roost.rollout.episode import EpisodeReward, Split, Task
+from roost.rollout.group_play import GroupRollout
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
 from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
 
 def begin(scenario, places=100, number=0, **settings):
     collect = CollectSettings(**{"group_size": 2, "attempts": 3, **settings})
     task = scenario.task(Split.TRAIN, number)
-    player = LocalPlayer(scenario, scenario.open_draw, collect.episode_timeout_s)
-    return GroupPlay(number, task, 5, player, collect, asyncio.Semaphore(places), lambda: None)
+    player = LocalEpisodeRunner(scenario, scenario.open_policy, collect.episode_timeout_s)
+    return GroupRollout(number, task, 5, player, collect, asyncio.Semaphore(places), lambda: None)
 
 
 async def over(play):
@@ -31,10 +31,10 @@ def test_a_group_is_its_episodes_in_order():
             await asyncio.sleep(0)
         return episode / 2
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays), number=3, group_size=4))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert (group.number, group.task.name, group.began_at) == (3, "train 3", 5)
     assert who(group) == [0, 1, 2, 3]
     assert group.rewards == (0.0, 0.5, 1.0, 1.5)
@@ -45,7 +45,7 @@ def test_a_group_is_its_episodes_in_order():
 def test_what_failed_is_no_longer_possible(redundancy, possible):
     """When it begins, when one has failed, and when it is over."""
 
-    async def play():
+    async def run_episode():
         last = asyncio.Event()
 
         async def plays(number, episode, attempt):
@@ -64,13 +64,13 @@ def test_what_failed_is_no_longer_possible(redundancy, possible):
         assert playing.possible == len(group.episodes)
         return [*seen, playing.possible]
 
-    assert ran(play()) == possible
+    assert ran(run_episode()) == possible
 
 
 def test_a_group_that_is_over_stays_as_it_is():
     """Although those that were played beyond what is needed still put their things in order."""
 
-    async def play():
+    async def run_episode():
         order = asyncio.Event()
 
         async def plays(number, episode, attempt):
@@ -88,7 +88,7 @@ def test_a_group_that_is_over_stays_as_it_is():
         order.set()
         return seen, await playing.result()
 
-    seen, group = ran(play())
+    seen, group = ran(run_episode())
     assert who(seen) == who(group) == [1, 3]
     assert (seen.cancelled, seen.failed) == (group.cancelled, group.failed) == (2, 0)
 
@@ -99,10 +99,10 @@ def test_an_episode_that_fails_is_played_again_then_counted():
             raise OSError(f"no {episode}.{attempt}")
         return 1.0
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays), group_size=3))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert who(group) == [0, 1]
     assert [episode.attempts for episode in group.episodes] == [1, 3]
     assert [int(episode.sequences[0].token_ids[3]) for episode in group.episodes] == [
@@ -117,7 +117,7 @@ def test_an_episode_that_fails_is_played_again_then_counted():
 @pytest.mark.parametrize("where", ["in play", "in a task of its own", "before it is awaited"])
 def test_an_episode_that_exits_fails_and_the_loop_goes_on(error, where):
     class Leaving(Script):
-        def play(self, task, transcript):
+        def run_episode(self, task, transcript):
             if where == "before it is awaited":
                 raise error
             return self._left(task, transcript)
@@ -129,18 +129,18 @@ def test_an_episode_that_exits_fails_and_the_loop_goes_on(error, where):
                 raise error
             if episode == 0:
                 await asyncio.gather(self._leave(), asyncio.sleep(0))
-            return Score(1.0)
+            return EpisodeReward(1.0)
 
         async def _leave(self):
             raise error
 
-    async def play():
+    async def run_episode():
         contain_tasks(asyncio.get_running_loop())  # as in a run
         group = await over(begin(Leaving(None), attempts=2))
         await settled()
         return group
 
-    group = ran(play())
+    group = ran(run_episode())
     assert group.failed == (2 if where == "before it is awaited" else 1)
     assert type(error).__name__ in group.last_error and "(test_group_play.py:" in group.last_error
 
@@ -154,10 +154,10 @@ def test_what_is_no_finite_number_fails_the_episode_and_not_the_run(reward):
     async def plays(number, episode, attempt):
         return reward if episode else 0.5
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays)))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert (group.rewards, group.failed) == ((0.5,), 1)
     assert "scored by a finite number" in group.last_error
 
@@ -167,21 +167,21 @@ def test_numbers_of_all_kinds_become_plain_ones(reward):
     async def plays(number, episode, attempt):
         return reward
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays)))
 
-    assert [type(one) for one in ran(play()).rewards] == [float, float]
+    assert [type(one) for one in ran(run_episode()).rewards] == [float, float]
 
 
 def test_a_scenario_that_is_not_asynchronous_fails_in_words():
     class Plain(Script):
-        def play(self, task, transcript):
-            return Score(1.0)
+        def run_episode(self, task, transcript):
+            return EpisodeReward(1.0)
 
-    async def play():
+    async def run_episode():
         return await over(begin(Plain(None)))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert group.failed == 2
     assert "TypeError" in group.last_error
 
@@ -197,14 +197,14 @@ def test_redundant_episodes_end_as_soon_as_there_are_enough():
         finally:
             cancelled.append(episode)
 
-    async def play():
+    async def run_episode():
         playing = begin(Script(plays), redundancy=2)
         await settled()
         assert playing.is_over
         assert sorted(cancelled) == [0, 2], "they would keep engines from other groups until somebody takes this one"
         return await playing.result()
 
-    group = ran(play())
+    group = ran(run_episode())
     assert who(group) == [1, 3]
     assert (group.cancelled, group.failed) == (2, 0)
 
@@ -213,10 +213,10 @@ def test_every_episode_is_accounted_for_when_more_finish_than_are_needed():
     async def plays(number, episode, attempt):
         return 1.0
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays), redundancy=3))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert len(group.episodes) == 2
     assert group.cancelled + group.failed + len(group.episodes) == 5
 
@@ -233,10 +233,10 @@ def test_places_bound_how_many_are_played_at_a_time():
             raise OSError("once more")
         return 1.0
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays), places=3, group_size=10))
 
-    assert len(ran(play()).episodes) == 10
+    assert len(ran(run_episode()).episodes) == 10
     assert max(most) == 3
     assert len(most) == 20
 
@@ -245,10 +245,10 @@ def test_an_episode_that_hangs_ends_at_its_limit():
     async def plays(number, episode, attempt):
         return await for_ever() if episode else 1.0
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays), episode_timeout_s=0.5, attempts=2))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert (who(group), group.failed) == ([0], 1)
     assert group.last_error == "TimeoutError: it was not over after 0.5 s"
 
@@ -257,10 +257,10 @@ def test_a_scenario_s_own_timeout_is_not_taken_for_the_limit():
     async def plays(number, episode, attempt):
         raise TimeoutError("the environment did not answer")
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays)))
 
-    assert ran(play()).last_error.startswith("TimeoutError: the environment did not answer (")
+    assert ran(run_episode()).last_error.startswith("TimeoutError: the environment did not answer (")
 
 
 def test_a_scenario_that_cancels_itself_has_failed():
@@ -269,10 +269,10 @@ def test_a_scenario_that_cancels_itself_has_failed():
             raise asyncio.CancelledError
         return 1.0
 
-    async def play():
+    async def run_episode():
         return await over(begin(Script(plays)))
 
-    group = ran(play())
+    group = ran(run_episode())
     assert (who(group), group.failed, group.cancelled) == ([1], 1, 0)
 
 
@@ -281,15 +281,15 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
     monkeypatch.setattr(bounded, "GRACE_S", 0.01)
     told = []
 
-    async def play():
+    async def run_episode():
         may_end = asyncio.Event()
 
         class Deaf(Script):
-            async def play(self, task, transcript):
+            async def run_episode(self, task, transcript):
                 transcript.give([7])
                 _, episode, _ = await transcript.take()
                 if episode == 0:
-                    return Score(1.0)
+                    return EpisodeReward(1.0)
                 while not may_end.is_set():
                     try:
                         await may_end.wait()
@@ -297,7 +297,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
                         told.append("cancelled")
                 await transcript.take()
                 told.append("had another turn")
-                return Score(0.0)
+                return EpisodeReward(0.0)
 
         limit = 0.5 if ended_by == "limit" else 3600
         playing = begin(Deaf(None), episode_timeout_s=limit, attempts=1)
@@ -310,7 +310,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
         await settled()
         return group, left_behind, len(others_running())
 
-    group, left_behind, at_the_end = ran(play())
+    group, left_behind, at_the_end = ran(run_episode())
     assert (left_behind, at_the_end) == (1, 0)
     assert who(group) == [0]
     assert (group.failed, group.cancelled) == ((1, 0) if ended_by == "limit" else (0, 1))
@@ -327,7 +327,7 @@ def test_what_is_cut_off_may_put_its_things_in_order():
             await asyncio.sleep(0.01)
             tidied.append(episode)
 
-    async def play():
+    async def run_episode():
         playing = begin(Script(plays))
         await settled()
         playing.cut_off()
@@ -337,7 +337,7 @@ def test_what_is_cut_off_may_put_its_things_in_order():
         assert not others_running()
         return group
 
-    group = ran(play())
+    group = ran(run_episode())
     assert sorted(tidied) == [0, 1]
     assert (group.episodes, group.cancelled) == ((), 2)
 
@@ -352,12 +352,12 @@ def test_an_error_on_the_way_out_is_no_reason_to_play_again():
         except asyncio.CancelledError:
             raise OSError("the environment is gone") from None
 
-    async def play():
+    async def run_episode():
         playing = begin(Script(plays))
         await settled()
         return await playing.result()
 
-    group = ran(play())
+    group = ran(run_episode())
     assert attempts == [0, 0]
     assert (group.cancelled, group.failed) == (2, 0)
 
@@ -368,12 +368,12 @@ class Unending:
     def __init__(self, shown):
         self._shown = shown
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         transcript.give([1])
         await transcript.take()
         if self._shown:
             transcript.branch().give(self._shown)
-        return Score(1.0, goes_on=True)
+        return EpisodeReward(1.0, is_truncated=True)
 
 
 def test_an_episode_that_was_cut_off_keeps_what_it_would_have_gone_on_from():
@@ -381,9 +381,11 @@ def test_an_episode_that_was_cut_off_keeps_what_it_would_have_gone_on_from():
         return completion((5,))
 
     def played(shown):
-        return ran(LocalPlayer(Unending(shown), lambda *_: draw, 30.0).play(Play(Task("one"), 0, 0)))
+        return ran(
+            LocalEpisodeRunner(Unending(shown), lambda *_: draw, 30.0).run_episode(EpisodeRequest(Task("one"), 0, 0))
+        )
 
     episode = played([8, 9])
     assert episode.stopped_in.tolist() == [8, 9] and len(episode.sequences) == 1
-    with pytest.raises(PlayFailed, match=r"give\(\) it what it would have been shown next"):
+    with pytest.raises(EpisodeFailed, match=r"give\(\) it what it would have been shown next"):
         played([])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.rollout.order import TaskOrder, _permutation, draw_seed
+from roost.rollout.order import TaskOrder, _permutation, sample_seed
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(0, 3))
@@ -46,4 +46,4 @@ def test_a_scenario_without_tasks_is_refused():
 
 def test_no_two_draws_have_the_same_seed():
     names = list(itertools.product((1, 2), range(10), range(8), range(3), range(4)))
-    assert len({draw_seed(*name) for name in names}) == len(names)
+    assert len({sample_seed(*name) for name in names}) == len(names)

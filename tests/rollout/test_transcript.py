@@ -22,7 +22,7 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
     first = Completion((11, 12, 13), (-0.1, -0.2, -0.3), Finish.STOP, (VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)))
     draw, asked = drawing(first, completion((21,), version=5, finish=Finish.LENGTH))
 
-    async def play():
+    async def run_episode():
         transcript = Transcript(draw)
         transcript.give([1, 2])
         assert await transcript.take() == (11, 12, 13)
@@ -31,7 +31,7 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
         assert await transcript.take(max_tokens=1) == (21,)
         return transcript
 
-    transcript = ran(play())
+    transcript = ran(run_episode())
     tokens = transcript.tokens()
     assert tokens.token_ids.tolist() == [1, 2, 11, 12, 13, 3, 21] == list(transcript.token_ids)
     assert tokens.turns.tolist() == [NOT_MADE, NOT_MADE, 0, 0, 0, NOT_MADE, 1]
@@ -49,7 +49,7 @@ def test_a_turn_for_which_there_is_no_room_ends_for_its_length():
             raise ContextFull("the context length is 3")
         return completion((5,))
 
-    async def play():
+    async def run_episode():
         transcript = Transcript(draw)
         transcript.give([1])
         await transcript.take()
@@ -58,7 +58,7 @@ def test_a_turn_for_which_there_is_no_room_ends_for_its_length():
             await transcript.take()
         return transcript
 
-    transcript = ran(play())
+    transcript = ran(run_episode())
     assert transcript.finish is Finish.LENGTH
     assert transcript.token_ids == (1, 5, 2)
 
@@ -66,14 +66,14 @@ def test_a_turn_for_which_there_is_no_room_ends_for_its_length():
 def test_a_turn_without_tokens_is_a_turn():
     draw, asked = drawing(completion(()), completion((5,)))
 
-    async def play():
+    async def run_episode():
         transcript = Transcript(draw)
         transcript.give([1])
         assert await transcript.take() == ()
         await transcript.take()
         return transcript.tokens()
 
-    assert ran(play()).turns.tolist() == [NOT_MADE, 1]
+    assert ran(run_episode()).turns.tolist() == [NOT_MADE, 1]
     assert [turn for _, turn, _ in asked] == [0, 1]
 
 
@@ -110,7 +110,7 @@ def test_an_episode_that_is_over_draws_nothing_more():
 
 @pytest.mark.parametrize("meanwhile", ["give", "take"])
 def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
-    async def play():
+    async def run_episode():
         gate = asyncio.Event()
 
         async def draw(token_ids, turn, max_tokens):
@@ -126,7 +126,7 @@ def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
         gate.set()
         return await asyncio.gather(turn, *([other] if other else []), return_exceptions=True)
 
-    refused = [one for one in ran(play()) if isinstance(one, RuntimeError)]
+    refused = [one for one in ran(run_episode()) if isinstance(one, RuntimeError)]
     assert [str(one) for one in refused] == [
         "tokens were added while the policy was at its turn; wait for one turn before the next"
     ]
@@ -135,7 +135,7 @@ def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
 def test_branches_are_sequences_of_one_episode_whose_turns_are_numbered_through():
     draw, asked = drawing(completion((11,)), completion((21,)), completion((12,)))
 
-    async def play():
+    async def run_episode():
         transcript = Transcript(draw)
         transcript.give([1])
         await transcript.take()
@@ -146,7 +146,7 @@ def test_branches_are_sequences_of_one_episode_whose_turns_are_numbered_through(
         await transcript.take()
         return transcript
 
-    transcript = ran(play())
+    transcript = ran(run_episode())
     assert [tokens.token_ids.tolist() for tokens in transcript.sequences()] == [[1, 11, 12], [2, 21]]
     assert [tokens.turns.tolist() for tokens in transcript.sequences()] == [[NOT_MADE, 0, 2], [NOT_MADE, 1]]
     assert asked == [((1,), 0, None), ((2,), 1, None), ((1, 11), 2, None)]
@@ -161,7 +161,7 @@ def test_an_episode_in_which_the_policy_made_nothing_has_the_sequence_it_was_sho
 
 
 def test_no_branch_of_an_episode_that_is_over_draws():
-    async def play():
+    async def run_episode():
         transcript = Transcript(drawing(completion((11,)))[0])
         other = transcript.branch()
         other.give([2])
@@ -169,4 +169,4 @@ def test_no_branch_of_an_episode_that_is_over_draws():
         await other.take()
 
     with pytest.raises(asyncio.CancelledError, match="over"):
-        ran(play())
+        ran(run_episode())

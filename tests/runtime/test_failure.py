@@ -8,7 +8,7 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.runtime.failures import FailuresSeen
+from roost.runtime.failures import FailureWatch
 from roost.transport.failure import (
     Address,
     Failure,
@@ -112,7 +112,7 @@ def lost_daemon(*args):
 
 def test_the_loss_of_the_drivers_node_daemon_is_raised_every_time(monkeypatch):
     monkeypatch.setattr("roost.runtime.failures.GRACE", 0.0)
-    seen = FailuresSeen(SimpleNamespace(ask=SimpleNamespace(remote=lost_daemon)), lambda: None)
+    seen = FailureWatch(SimpleNamespace(ask=SimpleNamespace(remote=lost_daemon)), lambda: None)
     seen._thread.join(HANG_S)
     with pytest.raises(WorkerFailed, match="the node daemon of the driver's machine is lost"):
         seen.raise_if_failed()  # settles it

@@ -117,12 +117,12 @@ async def library(app, api, arguments):
 @pytest.mark.parametrize(
     ("code", "output"),
     [
-        pytest.param("print(apis.music.play(song='a', at=[1, None]))",
-                     "{'called': 'music.play', 'song': 'a', 'at': [1, None]}\n", id="answered"),
+        pytest.param("print(apis.music.run_episode(song='a', at=[1, None]))",
+                     "{'called': 'music.run_episode', 'song': 'a', 'at': [1, None]}\n", id="answered"),
         pytest.param("try:\n  apis.music.missing()\nexcept ApiError as e:\n  print(e)", "no such song\n", id="refused"),
-        pytest.param("try:\n  apis.music.play(a=print)\nexcept TypeError as e:\n  print(e)",
+        pytest.param("try:\n  apis.music.run_episode(a=print)\nexcept TypeError as e:\n  print(e)",
                      "Object of type builtin_function_or_method is not JSON serializable\n", id="not to be sent"),
-        pytest.param("try:\n  apis.music.play(a='a' * 2**21)\nexcept ValueError as e:\n  print(str(e)[:12])",
+        pytest.param("try:\n  apis.music.run_episode(a='a' * 2**21)\nexcept ValueError as e:\n  print(str(e)[:12])",
                      "a message of\n", id="too large to be sent"),
         pytest.param("print(hasattr(apis, '__wrapped__'), hasattr(apis.a, '_b'))", "False False\n", id="names"),
         pytest.param("from concurrent.futures import ThreadPoolExecutor as Pool\nwith Pool(4) as pool:\n"

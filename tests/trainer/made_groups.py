@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from roost.rollout.episode import NOT_MADE, Episode, Group, Score, Task, Tokens
+from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Group, Task, Tokens
 
 
 def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
@@ -14,7 +14,7 @@ def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
         np.array([0.0, 0.0, *(-float(place) for place in range(1, count + 1))], np.float32),
         np.array([NOT_MADE, NOT_MADE, *versions]),
     )
-    return Episode((tokens,), Score(reward, f"answer {first}"), seconds, attempts)
+    return Episode((tokens,), EpisodeReward(reward, f"answer {first}"), seconds, attempts)
 
 
 def made_group(number, rewards, versions=(0,), began_at=0, **more):

@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 
 from roost.config.train import AdvantageSettings, Estimator, Whitening
 from roost.learner.packing import predicted
-from roost.rollout.episode import NOT_MADE, Episode, Score, Tokens
-from roost.trainer.batch import batch_of, continuations, lags, minibatches, with_advantages, with_scores, with_values
+from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Tokens
+from roost.trainer.batch import (
+    batch_of,
+    continuations,
+    minibatches,
+    staleness_of,
+    with_advantages,
+    with_scores,
+    with_values,
+)
 from tests.trainer.made_groups import made_episode, made_group
 
 SPREAD = (2.8 / 4) ** 0.5 + 1e-6  # of the five rewards below
@@ -155,7 +163,7 @@ def test_lags_are_those_of_tokens(versions, expected):
     group = made_group(0, [])
     episodes = tuple(made_episode(0.0, each) for each in versions)
     groups = [type(group)(0, group.task, 3, episodes)]
-    assert lags(groups, version=5).tolist() == expected
+    assert staleness_of(groups, version=5).tolist() == expected
 
 
 def with_sequences(episode, count, score=None):
@@ -178,7 +186,7 @@ def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn(
 
 def test_a_critic_looks_along_an_episode_through_all_its_sequences():
     group = made_group(0, [3.0])
-    episode = with_sequences(group.episodes[0], 2, Score(3.0, of_turns=(1.0, 2.0)))
+    episode = with_sequences(group.episodes[0], 2, EpisodeReward(3.0, turn_rewards=(1.0, 2.0)))
     batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
     values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
     settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=1.0)
@@ -195,14 +203,20 @@ def said_of(sample):
     return np.where(predicted(sample), np.sin(before), 0).astype(np.float32)
 
 
-def stepping(rewards, goes_on, first):
+def stepping(rewards, is_truncated, first):
     """An episode of steps, each a sequence of its own with one number shown and one token made."""
     steps = [
         Tokens(np.array([first + at, 7]), np.array([NOT_MADE, at]), np.zeros(2, np.float32), np.array([NOT_MADE, 0]))
         for at in range(len(rewards))
     ]
-    stopped_in = np.array([first + len(rewards)]) if goes_on else None
-    return Episode(tuple(steps), Score(sum(rewards), of_turns=tuple(rewards), goes_on=goes_on), 1.0, 1, stopped_in)
+    stopped_in = np.array([first + len(rewards)]) if is_truncated else None
+    return Episode(
+        tuple(steps),
+        EpisodeReward(sum(rewards), turn_rewards=tuple(rewards), is_truncated=is_truncated),
+        1.0,
+        1,
+        stopped_in,
+    )
 
 
 PLAYED = st.lists(st.tuples(st.lists(st.floats(-3, 3), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5)
@@ -210,16 +224,18 @@ PLAYED = st.lists(st.tuples(st.lists(st.floats(-3, 3), min_size=1, max_size=4), 
 
 @given(PLAYED, st.floats(0, 1), st.floats(0, 1))
 def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(played, discount, gae_lambda):
-    episodes = tuple(stepping(rewards, goes_on, 10 * index) for index, (rewards, goes_on) in enumerate(played))
+    episodes = tuple(
+        stepping(rewards, is_truncated, 10 * index) for index, (rewards, is_truncated) in enumerate(played)
+    )
     batch = batch_of([replace(made_group(0, []), episodes=episodes)])
     valued = with_values(batch, [said_of(sample) for sample in [*batch.samples, *continuations(batch)]])
     chosen = AdvantageSettings(Estimator.GAE, gamma=discount, gae_lambda=gae_lambda)
     found = [sample.returns[1] for sample in with_advantages(valued, chosen)[0].samples]
 
     expected = []
-    for index, (rewards, goes_on) in enumerate(played):
+    for index, (rewards, is_truncated) in enumerate(played):
         values = [float(np.float32(np.sin(10 * index + at))) for at in range(len(rewards) + 1)]
-        values[-1] *= goes_on
+        values[-1] *= is_truncated
         for at in range(len(rewards)):
             later = range(at, len(rewards))
             surprises = [rewards[step] + discount * values[step + 1] - values[step] for step in later]
@@ -230,8 +246,8 @@ def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(pl
 
 @pytest.mark.parametrize("estimator", sorted(set(Estimator) - {Estimator.GAE}))
 def test_without_a_critic_an_episode_is_worth_what_it_got_however_it_ended(estimator):
-    def advantages(goes_on):
-        episodes = (stepping([1.0, 2.0], goes_on, 0), stepping([1.0], False, 10), stepping([0.5], False, 20))
+    def advantages(is_truncated):
+        episodes = (stepping([1.0, 2.0], is_truncated, 0), stepping([1.0], False, 10), stepping([0.5], False, 20))
         batch = batch_of([replace(made_group(0, []), episodes=episodes)])
         return [advantage_of(sample) for sample in with_advantages(batch, AdvantageSettings(estimator))[0].samples]
 

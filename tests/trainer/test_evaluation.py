@@ -4,8 +4,8 @@ import math
 import pytest
 
 from roost.config.train import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
-from roost.rollout.episode import Score, Split, Task
-from roost.rollout.playing import LocalPlayer
+from roost.rollout.episode import EpisodeReward, Split, Task
+from roost.rollout.playing import LocalEpisodeRunner
 from roost.trainer.evaluation import VersionChanged, evaluate
 from roost.trainer.rollout_workers import EVALUATION, draws_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled
@@ -40,12 +40,12 @@ class Exam:
         assert split is Split.EVALUATION
         return Task(f"task {index}", {"index": index})
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         transcript.give([task.data["index"]])
         await transcript.take()
         if task.data["index"] in self._broken:
             raise OSError("broken")
-        return Score(1.0 if task.data["index"] % 2 else 0.5)
+        return EpisodeReward(1.0 if task.data["index"] % 2 else 0.5)
 
 
 def settings_of(collect=None, **evaluation):
@@ -59,7 +59,7 @@ def settings_of(collect=None, **evaluation):
 
 async def evaluated(fleet, exam, settings, version):
     draws = draws_of(fleet, settings)[EVALUATION]
-    player = LocalPlayer(exam, draws.open, settings.collect.episode_timeout_s)
+    player = LocalEpisodeRunner(exam, draws.open, settings.collect.episode_timeout_s)
     return await evaluate(exam, player, settings, version, draws.close)
 
 
@@ -114,7 +114,7 @@ def test_nothing_to_tell_is_told_without_an_error(exam, failed):
 
 def test_an_evaluation_that_is_cancelled_leaves_nothing_behind():
     class Endless(Exam):
-        async def play(self, task, transcript):
+        async def run_episode(self, task, transcript):
             await for_ever()
 
     async def cancelled():
@@ -132,12 +132,12 @@ def test_no_more_are_played_at_a_time_than_the_run_allows():
     running, most = set(), []
 
     class Counting(Exam):
-        async def play(self, task, transcript):
+        async def run_episode(self, task, transcript):
             running.add(task.name)
             most.append(len(running))
             await asyncio.sleep(0)
             running.discard(task.name)
-            return Score(1.0)
+            return EpisodeReward(1.0)
 
     ran(evaluated(Engines(), Counting(), settings_of({"concurrency": 2}), version=4))
     assert (max(most), len(most)) == (2, 10)

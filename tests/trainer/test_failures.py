@@ -5,13 +5,13 @@ import pytest
 from rich.console import Console
 
 from roost.rollout.episode import Task
-from roost.rollout.playing import LocalPlayer, Play, PlayFailed
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
 from roost.trainer import failures
-from roost.trainer.failures import FailureFiles, NotingPlayer, file_name
+from roost.trainer.failures import FailureFiles, RecordingEpisodeRunner, file_name
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary
 
-ASKED = Play(Task("count to 3"), 5, 2, 1)
+ASKED = EpisodeRequest(Task("count to 3"), 5, 2, 1)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def texts(tmp_path):
 
 
 class Clumsy:
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         self._stumble()
 
     def _stumble(self):
@@ -37,13 +37,13 @@ class Clumsy:
 
 
 def test_a_failure_is_kept_with_what_led_to_it(files, tmp_path, notes):
-    player = NotingPlayer(LocalPlayer(Clumsy(), lambda *numbers: None, 10.0), files)
-    with pytest.raises(PlayFailed, match="the key is under the mat"):
-        asyncio.run(player.play(ASKED))
+    player = RecordingEpisodeRunner(LocalEpisodeRunner(Clumsy(), lambda *numbers: None, 10.0), files)
+    with pytest.raises(EpisodeFailed, match="the key is under the mat"):
+        asyncio.run(player.run_episode(ASKED))
     [text] = texts(tmp_path)
     assert text.startswith("LookupError: the key is under the mat (test_failures.py:")
     assert "1 time so far; this is group 5, episode 2, attempt 2 of the task\ncount to 3\n" in text
-    assert "in _stumble" in text and "in play" in text
+    assert "in _stumble" in text and "in run_episode" in text
     [note] = notes
     assert note.startswith("an episode failed: LookupError: the key is under the mat") and "failures/LookupErr" in note
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from roost.config.train import CollectSettings
 from roost.procs import user_code as bounded
 from roost.rollout.order import TaskOrder
-from roost.trainer.failures import FailureFiles, NotingPlayer
+from roost.trainer.failures import FailureFiles, RecordingEpisodeRunner
 from roost.trainer.feed import LOST_LIMIT, REPLACED_LIMIT, Feed, NothingFinishes, Position
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
 
@@ -252,7 +252,9 @@ def test_a_task_that_cannot_be_given_is_a_lost_group_with_a_reason(error, tmp_pa
             return super().task(split, index)
 
         def player(self, settings):
-            return NotingPlayer(super().player(settings), FailureFiles(tmp_path / "failures", lambda text: None))
+            return RecordingEpisodeRunner(
+                super().player(settings), FailureFiles(tmp_path / "failures", lambda text: None)
+            )
 
     async def collect():
         scenario = Gappy(gives_its_number)

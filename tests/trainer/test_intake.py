@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.trainer.feed import InPlay, choose, may_begin
+from roost.trainer.feed import RunningGroup, choose, may_begin
 
 
 def over(number, began_at):
-    return InPlay(number, began_at, is_over=True)
+    return RunningGroup(number, began_at, is_over=True)
 
 
 def under_way(number, began_at):
-    return InPlay(number, began_at, is_over=False)
+    return RunningGroup(number, began_at, is_over=False)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def clock():
 
 
 def values(step, **more):
-    named = {"reward/mean": step / 10, "lag/mean": 0.5, "tokens/per_second": 1500.0, "time/step": 2.0}
+    named = {"reward/mean": step / 10, "staleness/mean": 0.5, "tokens/per_second": 1500.0, "time/step": 2.0}
     return {"step": step, **named, **{key.replace("__", "/"): value for key, value in more.items()}}
 
 

@@ -26,8 +26,8 @@ from roost.trace.spans import SpanRecorder
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed, Position
 from roost.trainer.guards import Diverged, check_policy
-from roost.trainer.loop import LagExceeded, Loop, Models
-from roost.trainer.switch import Turns
+from roost.trainer.loop import Loop, Models, StalenessExceeded
+from roost.trainer.switch import DeviceSwitch
 from tests.rollout.script import Script, ran, settled
 
 
@@ -122,7 +122,7 @@ class Run:
     has_inference: bool = False
     stops_after: int = 10**6
     plays: object = None
-    goes_on: bool = False
+    is_truncated: bool = False
     wrong_weights: list = field(default_factory=list)  # what a check of the engines finds, one time after the other
     mismatches: list = field(default_factory=list)  # of the log-probabilities that the policy scores with, likewise
     events: list = field(default_factory=list)
@@ -130,7 +130,7 @@ class Run:
     after: list = field(default_factory=list)
 
     async def go(self):
-        self.scenario = Script(self._play, goes_on=self.goes_on)
+        self.scenario = Script(self._play, is_truncated=self.is_truncated)
         self.scenario.version = self.state.version
         self.policy, self.critic = Model("policy", self.events), Model("critic", self.events)
         self.policy.mismatches = self.mismatches
@@ -151,13 +151,13 @@ class Run:
             self.state.position,
             self.state.version,
         )
-        turns = Turns(HandOver(self.decision), {"policy": ("weight",)})
+        switch = DeviceSwitch(HandOver(self.decision), {"policy": ("weight",)})
         self.recorder = SpanRecorder()
         loop = Loop(
             self.settings,
             models,
             self.feed,
-            turns,
+            switch,
             self.recorder,
             self,
             self.state,
@@ -233,7 +233,7 @@ def test_a_step_from_beginning_to_end():
     (_, figures, groups) = run.told[0]
     assert groups == [0, 1]
     assert figures["samples/finished"] == figures["samples/learnt"] == figures["loss/total"] == 4
-    assert figures["lag/max"] == 0
+    assert figures["staleness/max"] == 0
 
 
 def test_phases_are_timed_and_recorded():
@@ -281,9 +281,9 @@ def test_tokens_that_are_too_old_end_the_run(allowed, is_error):
     """Engines that say they took an update, and go on with what they had: nobody but the tokens tells."""
     run = Run(settings_of(steps=3, max_staleness=allowed), engines_take_updates=False)
     if not is_error:
-        assert ran(run.go()).told[-1][1]["lag/max"] == 2
+        assert ran(run.go()).told[-1][1]["staleness/max"] == 2
         return
-    with pytest.raises(LagExceeded, match=f"a token is {allowed + 1} versions old; the run allows {allowed}"):
+    with pytest.raises(StalenessExceeded, match=f"a token is {allowed + 1} versions old; the run allows {allowed}"):
         ran(run.go())
     assert len(run.told) == allowed + 1
 
@@ -402,7 +402,7 @@ def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
         "policy learnt",
         "version 1",
     ]
-    assert [figures["lag/max"] for _, figures, _ in run.told] == [0, 1]
+    assert [figures["staleness/max"] for _, figures, _ in run.told] == [0, 1]
     assert run.state.position == Position(next=3, waiting=(2,)), "what nobody learnt from is played again"
 
 
@@ -413,7 +413,7 @@ def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_l
             await asyncio.sleep(0)
 
     run = trained(settings_of(steps=8, groups=3, max_staleness=max_lag), plays=plays)
-    assert all(figures["lag/max"] <= max_lag for _, figures, _ in run.told)
+    assert all(figures["staleness/max"] <= max_lag for _, figures, _ in run.told)
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert len(learnt) == len(set(learnt)) == 8 * 6
 
@@ -528,12 +528,12 @@ def test_whoever_scores_gets_the_new_policy(decision, order):
     assert order_of(run, "version 1", "policy gives inference its weights", "offload") == order
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(goes_on):
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(is_truncated):
     settings = settings_of(advantage=AdvantageSettings(Estimator.GAE))
-    run = trained(settings, has_critic=True, goes_on=goes_on)
+    run = trained(settings, has_critic=True, is_truncated=is_truncated)
     assert [ids[:1] for ids in run.critic.valued[:4]] == [[7]] * 4
-    assert [ids[:2] for ids in run.critic.valued[4:]] == ([[8, 9]] * 4 if goes_on else [])
+    assert [ids[:2] for ids in run.critic.valued[4:]] == ([[8, 9]] * 4 if is_truncated else [])
     assert sum(map(len, run.critic.learnt)) == 4, "what is only asked for its value is not learnt from"
 
 

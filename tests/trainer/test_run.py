@@ -61,7 +61,7 @@ RAISED, DIED = FailureKind.RAISED, FailureKind.DIED
     ],
 )
 def test_what_is_tried_again(error, steps, was_stopped, again):
-    assert Broken(error, steps, was_stopped).may_be_tried_again is again
+    assert Broken(error, steps, was_stopped).is_retryable is again
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ class Sized:
 
     def task(self, split, index): ...
 
-    async def play(self, task, transcript): ...
+    async def run_episode(self, task, transcript): ...
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from roost.engines.protocol import ContextFull, Finish
 from roost.rollout.agents.chat import ChatPolicy
-from roost.rollout.episode import Episode, Group, Score, Task, Transcript
+from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript
 from roost.trainer import samples
 from roost.trainer.samples import conversation, samples_of
 from tests.rollout.script import completion
@@ -49,7 +49,7 @@ def engine(*replies):
 
 
 def episode_of(transcript, **score):
-    return Episode(transcript.sequences(), Score(**{"reward": 1.0, **score}), 1.0)
+    return Episode(transcript.sequences(), EpisodeReward(**{"reward": 1.0, **score}), 1.0)
 
 
 def sample_of(episode, version=5):
@@ -60,7 +60,7 @@ def sample_of(episode, version=5):
 def talked(*turns, **score):
     """An episode of a chat agent, with an observation after each turn but the last."""
 
-    async def play():
+    async def run_episode():
         transcript = Transcript(engine(*turns))
         policy = ChatPolicy(transcript, Letters())
         messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
@@ -72,7 +72,7 @@ def talked(*turns, **score):
             messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": f"seen {number}"}]
         return episode_of(transcript, **score)
 
-    return asyncio.run(play())
+    return asyncio.run(run_episode())
 
 
 def test_a_conversation_has_every_message_and_what_was_generated():
@@ -113,7 +113,7 @@ def test_a_full_context_is_a_truncation():
 
 
 def test_scenarios_without_messages_show_the_text_of_their_tokens():
-    async def play():
+    async def run_episode():
         transcript = Transcript(engine(("7$", 0, Finish.STOP), ("8$", 0, Finish.STOP)))
         transcript.give(list(map(ord, "$3+4=")))
         await transcript.take()
@@ -122,7 +122,7 @@ def test_scenarios_without_messages_show_the_text_of_their_tokens():
         await other.take()
         return episode_of(transcript)
 
-    said = [(one["role"], one["content"], one["sequence"]) for one in conversation(asyncio.run(play()), letters)]
+    said = [(one["role"], one["content"], one["sequence"]) for one in conversation(asyncio.run(run_episode()), letters)]
     assert said == [("prompt", "$3+4=", 0), ("assistant", "7", 0), ("prompt", "4+4=", 1), ("assistant", "8", 1)]
 
 

@@ -5,7 +5,7 @@ import pytest
 from roost.engines.protocol import InFlight
 from roost.engines.residency import HandOver
 from roost.placement.memory.residency import Decision
-from roost.trainer.switch import Turns
+from roost.trainer.switch import DeviceSwitch
 from tests.rollout.script import ran
 
 ALL = ("weight", "grad", "optimizer")
@@ -56,8 +56,8 @@ class NotedLearner:
 
 def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None):
     calls = []
-    turns = Turns(HandOver(decision, in_flight=in_flight, displaced=displaced), {"actor": offloads})
-    ran(getattr(turns, turn)(NotedFleet(calls), [NotedLearner(calls)], *more))
+    switch = DeviceSwitch(HandOver(decision, in_flight=in_flight, displaced=displaced), {"actor": offloads})
+    ran(getattr(switch, turn)(NotedFleet(calls), [NotedLearner(calls)], *more))
     return calls
 
 
@@ -142,5 +142,5 @@ def test_weights_leave_the_learner_s_device_after_the_engines_have_them_and_all_
 
 
 def test_whether_one_waits_for_the_other():
-    taken = {decision: Turns(HandOver(decision), {}).are_taken for decision in Decision}
+    taken = {decision: DeviceSwitch(HandOver(decision), {}).is_shared for decision in Decision}
     assert taken == {Decision.KEEP: False, Decision.SLEEP: True, Decision.RESTART: True}

@@ -7,7 +7,7 @@ import pytest
 from roost.transport.directory import ChannelEntry
 from roost.transport.failure import PeerLost, WaitedTooLong
 from roost.transport.mailboxes import MAILBOX_SIZE
-from roost.transport.shared_memory import BIG, INLINE_LIMIT, NoRoom, Parcel, SegmentPool, SegmentRef
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, NoRoom, Packet, SegmentPool, SegmentRef
 from tests.transport.wired_nodes import MIB, SIZES, data_of, payload, start, tick, two_nodes
 
 PAIRS = {
@@ -89,7 +89,7 @@ async def test_who_sends_large_messages_is_given_memory_for_the_next(nodes):
     spare, _ = await one.ask("send", "message", [tuple(two.who)], None, parcels=[await one.pack(payload(1))])
     assert isinstance(spare, SegmentRef)
     places = one.maps.write(spare, [memoryview(payload(2))])
-    again, _ = await one.ask("send", "message", [tuple(two.who)], None, parcels=[Parcel(b"h", (), spare, places)])
+    again, _ = await one.ask("send", "message", [tuple(two.who)], None, parcels=[Packet(b"h", (), spare, places)])
     assert [await two.receive(one), await two.receive(one)] == [payload(1), payload(2)]
     assert nodes.used[0] == again.size, "only the spare is left"
     nodes.lose(one)

@@ -6,14 +6,14 @@ import pytest
 
 from roost.transport.failure import Address, PeerLost
 from roost.transport.mailboxes import MAILBOX_SIZE, ChannelClosed, PostOffice
-from roost.transport.shared_memory import Parcel, SegmentRef, from_frames, to_frames
+from roost.transport.shared_memory import Packet, SegmentRef, from_frames, to_frames
 
 A, B, C = (Address(name, 0) for name in ("actor", "rollout", "reward"))
 KEY = "default"
 
 
 def parcel(number):
-    return Parcel(str(number).encode())
+    return Packet(str(number).encode())
 
 
 class Office(PostOffice):
@@ -262,10 +262,10 @@ def test_the_same_loss_told_often_does_not_pile_up():
 
 def test_parcels_survive_the_socket():
     parcels = [
-        Parcel(b"empty"),
-        Parcel(b"inline", (b"a", memoryview(b"bc"), b"")),
-        Parcel(b"segment", (), SegmentRef(1, 2, 3, 4), ((0, 3), (64, 1)), True),
-        Parcel(b"last", (b"z",)),
+        Packet(b"empty"),
+        Packet(b"inline", (b"a", memoryview(b"bc"), b"")),
+        Packet(b"segment", (), SegmentRef(1, 2, 3, 4), ((0, 3), (64, 1)), True),
+        Packet(b"last", (b"z",)),
     ]
     assert from_frames(*to_frames(parcels)) == parcels
     assert from_frames(*to_frames([])) == []

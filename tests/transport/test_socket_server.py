@@ -13,8 +13,8 @@ from roost.trace.spans import SpanRecorder
 from roost.transport.channel import Channel
 from roost.transport.directory import Directory
 from roost.transport.exchange import Exchange
-from roost.transport.failure import DRIVER, Address, AgentContact
-from roost.transport.link import AgentLink
+from roost.transport.failure import DRIVER, Address, DaemonContact
+from roost.transport.link import DaemonLink
 from roost.transport.shared_memory import INLINE_LIMIT
 from roost.transport.socket_server import SocketServer
 from tests.limits import HANG_S
@@ -79,7 +79,7 @@ def agent(tmp_path):
 
 @pytest.fixture
 def link(agent):
-    link = AgentLink(DRIVER, AgentContact(0, "here", os.getpid(), str(agent.path)))
+    link = DaemonLink(DRIVER, DaemonContact(0, "here", os.getpid(), str(agent.path)))
     yield link
     link.close()
 

@@ -1,11 +1,11 @@
-"""Turns: in order where a key is shared, at once where none is."""
+"""OrderedLocks: in order where a key is shared, at once where none is."""
 
 import asyncio
 import random
 
 import pytest
 
-from roost.transport.mailboxes import Turns
+from roost.transport.mailboxes import OrderedLocks
 
 ROWS = {
     "one row": ["a", "a", "a"],
@@ -18,7 +18,7 @@ ROWS = {
 @pytest.mark.parametrize("seed", range(5))
 def test_who_shares_a_key_comes_in_order_whoever_gives_up(rows, seed):
     async def case():
-        chance, turns, went = random.Random(seed), Turns(), []
+        chance, turns, went = random.Random(seed), OrderedLocks(), []
 
         async def go(number, keys, turn):
             with turn:
@@ -42,7 +42,7 @@ def test_who_shares_a_key_comes_in_order_whoever_gives_up(rows, seed):
 
 def test_a_turn_that_does_not_come_in_time():
     async def case():
-        turns = Turns()
+        turns = OrderedLocks()
         first, second, other = turns.take("a"), turns.take("a"), turns.take("b")
         assert await first.has_come(0)
         assert await other.has_come(0)
@@ -67,7 +67,7 @@ def test_a_turn_ends_with_the_work_it_is_spent_on(ending):
             if ending == "raises":
                 raise ValueError
 
-        turns = Turns()
+        turns = OrderedLocks()
         task = turns.take("a").spend_on(work())
         if ending == "cancelled before it began":
             task.cancel()

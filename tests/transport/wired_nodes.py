@@ -9,7 +9,7 @@ import pickle
 from roost.transport.directory import Directory, GroupEntry
 from roost.transport.exchange import Exchange
 from roost.transport.failure import Address
-from roost.transport.shared_memory import BIG, INLINE_LIMIT, Freight, Parcel, SegmentMaps, needed
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, Freight, Packet, SegmentMaps, needed
 from tests.limits import HANG_S
 
 SIZES = {"inline": 100, "shared memory": INLINE_LIMIT + 1, "written by a thread": BIG + 1}
@@ -90,9 +90,9 @@ class Worker:
 
     async def pack(self, data):
         if len(data) <= INLINE_LIMIT:
-            return Parcel(b"h", (data,))
+            return Packet(b"h", (data,))
         segment, _ = await self.ask("allocate", needed([len(data)]))
-        return Parcel(b"h", (), segment, self.maps.write(segment, [memoryview(data)]))
+        return Packet(b"h", (), segment, self.maps.write(segment, [memoryview(data)]))
 
     async def give(self, op, *args, data):
         """Send or put, and give the spare memory of the answer back."""

@@ -28,7 +28,9 @@ class OracleAgent:
     def __init__(self, task: Task) -> None:
         self._solution = make_task(str(task.data["task_id"])).solution
 
-    async def play(self, policy: Policy | None, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(
+        self, policy: Policy | None, environment: Environment, first: Observation, max_turns: int
+    ) -> None:
         for block in blocks_of(self._solution, max_turns):
             if (await environment.step(block)).is_over:
                 return
@@ -43,7 +45,9 @@ class RandomAgent:
         self._words = [match[1] or match[2] for match in found]
         self._calls = calls
 
-    async def play(self, policy: Policy | None, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(
+        self, policy: Policy | None, environment: Environment, first: Observation, max_turns: int
+    ) -> None:
         for _ in range(min(self._calls, max_turns - 1)):
             await environment.step(self._call())
         answer = self._random.choice(["", "answer=0", f"answer={self._text()!r}"])

@@ -15,9 +15,9 @@ from roost.engines.weights.parcel import (
     Broadcast,
     DeviceHandles,
     PackedHandle,
-    Parcel,
     SharedMemory,
     TensorInfo,
+    WeightPayload,
 )
 from roost.engines.weights.source import WeightSource
 from roost.procs.files import ScratchFolder
@@ -35,15 +35,15 @@ class Carrier(Protocol):
         """Whether tensors lie one after the other in one buffer, which some engines must know before."""
         ...
 
-    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
         """Take the next tensors of the stream and pack them."""
         ...
 
-    def accompany(self, parcel: Parcel) -> None:
+    def accompany(self, parcel: WeightPayload) -> None:
         """What the sender does while engines take the parcel."""
         ...
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: WeightPayload) -> None:
         """Every engine has taken it, or will never."""
         ...
 
@@ -61,18 +61,18 @@ class SharedMemoryCarrier:
         self._scratch = ScratchFolder("weights", folder or _memory_folder(bucket_bytes))
         self._count = 0
 
-    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
         from safetensors.torch import save_file
 
         path = self._scratch.path / f"{self._count}.safetensors"
         self._count += 1
         save_file({info.name: next(tensors).cpu() for info in infos}, path)
-        return Parcel(tuple(infos), SharedMemory(str(path)), is_last)
+        return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
 
-    def accompany(self, parcel: Parcel) -> None:
+    def accompany(self, parcel: WeightPayload) -> None:
         pass
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: WeightPayload) -> None:
         if isinstance(parcel.by, SharedMemory):
             Path(parcel.by.path).unlink(missing_ok=True)
 
@@ -89,16 +89,18 @@ class LiveDeviceCarrier:
         self._merge = merge
         self._kept: list[torch.Tensor] = []
 
-    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
         sent = [next(tensors) for _ in infos]
         self._kept += sent
         handles = [device_handle(tensor) for tensor in sent]
-        return Parcel(tuple(infos), DeviceHandles(tuple(self._merge(handles) if self._merge else handles)), is_last)
+        return WeightPayload(
+            tuple(infos), DeviceHandles(tuple(self._merge(handles) if self._merge else handles)), is_last
+        )
 
-    def accompany(self, parcel: Parcel) -> None:
+    def accompany(self, parcel: WeightPayload) -> None:
         pass
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: WeightPayload) -> None:
         pass  # some engines look at the tensors again when the update is finished
 
     def close(self) -> None:
@@ -116,7 +118,7 @@ class PackedDeviceCarrier:
         self._free: list[torch.Tensor] = []
         self._used: list[torch.Tensor] = []
 
-    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
         sizes = tuple(size_of(info) for info in infos)
         buffer: torch.Tensor | None = None
         filled = 0
@@ -132,12 +134,14 @@ class PackedDeviceCarrier:
         torch.cuda.synchronize(buffer.device)
         self._used.append(buffer)
         handles = [device_handle(buffer)]
-        return Parcel(tuple(infos), PackedHandle((self._merge(handles) if self._merge else handles)[0], sizes), is_last)
+        return WeightPayload(
+            tuple(infos), PackedHandle((self._merge(handles) if self._merge else handles)[0], sizes), is_last
+        )
 
-    def accompany(self, parcel: Parcel) -> None:
+    def accompany(self, parcel: WeightPayload) -> None:
         pass
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: WeightPayload) -> None:
         self._free.append(self._used.pop(0))
 
     def close(self) -> None:
@@ -162,16 +166,16 @@ class BroadcastCarrier:
         self._broadcast = broadcast
         self._packed: dict[int, list[torch.Tensor]] = {}
 
-    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> Parcel:
-        parcel = Parcel(tuple(infos), Broadcast(), is_last)
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
+        parcel = WeightPayload(tuple(infos), Broadcast(), is_last)
         self._packed[id(parcel)] = [next(tensors) for _ in infos]
         return parcel
 
-    def accompany(self, parcel: Parcel) -> None:
+    def accompany(self, parcel: WeightPayload) -> None:
         for tensor in self._packed[id(parcel)]:
             self._broadcast(tensor)
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: WeightPayload) -> None:
         self._packed.pop(id(parcel), None)
 
     def close(self) -> None:

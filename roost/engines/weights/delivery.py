@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.engines.command import EngineKind, ServerSpec
-from roost.engines.members import Crew, Member, Standing
+from roost.engines.members import EngineState, FleetMembers, Member
 from roost.engines.protocol import (
     Capabilities,
     Engine,
@@ -86,7 +86,7 @@ class WrongWeights:
 class WeightCheck:
     """Compares engines with the learner, relative to how far they are apart with equal weights."""
 
-    def __init__(self, crew: Crew, report: Callable[[str], None]) -> None:
+    def __init__(self, crew: FleetMembers, report: Callable[[str], None]) -> None:
         self._crew, self._report = crew, report
         self.first_probe: Probe | None = None  # of the weights that servers are started with
 
@@ -104,7 +104,7 @@ class WeightCheck:
 
     async def wrong(self) -> list[WrongWeights]:
         """The engines that answer otherwise than their version does; one that does not answer is not judged."""
-        members = [member for member in self._crew.standing(Standing.READY) if member.probe is not None]
+        members = [member for member in self._crew.standing(EngineState.READY) if member.probe is not None]
         by_probe: dict[Probe, list[Member]] = {}
         for member in members:
             if member.probe is not None:
@@ -120,7 +120,7 @@ class WeightCheck:
     async def _answers(
         self, probe: Probe, members: Sequence[Member] | None = None
     ) -> list[tuple[Member, tuple[float, ...]]]:
-        ready = self._crew.standing(Standing.READY) if members is None else members
+        ready = self._crew.standing(EngineState.READY) if members is None else members
         answers = await asyncio.gather(*(_answer(probe, member) for member in ready), return_exceptions=True)
         found = []
         for member, answer in zip(ready, answers, strict=True):
@@ -344,7 +344,7 @@ class Delivery:
         member.answers_before = None
         await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
         await member.engine.set_version(self._release.version)
-        member.standing = Standing.UPDATING
+        member.standing = EngineState.UPDATING
         await self._verify(member)
 
     async def _adapt(self, member: Member) -> None:
@@ -368,22 +368,22 @@ class Delivery:
 
     async def _open(self, member: Member) -> None:
         """Make the engine ready to take weights: paused if it is awake, its weights woken if it is asleep."""
-        if member.standing is Standing.ASLEEP:
+        if member.standing is EngineState.ASLEEP:
             await member.engine.wake([Part.WEIGHTS])
         else:
             await member.engine.pause(self._in_flight)
 
     async def _close(self, member: Member) -> None:
-        if member.standing is Standing.ASLEEP:
+        if member.standing is EngineState.ASLEEP:
             await member.engine.wake([Part.KV_CACHE])
-            member.standing = Standing.UPDATING
+            member.standing = EngineState.UPDATING
         else:
             await member.engine.resume()
 
     async def _note_answers(self, member: Member) -> None:
         """What the engine answers to the probe before, to see that it answers otherwise afterwards."""
         member.answers_before = None
-        if member.standing is not Standing.ASLEEP and not member.abilities.undoes_updates:
+        if member.standing is not EngineState.ASLEEP and not member.abilities.undoes_updates:
             try:
                 member.answers_before = await member.engine.score(self._release.probe.token_ids, member.adapter)
             except EngineError:

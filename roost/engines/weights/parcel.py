@@ -67,7 +67,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class WeightPayload:
     """Some of the tensors, and the way they go."""
 
     tensors: tuple[TensorInfo, ...]

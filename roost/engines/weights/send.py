@@ -13,7 +13,7 @@ import torch
 from roost.engines.protocol import Engine, EngineError, UpdateFailed, WeightsRefused
 from roost.engines.weights.buckets import BUCKET_BYTES, cut, size_of
 from roost.engines.weights.carriers import Carrier
-from roost.engines.weights.parcel import Manifest, Parcel, TensorInfo
+from roost.engines.weights.parcel import Manifest, TensorInfo, WeightPayload
 from roost.engines.weights.probe import fingerprint
 from roost.engines.weights.source import WeightSource
 
@@ -71,7 +71,7 @@ async def _send_buckets(
     # One thread, so that the collectives which gather shards stay in order.
     with _sending_thread() as thread:
 
-        def packing(index: int) -> asyncio.Future[Parcel]:
+        def packing(index: int) -> asyncio.Future[WeightPayload]:
             return loop.run_in_executor(thread, carrier.pack, buckets[index], stream, index + 1 == len(buckets))
 
         following = packing(0)

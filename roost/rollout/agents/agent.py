@@ -40,7 +40,7 @@ class Agent(Protocol):
         def __init__(self, task, hint=""):
             self._messages = [{"role": "system", "content": f"You guess numbers. {hint}"}]
 
-        async def play(self, policy, environment, first, max_turns):
+        async def run_episode(self, policy, environment, first, max_turns):
             seen = first
             for _ in range(max_turns):
                 if seen.is_over:
@@ -51,7 +51,7 @@ class Agent(Protocol):
                 seen = await environment.step(reply.text)
     """
 
-    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         """Act until the environment is over, or the turns are used up."""
         ...
 

@@ -148,7 +148,7 @@ class AppworldAdapter:
     def __init__(self, make: Callable[..., AppworldAgent], keys: Mapping[str, Any], task: Task) -> None:
         self._make, self._keys, self._task = make, dict(keys), task
 
-    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         bridge = Bridge()
         world = _World(BlockingEnvironment(bridge, environment, first))
         llm = _BlockingPolicy(bridge, policy)

@@ -59,7 +59,7 @@ class OpenAIAgent:
             return
         check_call(Call("program", written, place), run, PROGRAM, arguments, where.under("arguments"), findings)
 
-    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         """Until the function returns, or raises because its turns are used up."""
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")

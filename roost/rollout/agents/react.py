@@ -109,7 +109,7 @@ class ReactCoder:
         self._system_prompt, self._worked_example, self._reminder = system_prompt, worked_example, reminder
         self._shown_characters, self._max_tokens = shown_characters, max_tokens
 
-    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         """Until the environment is over, the turns are used up, or the engine's context is."""
         messages = self._opening(first)
         is_over = first.is_over

@@ -18,7 +18,7 @@ from roost.rollout.agents.recording import Recorder
 from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Part, located, own_keys
 from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.environment import Environment, Environments, Observation
-from roost.rollout.episode import Score, Split, Task, Transcript
+from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 MOST_SHOWN = 400  # characters of an action or an observation
 MOST_STEPS = 20  # the first and the last ones are shown
@@ -53,10 +53,10 @@ class WatchedEnvironment:
         """What each of the policy's turns earned; nothing where the environment gives no rewards for steps."""
         if not any(reward for _, reward in self._rewards):
             return ()
-        of_turns = [0.0] * self._transcript.turns
+        turn_rewards = [0.0] * self._transcript.turns
         for turns, reward in self._rewards:
-            of_turns[max(turns, 1) - 1] += reward
-        return tuple(of_turns)
+            turn_rewards[max(turns, 1) - 1] += reward
+        return tuple(turn_rewards)
 
     def told(self) -> str:
         """The steps as people read them."""
@@ -99,7 +99,7 @@ def is_appworld_agent(make: Any) -> bool:
 
 
 def is_agent(make: Any) -> bool:
-    return callable(getattr(make, "play", None))
+    return callable(getattr(make, "run_episode", None))
 
 
 def parameters_of(make: Any) -> Mapping[str, inspect.Parameter]:
@@ -163,7 +163,7 @@ class AgentScenario:
             raise RuntimeError("episodes were played already; say which environments to use before the first")
         self._environments = environments
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         """An episode, from opening its environment to closing it."""
         if self._environments is None:
             self._environments = make_environments(self._environment)
@@ -181,12 +181,13 @@ class AgentScenario:
             if self._environments is not None:
                 await self._environments.close()
 
-    async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> Score:
+    async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> EpisodeReward:
         first = await environment.reset(task, seed_of(task))
         agent, policy = make_agent(self._agent, task, self._recorder), ChatPolicy(transcript, self._format)
-        playing: Any = agent.play(policy, environment, first, self._max_turns)
+        playing: Any = agent.run_episode(policy, environment, first, self._max_turns)
         if not inspect.isawaitable(playing):
-            raise TypeError(f"{type(agent).__name__}.play is not asynchronous; write async def, or next_code_block")
+            name = f"{type(agent).__name__}.run_episode"
+            raise TypeError(f"{name} is not asynchronous; write async def, or next_code_block")
         try:
             await playing
         except ContextFull:
@@ -195,7 +196,7 @@ class AgentScenario:
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
         said = None if policy.last_reply is None else policy.last_reply.text
-        return Score(await environment.score(), environment.told(), environment.rewards_of_turns, answer=said)
+        return EpisodeReward(await environment.score(), environment.told(), environment.rewards_of_turns, answer=said)
 
 
 def seed_of(task: Task) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from roost.rollout.check_target import ENVIRONMENT, Part
 from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.environment import Environment, Environments, Observation
-from roost.rollout.episode import Score, Split, Task, Transcript
+from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 END = "<end>"
 DEVIATIONS = 3.0  # to either side of the mean that are told apart
@@ -243,14 +243,16 @@ class ControlScenario:
         seed = index + (EVALUATION_SEEDS if split is Split.EVALUATION else 0)
         return Task(f"from seed {seed}", {"seed": seed})
 
-    async def play(self, task: Task, transcript: Transcript) -> Score:
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         environment = await self._made_environments().open()
         try:
-            rewards, goes_on = await self._act(environment, task, transcript)
+            rewards, is_truncated = await self._act(environment, task, transcript)
             earned = await environment.score()
         finally:
             await environment.close()
-        return Score(sum(rewards), f"{earned:g} in {len(rewards)} steps", tuple(rewards), goes_on=goes_on)
+        return EpisodeReward(
+            sum(rewards), f"{earned:g} in {len(rewards)} steps", tuple(rewards), is_truncated=is_truncated
+        )
 
     async def close(self) -> None:
         """End the environments, if any were made."""
@@ -268,10 +270,10 @@ class ControlScenario:
             action, wrong = self._tokens.action(said)
             seen = await environment.step(action)
             rewards.append(seen.reward * self._scale - wrong * self._penalty)
-        goes_on = seen.goes_on or not seen.is_over
-        if goes_on:
+        is_truncated = seen.is_truncated or not seen.is_over
+        if is_truncated:
             self._shown(seen, sequence)
-        return rewards, goes_on
+        return rewards, is_truncated
 
     def _shown(self, seen: Observation, sequence: Transcript) -> Transcript:
         """The sequence in which the policy is shown what is observed: where it sees only now, another for each step."""

@@ -272,9 +272,9 @@ class DrivenRobot:
         reward = 0.0 if is_out else float(after.reward)
         self._return += reward
         is_over = after.is_over or is_out
-        goes_on = self._steps >= robots.max_steps and not is_over
-        self._last = None if is_over or goes_on else after
-        return Observation(shown(after), reward, is_over or goes_on, info, goes_on)
+        is_truncated = self._steps >= robots.max_steps and not is_over
+        self._last = None if is_over or is_truncated else after
+        return Observation(shown(after), reward, is_over or is_truncated, info, is_truncated)
 
     async def score(self) -> float:
         """The sum of rewards so far."""

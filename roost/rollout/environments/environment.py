@@ -17,7 +17,7 @@ class Observation:
     reward: float = 0.0  # of the step alone
     is_over: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
-    goes_on: bool = False  # it is over only because a limit was reached: the task itself would have gone on
+    is_truncated: bool = False  # it is over only because a limit was reached: the task itself would have gone on
 
 
 class Environment(Protocol):

@@ -85,7 +85,7 @@ class VectorSlots:
                 float(rewards[slot]),
                 bool(over[slot]),
                 {**slot_info(infos, slot), "truncated": bool(truncated[slot])},
-                goes_on=bool(truncated[slot] and not terminated[slot]),
+                is_truncated=bool(truncated[slot] and not terminated[slot]),
             )
             for slot in actions
         }

@@ -64,7 +64,7 @@ class VerifiersAgent:
     def __init__(self, task: Task, recorder: Recorder, sampling: Mapping[str, Any] | None = None) -> None:
         self._recorder, self._sampling = recorder, dict(sampling or {})
 
-    async def play(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+    async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         """Until the rollout is over; one that fails because its turns are used up is worth nothing."""
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
@@ -109,7 +109,7 @@ class VerifiersEnvironments:
         return text
 
     async def rollout(self, index: int, base_url: str, model: str, sampling: Mapping[str, Any]) -> Any:
-        """Play a task against an endpoint; verifiers' own episode, with its traces."""
+        """EpisodeRequest a task against an endpoint; verifiers' own episode, with its traces."""
         await self._ready()
         library = _module("verifiers.v1")
         client = library.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY)
@@ -143,7 +143,7 @@ class VerifiersEnvironment:
         return Observation(await self._environments.prompt(self._index))
 
     async def step(self, action: Any) -> Observation:
-        """Play the rollout against the endpoint in the action."""
+        """EpisodeRequest the rollout against the endpoint in the action."""
         if self._index is None:
             raise RuntimeError("the rollout was played, or has not begun; reset before the next")
         if not isinstance(action, Mapping) or "base_url" not in action:

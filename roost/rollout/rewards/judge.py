@@ -260,7 +260,7 @@ class Judge:
     async def _reply(self, calls: HttpCalls, messages: list[dict[str, str]]) -> tuple[str, bool]:
         """What the judge says, and whether it was cut off: then its last number may be half a number."""
         body = {**self._asked, "messages": messages}
-        told = await calls.post("/chat/completions", body, limit_s=self._limit_s, may_repeat=True, about="judge")
+        told = await calls.post("/chat/completions", body, limit_s=self._limit_s, is_idempotent=True, about="judge")
         match told:
             case {"choices": [{"message": {"content": str(content)}, **choice}, *_]}:
                 return content, choice.get("finish_reason") == "length"

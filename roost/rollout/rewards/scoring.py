@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.procs.user_code import called, within
 from roost.rollout.episode import Episode
-from roost.rollout.playing import Play, Player, PlayFailed, leave_place, whole_traceback
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, EpisodeRunner, leave_place, whole_traceback
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite, prepare_reward
 from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
@@ -261,21 +261,23 @@ async def _prepared(name: str, reward: Reward) -> None:
         raise RewardFailed(f"reward {name}: {error}") from error
 
 
-class ScoredPlayer:
+class RewardedEpisodeRunner:
     """Plays as another does, and then lets rewards score what came of it."""
 
-    def __init__(self, player: Player, rewards: Rewards) -> None:
+    def __init__(self, player: EpisodeRunner, rewards: Rewards) -> None:
         self._player, self._rewards = player, rewards
 
-    async def play(self, asked: Play) -> Episode:
-        episode = await self._player.play(asked)
+    async def run_episode(self, asked: EpisodeRequest) -> Episode:
+        episode = await self._player.run_episode(asked)
         given = episode.score
         leave_place()  # engines play others meanwhile
         try:
             text = given.shown if given.answer is None else given.answer
             scored = await self._rewards.score(Answer(asked.task, text, given.reward))
         except RewardFailed as error:
-            raise PlayFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
+            raise EpisodeFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
         weight = self._rewards.routing.own_weight(asked.task.tag)
-        of_turns = tuple(weight * reward for reward in given.of_turns) if weight else ()
-        return replace(episode, score=replace(given, reward=scored.reward, of_turns=of_turns, parts=scored.parts))
+        turn_rewards = tuple(weight * reward for reward in given.turn_rewards) if weight else ()
+        return replace(
+            episode, score=replace(given, reward=scored.reward, turn_rewards=turn_rewards, parts=scored.parts)
+        )

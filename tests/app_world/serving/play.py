@@ -34,7 +34,7 @@ async def played(environments, task, agent=OracleAgent, max_turns=40):
     environment = await environments.open()
     try:
         first = await environment.reset(task)
-        await agent(task=task).play(None, environment, first, max_turns)
+        await agent(task=task).run_episode(None, environment, first, max_turns)
         return await environment.score()
     finally:
         await environment.close()

@@ -33,7 +33,7 @@ def test_agents_play_from_configs(agent, said):
         says = ["print(apis.supervisor.show_today())", *solution(task.data["task_id"]).splitlines()]
         transcript = Transcript(Engine(*map(said, says)).draw)
         try:
-            return await scenario.play(task, transcript), transcript.turns, len(says)
+            return await scenario.run_episode(task, transcript), transcript.turns, len(says)
         finally:
             await scenario.close()
 

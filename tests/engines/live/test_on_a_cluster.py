@@ -15,7 +15,7 @@ import ray
 import roost
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet, FleetSettings
-from roost.engines.members import Standing
+from roost.engines.members import EngineState
 from roost.engines.planned import plan_engines
 from roost.engines.residency import HandOver
 from roost.engines.supervision import Watchfulness
@@ -101,9 +101,9 @@ def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(owners, policy,
             await fleet.update(policy.release(1))
             member, before = fleet.crew.members["rollout-1"], await asyncio.to_thread(worker_pid, owners[1])
             os.kill(before, how)
-            await until(member, Standing.LOST)
+            await until(member, EngineState.LOST)
             meanwhile = await fleet.generate(PROMPT, GREEDY)
-            await until(member, Standing.READY)
+            await until(member, EngineState.READY)
             made = await member.engine.generate(PROMPT, GREEDY)
             after = await asyncio.to_thread(worker_pid, owners[1])
             os.kill(after, signal.SIGKILL)
@@ -130,9 +130,9 @@ async def fleet_scenario(owners, policy):
         servers = {name: psutil.Process(_listener(member.engine.url)) for name, member in fleet.crew.members.items()}
         found["ranks"] = [server.environ().get("RANK") for server in servers.values()]
         servers["rollout-1"].send_signal(signal.SIGKILL)
-        while fleet.crew.members["rollout-1"].standing is Standing.READY:
+        while fleet.crew.members["rollout-1"].standing is EngineState.READY:
             await asyncio.sleep(0.05)
-        while fleet.crew.members["rollout-1"].standing is not Standing.READY:
+        while fleet.crew.members["rollout-1"].standing is not EngineState.READY:
             await asyncio.sleep(0.05)
         found["after"] = (await fleet.crew.members["rollout-1"].engine.generate(PROMPT, GREEDY)).token_ids
         found["spans"] = [(span.name, (span.args or {}).get("version")) for span in fleet.recorder.drain()]
@@ -152,7 +152,7 @@ def _listener(url):
 def test_two_steps_and_a_kill(owners, policy, engines):
     assert engines.decision is Decision.SLEEP
     found = asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy), HANG_S))
-    assert found["asleep"] == [Standing.ASLEEP] * 2
+    assert found["asleep"] == [EngineState.ASLEEP] * 2
     assert found["answers"] == [(policy.greedy(1), 1)] * 4 + [(policy.greedy(2), 2)] * 4
     assert found["ranks"] == [None, None], "a server must not take its worker's ranks for its own"
     assert found["after"] == policy.greedy(2)

@@ -11,7 +11,7 @@ from roost.engines.command import EngineKind
 from roost.engines.connect import connect
 from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.http_calls import TimeLimits
-from roost.engines.members import RestartLimit, Standing
+from roost.engines.members import EngineState, RestartLimit
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineLost, InFlight, Sampling
 from roost.engines.supervision import Watchfulness
@@ -86,7 +86,7 @@ def test_requests_move_to_another_engine(scenarios):
             await asyncio.sleep(0.01)
         kill(two)
         made = await asyncio.gather(*requests)
-        await scenarios.until(two, Standing.READY)
+        await scenarios.until(two, EngineState.READY)
         return made
 
     for index, completion in enumerate(scenarios.run(run())):
@@ -115,7 +115,7 @@ def test_killed_during_an_update(scenarios):
     async def run():
         source = KillsOnTheWay(scenarios.policy.version(number), lambda: kill(scenarios.one))
         await scenarios.fleet.update(scenarios.policy.release(number, source=source))
-        await scenarios.until(scenarios.one, Standing.READY)
+        await scenarios.until(scenarios.one, EngineState.READY)
         return await scenarios.answers()
 
     assert scenarios.run(run()) == scenarios.all_on(number)
@@ -134,7 +134,7 @@ def test_hung_during_an_update(scenarios, in_flight):
     async def run():
         source = KillsOnTheWay(scenarios.policy.version(number), lambda: hung(scenarios.one))
         await scenarios.fleet.update(scenarios.policy.release(number, source=source), in_flight)
-        await scenarios.until(scenarios.one, Standing.READY)
+        await scenarios.until(scenarios.one, EngineState.READY)
         return await scenarios.answers()
 
     assert scenarios.run(run()) == scenarios.all_on(number)
@@ -160,9 +160,9 @@ def test_hung_around_its_sleep(scenarios, moment):
         if moment != "before it sleeps":
             hung(scenarios.one)
         if moment == "asleep":
-            await scenarios.until(scenarios.one, Standing.LOST)
+            await scenarios.until(scenarios.one, EngineState.LOST)
         await scenarios.fleet.wake(scenarios.policy.release(number))
-        await scenarios.until(scenarios.one, Standing.READY)
+        await scenarios.until(scenarios.one, EngineState.READY)
         return await scenarios.answers()
 
     assert scenarios.run(run()) == scenarios.all_on(number)
@@ -177,9 +177,9 @@ def test_killed_asleep(scenarios):
         await scenarios.fleet.sleep(2)
         scenarios.fleet.learning_begins()
         kill(scenarios.one)
-        await scenarios.until(scenarios.one, Standing.LOST)
+        await scenarios.until(scenarios.one, EngineState.LOST)
         await asyncio.sleep(5 * EAGER.every_s)
-        was_left_alone = scenarios.one.standing is Standing.LOST
+        was_left_alone = scenarios.one.standing is EngineState.LOST
         await scenarios.fleet.wake(scenarios.policy.release(number))
         return was_left_alone, await scenarios.answers()
 
@@ -194,7 +194,7 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
         await scenarios.fleet.update(scenarios.policy.release(number))
         scenarios.fleet.learning_begins()
         kill(scenarios.one)
-        await scenarios.until(scenarios.one, Standing.BEHIND)
+        await scenarios.until(scenarios.one, EngineState.BEHIND)
         meanwhile = await scenarios.fleet.generate(PROMPT, GREEDY)
         await scenarios.fleet.update(scenarios.policy.release(number + 1))
         return meanwhile.token_ids, await scenarios.answers()
@@ -217,7 +217,7 @@ def test_an_engine_that_somebody_gave_other_weights_is_replaced(scenarios, tmp_p
         await scenarios.two.engine.load_checkpoint(other, number)
         wrong = await scenarios.fleet.weights.wrong()
         await scenarios.fleet.replace_wrong(wrong)
-        await scenarios.until(scenarios.two, Standing.READY)
+        await scenarios.until(scenarios.two, EngineState.READY)
         return before, wrong, await scenarios.fleet.weights.wrong(), await scenarios.answers()
 
     before, (wrong,), after, answers = scenarios.run(run())
@@ -236,7 +236,7 @@ def test_a_hung_engine_is_replaced(scenarios, tmp_path):
             await asyncio.sleep(0.01)
         kill(scenarios.one, signal.SIGSTOP)
         made = await asyncio.gather(*requests)
-        await scenarios.until(scenarios.one, Standing.READY)
+        await scenarios.until(scenarios.one, EngineState.READY)
         return before, made, await scenarios.answers()
 
     before, made, answers = scenarios.run(run())
@@ -253,7 +253,7 @@ def test_engines_that_were_lost_too_often_are_given_up(scenarios):
         for member in (scenarios.one, scenarios.two):
             member.restarts.clear()
             kill(member)
-            await scenarios.until(member, Standing.FAILED)
+            await scenarios.until(member, EngineState.FAILED)
         await scenarios.fleet.generate(PROMPT, GREEDY)
 
     with pytest.raises(EngineLost, match=r"every engine has failed: one is failed \(lost 1 time within 60 s, the last"):

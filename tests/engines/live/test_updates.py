@@ -11,7 +11,7 @@ import torch
 
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet, FleetSettings
-from roost.engines.members import RestartLimit, Standing
+from roost.engines.members import EngineState, RestartLimit
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineLost, Finish, InFlight, NotOffered, Sampling, UpdateFailed
 from roost.engines.residency import HandOver
@@ -113,7 +113,7 @@ def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, num
     release = policy.release(number, source=ModuleSource(other, torch.float16))
     with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
         loop.run(fleet.update(release))
-    assert only(fleet).standing is not Standing.READY
+    assert only(fleet).standing is not EngineState.READY
     loop.run(fleet.update(policy.release(number + 1)))
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number + 1)
 
@@ -166,7 +166,7 @@ def test_a_bad_update_leaves_the_old_version(loop, fleet, policy, number, built_
     made = loop.run(answer(fleet))
     assert made.token_ids == policy.greedy(number - 1)
     assert made.versions[0].version == number - 1
-    assert only(fleet).standing is Standing.READY
+    assert only(fleet).standing is EngineState.READY
 
 
 class FlippedBit(SharedMemoryCarrier):
@@ -277,14 +277,14 @@ def test_a_cancelled_update_leaves_a_working_engine(loop, fleet, policy, number,
 
     async def run():
         updating = asyncio.create_task(fleet.update(policy.release(number, source=source)))
-        while only(fleet).standing is not Standing.UPDATING:
+        while only(fleet).standing is not EngineState.UPDATING:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         updating.cancel()
         source.let_go.set()
         with pytest.raises(asyncio.CancelledError):
             await updating
-        while only(fleet).standing not in (Standing.READY, Standing.BEHIND):
+        while only(fleet).standing not in (EngineState.READY, EngineState.BEHIND):
             await asyncio.sleep(0.05)
         await fleet.update(policy.release(number))
         return await answer(fleet)
@@ -307,13 +307,13 @@ def test_refused_weights_after_they_were_dropped(loop, fleet, policy, number, bu
         with pytest.raises(UpdateFailed):
             await fleet.wake(policy.release(number, source=Missing(policy.version(number))))
         standing = only(fleet).standing
-        while only(fleet).standing not in (Standing.READY, Standing.BEHIND):
+        while only(fleet).standing not in (EngineState.READY, EngineState.BEHIND):
             await asyncio.sleep(0.05)
         await fleet.update(policy.release(number))
         return standing, await answer(fleet)
 
     standing, made = loop.run(run())
-    assert standing is Standing.LOST
+    assert standing is EngineState.LOST
     assert made.token_ids == policy.greedy(number)
 
 
@@ -325,10 +325,10 @@ def test_an_update_without_engines_says_so(loop, policy, tmp_path, built_in):
 
 
 HAND_OVERS = [
-    pytest.param(HandOver(Decision.KEEP), [Standing.READY], ["update"], id="keep"),
-    pytest.param(HandOver(Decision.SLEEP, 1), [Standing.ASLEEP], ["sleep", "update", "wake"], id="sleep 1"),
-    pytest.param(HandOver(Decision.SLEEP, 2), [Standing.ASLEEP], ["sleep", "update", "wake"], id="sleep 2"),
-    pytest.param(HandOver(Decision.RESTART), [Standing.STOPPED], ["stop", "start"], id="restart"),
+    pytest.param(HandOver(Decision.KEEP), [EngineState.READY], ["update"], id="keep"),
+    pytest.param(HandOver(Decision.SLEEP, 1), [EngineState.ASLEEP], ["sleep", "update", "wake"], id="sleep 1"),
+    pytest.param(HandOver(Decision.SLEEP, 2), [EngineState.ASLEEP], ["sleep", "update", "wake"], id="sleep 2"),
+    pytest.param(HandOver(Decision.RESTART), [EngineState.STOPPED], ["stop", "start"], id="restart"),
 ]
 
 

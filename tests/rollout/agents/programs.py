@@ -5,7 +5,7 @@ import asyncio
 import openai
 
 
-def play(base_url, api_key, model, task, environment, prefix=""):
+def run_episode(base_url, api_key, model, task, environment, prefix=""):
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         messages, seen = [], environment.first
         while not seen.is_over:
@@ -47,7 +47,7 @@ class Guesser:
     def __init__(self, task, hint, tries=2):
         self._hint, self._tries = hint, tries
 
-    async def play(self, policy, environment, first, max_turns):
+    async def run_episode(self, policy, environment, first, max_turns):
         seen = first
         for _ in range(max_turns):
             if seen.is_over:
@@ -61,7 +61,7 @@ class Silent:
     def __init__(self, task):
         pass
 
-    async def play(self, policy, environment, first, max_turns):
+    async def run_episode(self, policy, environment, first, max_turns):
         pass
 
 
@@ -69,7 +69,7 @@ class Blocking:
     def __init__(self, task):
         pass
 
-    def play(self, policy, environment, first, max_turns):
+    def run_episode(self, policy, environment, first, max_turns):
         pass
 
 
@@ -77,7 +77,7 @@ class Stuck:
     def __init__(self, task):
         pass
 
-    async def play(self, policy, environment, first, max_turns):
+    async def run_episode(self, policy, environment, first, max_turns):
         await asyncio.Event().wait()
 
 
@@ -102,12 +102,12 @@ class Anything:
     def __init__(self, task, **keys):
         pass
 
-    async def play(self, policy, environment, first, max_turns):
+    async def run_episode(self, policy, environment, first, max_turns):
         pass
 
 
 class NoTask:
-    async def play(self, policy, environment, first, max_turns):
+    async def run_episode(self, policy, environment, first, max_turns):
         pass
 
 

@@ -53,16 +53,16 @@ class Coder(AppworldAgent):
         return [*self._messages, IPythonMessage(last_execution_output)]
 
 
-def play(*says, agent=Coder, max_turns=10, environment=None, **keys):
+def run_episode(*says, agent=Coder, max_turns=10, environment=None, **keys):
     engine, environment = Engine(*says), environment or Noting()
     policy, transcript = talk(engine)
     agent.made = []
-    ran(AppworldAdapter(agent, keys, TASK).play(policy, environment, Observation("begin"), max_turns))
+    ran(AppworldAdapter(agent, keys, TASK).run_episode(policy, environment, Observation("begin"), max_turns))
     return agent.made[0], environment.actions, engine, transcript
 
 
 def test_the_contract():
-    agent, actions, engine, transcript = play("look", "nothing", "done", hint="short")
+    agent, actions, engine, transcript = run_episode("look", "nothing", "done", hint="short")
     assert (agent.task.instruction, agent.hint) == (TASK.name, "short")
     assert actions == ["look", "done"]
     assert agent.outputs == [(None, False), ("saw look", False), (NO_CODE, False)]
@@ -86,7 +86,7 @@ class Chooser(Coder):
 
 
 def test_answers_that_an_agent_drops_are_not_learnt_from():
-    *_, engine, transcript = play("first", "look", "second", "done", agent=Chooser)
+    *_, engine, transcript = run_episode("first", "look", "second", "done", agent=Chooser)
     made = [
         "".join(engine.of.decode([token for token, turn in zip(each.token_ids, each.turns, strict=True) if turn >= 0]))
         for each in transcript.sequences()
@@ -101,12 +101,12 @@ class Retold(Coder):
 
 
 def test_a_history_without_the_policy_s_messages_keeps_all_turns():
-    *_, transcript = play("look", "done", agent=Retold)
+    *_, transcript = run_episode("look", "done", agent=Retold)
     assert set(transcript.sequences()[0].turns) == {-1, 0, 1}
 
 
 def test_a_turn_that_was_cut_says_so():
-    agent, *_ = play(ids("ab"), "done")
+    agent, *_ = run_episode(ids("ab"), "done")
     assert agent.history_as_messages("")[2].stopped_by_max_tokens_limit
 
 
@@ -123,18 +123,18 @@ async def refused():
 
 
 def test_a_conversation_that_becomes_too_long_ends_the_episode():
-    agent, actions, *_ = play("look", refused)
+    agent, actions, *_ = run_episode("look", refused)
     assert isinstance(agent.error, MaxSeqLenExceeded)
     assert actions == ["look"]
 
 
 def test_a_first_prompt_that_is_refused_is_a_failure():
     with pytest.raises(ContextFull):
-        play(refused)
+        run_episode(refused)
 
 
 def test_turns_are_counted():
-    _, actions, *_ = play("a", "b", "c", max_turns=2)
+    _, actions, *_ = run_episode("a", "b", "c", max_turns=2)
     assert actions == ["a", "b"]
 
 
@@ -144,7 +144,7 @@ def test_what_an_agent_raises_is_the_episode_s_failure():
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        play(agent=Broken)
+        run_episode(agent=Broken)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_agent_cannot_end_more_than_its_episode(error):
             raise error
 
     with pytest.raises(RuntimeError, match=f"the agent raised {type(error).__name__}"):
-        play(agent=Ending)
+        run_episode(agent=Ending)
 
 
 def test_the_world_may_be_tried_before_code_is_chosen():
@@ -170,7 +170,7 @@ def test_the_world_may_be_tried_before_code_is_chosen():
             assert world.execute("try") == "saw try"
             return super().next_code_block(output, world)
 
-    _, actions, *_ = play("done", agent=Trying)
+    _, actions, *_ = run_episode("done", agent=Trying)
     assert actions == ["try", "done"]
 
 
@@ -187,7 +187,7 @@ def test_cancelling_the_episode_unblocks_the_thread(waits_for, monkeypatch):
         Coder.made = []
         environment = Noting(on_step=for_ever)
         adapter = AppworldAdapter(Coder, {}, TASK)
-        playing = asyncio.create_task(adapter.play(policy, environment, Observation("begin"), 5))
+        playing = asyncio.create_task(adapter.run_episode(policy, environment, Observation("begin"), 5))
         while not (engine.asked if waits_for == "policy" else environment.actions):
             await asyncio.sleep(0.001)
         playing.cancel()
@@ -212,7 +212,7 @@ def test_a_thread_that_does_not_end_is_left_behind(monkeypatch):
 
     async def cancelled():
         policy, _ = talk(Engine())
-        playing = asyncio.create_task(AppworldAdapter(Deaf, {}, TASK).play(policy, Noting(), Observation(""), 5))
+        playing = asyncio.create_task(AppworldAdapter(Deaf, {}, TASK).run_episode(policy, Noting(), Observation(""), 5))
         await settled()
         playing.cancel()
         await asyncio.wait([playing])
@@ -238,7 +238,7 @@ def test_many_agents_that_block_play_side_by_side():
         adapters = [AppworldAdapter(Meeting, {}, TASK) for _ in range(count)]
         worlds = [Noting() for _ in range(count)]
         playing = [
-            asyncio.create_task(adapter.play(talk(Engine("done"))[0], world, Observation(""), 5))
+            asyncio.create_task(adapter.run_episode(talk(Engine("done"))[0], world, Observation(""), 5))
             for adapter, world in zip(adapters, worlds, strict=True)
         ]
         while together.n_waiting < count:
@@ -276,7 +276,7 @@ def test_an_episode_that_is_over_is_not_played_on():
         policy, transcript = talk(Engine())
         transcript.close()
         with pytest.raises(asyncio.CancelledError):
-            await AppworldAdapter(Coder, {}, TASK).play(policy, Noting(), Observation(""), 5)
+            await AppworldAdapter(Coder, {}, TASK).run_episode(policy, Noting(), Observation(""), 5)
 
     ran(over())
 

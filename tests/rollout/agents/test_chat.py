@@ -27,14 +27,14 @@ def test_a_conversation_goes_on_as_the_template_writes_it(kind, opening):
     engine = Engine("one", "two", "three", of=of)
     policy, transcript = talk(engine)
 
-    async def play():
+    async def run_episode():
         messages = list(opening)
         for more in ([user("and then")], [user("a"), user("b")], []):
             reply = await policy.chat(messages)
             messages += [assistant(reply.text), *more]
         return messages
 
-    messages = ran(play())
+    messages = ran(run_episode())
     assert engine.shown == [whole(of, messages[: len(opening) + n]) for n in (0, 2, 5)]
     assert engine.asked == [ids(shown, of) for shown in engine.shown], "which tokenised as a whole is the same here"
     assert len(transcript.sequences()) == 1
@@ -48,12 +48,12 @@ def test_what_the_policy_made_is_never_tokenised_again():
     engine = Engine((*a_then_b, QWEN_TOKENIZER.eos_token_id), "done")
     policy, transcript = talk(engine)
 
-    async def play():
+    async def run_episode():
         reply = await policy.chat([user("x")])
         assert reply.text == "ab"
         await policy.chat([user("x"), assistant("ab"), user("y")])
 
-    ran(play())
+    ran(run_episode())
     place = len(engine.asked[0])
     assert engine.asked[1][place : place + 2] == a_then_b
     assert engine.shown[1] == whole(QWEN_TOKENIZER, [user("x"), assistant("ab"), user("y")])
@@ -66,12 +66,12 @@ def test_a_turn_that_was_cut_is_ended_for_it(kind):
     engine = Engine(ids("ab", of), "done", of=of)
     policy, transcript = talk(engine)
 
-    async def play():
+    async def run_episode():
         reply = await policy.chat([user("x")], max_tokens=1)
         assert (reply.text, reply.is_cut) == ("ab", True)
         await policy.chat([user("x"), assistant("ab"), user("y")])
 
-    ran(play())
+    ran(run_episode())
     assert engine.shown[1] == whole(of, [user("x"), assistant("ab"), user("y")])
     ended = len(engine.asked[0]) + len(ids("ab", of))
     tokens = transcript.tokens()
@@ -84,11 +84,11 @@ def test_a_turn_that_ends_otherwise_is_ended_as_the_template_does():
     engine = Engine(made, "done", of=of)
     policy, _ = talk(engine)
 
-    async def play():
+    async def run_episode():
         await policy.chat([user("x")])
         await policy.chat([user("x"), assistant("ab"), user("y")])
 
-    ran(play())
+    ran(run_episode())
     assert "assistant: ab<|im_end|><|endoftext|>\nuser: y\n" in engine.shown[1]
 
 
@@ -96,11 +96,11 @@ def test_a_turn_that_ends_otherwise_is_ended_as_the_template_does():
 def test_blanks_around_a_reply_are_no_other_conversation(kept):
     policy, transcript = talk(Engine("ab ", "done"))
 
-    async def play():
+    async def run_episode():
         await policy.chat([user("x")])
         await policy.chat([user("x"), assistant(kept), user("y")])
 
-    ran(play())
+    ran(run_episode())
     assert len(transcript.sequences()) == 1
 
 
@@ -120,11 +120,11 @@ def test_what_does_not_go_on_begins_a_sequence(second, sequences):
     engine = Engine("one", "two")
     policy, transcript = talk(engine)
 
-    async def play():
+    async def run_episode():
         await policy.chat([user("x")])
         await policy.chat(second)
 
-    ran(play())
+    ran(run_episode())
     assert len(transcript.sequences()) == sequences
     assert engine.shown[1] == whole(QWEN_TOKENIZER, second)
 
@@ -136,13 +136,13 @@ def test_a_branch_begins_with_the_very_tokens_of_what_it_leaves():
     known = [user("x"), assistant("ab")]
     left, right = [*known, user("left?")], [*known, user("right?")]
 
-    async def play():
+    async def run_episode():
         for messages in (known[:1], left, right):
             await policy.chat(messages)
         await policy.chat([*left, assistant("left"), user("more")])
         await policy.chat([*right, assistant("right"), user("more")])
 
-    ran(play())
+    ran(run_episode())
     common = len(engine.asked[0]) + 3
     assert engine.asked[1][:common] == engine.asked[2][:common]
     first, second = transcript.sequences()
@@ -153,7 +153,7 @@ def test_a_branch_begins_with_the_very_tokens_of_what_it_leaves():
 def test_conversations_at_the_same_time():
     """Different ones go on side by side, also those that leave the same one; the same one twice is refused."""
 
-    async def play():
+    async def run_episode():
         gate = asyncio.Event()
 
         async def slowly():
@@ -172,7 +172,7 @@ def test_conversations_at_the_same_time():
         await asyncio.gather(*turns)
         return len(transcript.sequences())
 
-    assert ran(play()) == 2
+    assert ran(run_episode()) == 2
 
 
 def test_a_turn_that_failed_may_be_asked_for_again():
@@ -183,14 +183,14 @@ def test_a_turn_that_failed_may_be_asked_for_again():
     policy, transcript = talk(engine)
     messages = [user("x"), assistant("one"), user("y")]
 
-    async def play():
+    async def run_episode():
         await policy.chat(messages[:1])
         with pytest.raises(OSError):
             await policy.chat(messages)
         await policy.chat(messages)
         await policy.chat([*messages, assistant("two"), user("z")])
 
-    ran(play())
+    ran(run_episode())
     assert engine.asked[1] == engine.asked[2]
     assert len(transcript.sequences()) == 1
     assert engine.shown[3] == whole(QWEN_TOKENIZER, [*messages, assistant("two"), user("z")])
@@ -212,11 +212,11 @@ def test_reasoning_of_earlier_turns(settings, new, sequences):
     engine = Engine(THOUGHT, "done", of=of)
     policy, transcript = talk(engine, **settings)
 
-    async def play():
+    async def run_episode():
         await policy.chat([user("x")])
         await policy.chat([user("x"), assistant(THOUGHT), new])
 
-    ran(play())
+    ran(run_episode())
     assert len(transcript.sequences()) == sequences
     assert ("hm" in engine.shown[1]) == (sequences == 1)
     if sequences == 2:
@@ -232,14 +232,14 @@ def test_reasoning_that_the_template_begins(keeps, sequences):
     policy, transcript = talk(engine, keeps_reasoning=keeps)
     messages = [user("x"), assistant(turns[0]), tool("seen"), assistant(turns[1]), user("y")]
 
-    async def play():
+    async def run_episode():
         counts = []
         for count in (1, 3, 5):
             await policy.chat(messages[:count])
             counts.append(len(transcript.sequences()))
         return counts
 
-    assert ran(play())[1:] == sequences
+    assert ran(run_episode())[1:] == sequences
     assert engine.shown[1] == whole(of, messages[:3])
     assert ("hm" in engine.shown[2], "so" in engine.shown[2]) == (keeps, keeps)
     assert engine.shown[2].endswith("done<|im_end|>\n<|im_start|>user\ny<|im_end|>\n<|im_start|>assistant\n<think>\n")
@@ -249,11 +249,11 @@ def test_a_template_that_prompts_turns_with_more_than_it_shows_of_them_later():
     engine = Engine("one", "two", of=KINDS["thinking"])
     policy, transcript = talk(engine, arguments={"enable_thinking": False})
 
-    async def play():
+    async def run_episode():
         await policy.chat([user("x")])
         await policy.chat([user("x"), assistant("one"), user("y")])
 
-    ran(play())
+    ran(run_episode())
     assert len(transcript.sequences()) == 1
     turn = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     asked, answer = "<|im_start|>user\n{}<|im_end|>\n", "one<|im_end|>\n"
@@ -266,11 +266,11 @@ def test_a_template_that_moves_what_was_shown_begins_a_sequence():
     engine = Engine("one", "two", of=of)
     policy, transcript = talk(engine)
 
-    async def play():
+    async def run_episode():
         await policy.chat(messages[:2])
         await policy.chat(messages)
 
-    ran(play())
+    ran(run_episode())
     assert len(transcript.sequences()) == 2
     assert engine.shown == [whole(of, messages[:2]), whole(of, messages)]
 
@@ -300,12 +300,12 @@ def test_a_template_that_hides_what_was_said_is_refused():
     policy, _ = talk(engine, arguments={})
     policy.format._template = hiding
 
-    async def play():
+    async def run_episode():
         await policy.chat([user("x")])
         await policy.chat([user("x"), assistant(""), user("y")])
 
     with pytest.raises(TemplateRefused, match="0 times"):
-        ran(play())
+        ran(run_episode())
 
 
 def test_stand_ins_are_not_taken_for_what_people_write():
@@ -313,11 +313,11 @@ def test_stand_ins_are_not_taken_for_what_people_write():
     engine = Engine(messages[1]["content"], "done")
     policy, _ = talk(engine)
 
-    async def play():
+    async def run_episode():
         await policy.chat(messages[:1])
         await policy.chat(messages)
 
-    ran(play())
+    ran(run_episode())
     assert engine.shown[1] == whole(QWEN_TOKENIZER, messages)
 
 
@@ -373,14 +373,14 @@ def test_calls_of_tools_are_known_again_in_the_form_of_clients():
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"word":"sun"}'}}
     messages = [user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}, tool("yellow")]
 
-    async def play():
+    async def run_episode():
         await policy.chat(messages[:1], tools=TOOLS)
         await policy.chat(messages, tools=TOOLS)
         one = len(transcript.sequences())
         await policy.chat(messages)
         return one, len(transcript.sequences())
 
-    assert ran(play()) == (1, 2), "with other tools it is another conversation"
+    assert ran(run_episode()) == (1, 2), "with other tools it is another conversation"
     assert engine.shown[1] == whole(QWEN_TOKENIZER, [user("x"), assistant(CALL), tool("yellow")], tools=TOOLS)
 
 
@@ -388,11 +388,11 @@ def test_a_reply_knows_its_prompt_and_its_log_probabilities():
     engine = Engine("one", "two")
     policy, _ = talk(engine)
 
-    async def play():
+    async def run_episode():
         first = await policy.chat([user("x")])
         await policy.chat([user("x"), assistant("one"), user("y")])
         return first
 
-    first = ran(play())
+    first = ran(run_episode())
     assert first.prompt_ids == engine.asked[0]
     assert first.logprobs == (-0.5,) * 4

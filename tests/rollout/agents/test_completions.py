@@ -16,11 +16,11 @@ def asked(says, *prompts):
     policy, transcript = talk(engine)
     texts = TextPolicy(policy)
 
-    async def play():
+    async def run_episode():
         for prompt in prompts:
             await texts.complete(prompt)
 
-    ran(play())
+    ran(run_episode())
     return engine.asked, len(transcript.sequences())
 
 
@@ -62,12 +62,12 @@ def test_a_turn_that_failed_may_be_asked_for_again():
     policy, transcript = talk(engine)
     texts = TextPolicy(policy)
 
-    async def play():
+    async def run_episode():
         await texts.complete("Say:")
         with pytest.raises(ConnectionError):
             await texts.complete("Say:ab<|im_end|>more")
         await texts.complete("Say:ab<|im_end|>more")
 
-    ran(play())
+    ran(run_episode())
     assert engine.asked[1] == engine.asked[2] == (*ids("Say:"), *A_THEN_B, EOS, *ids("more"))
     assert len(transcript.sequences()) == 1

@@ -13,16 +13,16 @@ from tests.rollout.agents.world import TASK, Noting
 from tests.rollout.script import others_running, ran, settled
 
 PROGRAMS = "tests.rollout.agents.programs"
-BOTH = pytest.mark.parametrize("run", ["play", "play_async"])
+BOTH = pytest.mark.parametrize("run", ["run_episode", "play_async"])
 
 
-def play(*says, run, max_turns=10, **keys):
+def run_episode(*says, run, max_turns=10, **keys):
     async def playing():
         engine, environment, recorder = Engine(*says), Noting(), Recorder()
         policy, transcript = talk(engine)
         try:
             agent = OpenAIAgent(TASK, recorder, f"{PROGRAMS}.{run}", **keys)
-            await agent.play(policy, environment, Observation("begin"), max_turns)
+            await agent.run_episode(policy, environment, Observation("begin"), max_turns)
         finally:
             await recorder.close()
         assert not others_running()
@@ -33,30 +33,30 @@ def play(*says, run, max_turns=10, **keys):
 
 @BOTH
 def test_a_program_for_the_client_runs_unchanged(run):
-    actions, shown, sequences = play("look", "done", run=run)
+    actions, shown, sequences = run_episode("look", "done", run=run)
     assert (actions, sequences) == (["look", "done"], 1)
     assert "user\nsaw look<" in shown[1]
 
 
 @BOTH
 def test_turns_that_are_used_up_end_the_episode_and_do_not_fail_it(run):
-    actions, _, _ = play("a", "b", "c", run=run, max_turns=2)
+    actions, _, _ = run_episode("a", "b", "c", run=run, max_turns=2)
     assert actions == ["a", "b"]
 
 
 def test_arguments_of_the_config_are_given():
-    _, shown, _ = play("done", run="play", arguments={"prefix": "please: "})
+    _, shown, _ = run_episode("done", run="run_episode", arguments={"prefix": "please: "})
     assert "please: begin" in shown[0]
 
 
 def test_what_a_program_raises_is_the_episode_s_failure():
     with pytest.raises(LookupError, match="mine"):
-        play(run="fail")
+        run_episode(run="fail")
 
 
 def test_a_program_that_is_not_there():
     with pytest.raises(NotLocated, match=r"tests\.rollout\.agents\.programs has no plya"):
-        play(run="plya")
+        run_episode(run="plya")
 
 
 @BOTH
@@ -69,7 +69,7 @@ def test_cancelling_the_episode_ends_the_program(run, monkeypatch):
     async def cancelled():
         engine, recorder = Engine(for_ever), Recorder()
         agent = OpenAIAgent(TASK, recorder, f"{PROGRAMS}.{run}")
-        playing = asyncio.create_task(agent.play(talk(engine)[0], Noting(), Observation("begin"), 5))
+        playing = asyncio.create_task(agent.run_episode(talk(engine)[0], Noting(), Observation("begin"), 5))
         while not engine.asked:
             await asyncio.sleep(0.001)
         playing.cancel()

@@ -19,17 +19,17 @@ async def refused():
     raise ContextFull("the prompt is too long")
 
 
-def play(*says, first="print a word", max_turns=10, task=TASK, **keys):
+def run_episode(*says, first="print a word", max_turns=10, task=TASK, **keys):
     """What the environment was asked, and what the policy was shown."""
     engine, environment = Engine(*says), Noting()
     policy, transcript = talk(engine)
-    ran(ReactCoder(task, **keys).play(policy, environment, Observation(first), max_turns))
+    ran(ReactCoder(task, **keys).run_episode(policy, environment, Observation(first), max_turns))
     assert len(transcript.sequences()) == 1
     return environment.actions, engine.shown
 
 
 def test_it_writes_code_sees_the_output_and_stops_when_the_environment_is_over():
-    actions, shown = play(python("one"), python("done"))
+    actions, shown = run_episode(python("one"), python("done"))
     assert actions == ["one", "done"]
     assert "Your task: print a word" in shown[0]
     assert "Output:\nsaw one\n\nRemember the task: print a word<|im_end|>" in shown[1]
@@ -43,13 +43,13 @@ def test_it_writes_code_sees_the_output_and_stops_when_the_environment_is_over()
     ],
 )
 def test_it_ends_when_it_cannot_go_on(says, turns):
-    actions, _ = play(*says, max_turns=turns)
+    actions, _ = run_episode(*says, max_turns=turns)
     assert actions == ["a"] * sum(isinstance(one, str) for one in says)
 
 
 def test_a_first_prompt_that_is_refused_is_a_failure():
     with pytest.raises(ContextFull):
-        play(refused)
+        run_episode(refused)
 
 
 def test_a_refusal_for_another_reason_is_a_failure():
@@ -57,11 +57,11 @@ def test_a_refusal_for_another_reason_is_a_failure():
         raise EngineRefused("token id 900 is not in the vocabulary of 512")
 
     with pytest.raises(EngineRefused, match="900"):
-        play(python("a"), wrong)
+        run_episode(python("a"), wrong)
 
 
 def test_a_turn_without_code_is_told_so_and_changes_nothing():
-    actions, shown = play("I wonder.", python("done"))
+    actions, shown = run_episode("I wonder.", python("done"))
     assert actions == ["done"]
     assert "user\nNo code was found." in shown[1]
     assert "Output" not in shown[1].rpartition("<|im_start|>user")[2]
@@ -74,19 +74,19 @@ def test_keys_change_what_is_shown():
         "reminder": "Do {task}, {now}!",
         "shown_characters": 5,
     }
-    _, shown = play(python("one\ntwo"), python("done"), **keys)
+    _, shown = run_episode(python("one\ntwo"), python("done"), **keys)
     assert shown[0].startswith("<|im_start|>system\nBe {brief}.<|im_end|>\n<|im_start|>user\nYour task: print a word<")
     assert "Output:\nsaw o\n[6 of 11 characters are not shown]\n\nDo print a word, {now}!<" in shown[1]
 
 
 def test_a_task_that_the_environment_does_not_tell_is_told_by_its_name():
-    _, shown = play(python("done"), first="", task=Task("count to three"))
+    _, shown = run_episode(python("done"), first="", task=Task("count to three"))
     assert "Your task: count to three" in shown[0]
 
 
 def test_nothing_is_asked_when_it_is_over_from_the_beginning():
     policy, _ = talk(Engine())
-    ran(ReactCoder(TASK).play(policy, Noting(), Observation("", is_over=True), 5))
+    ran(ReactCoder(TASK).run_episode(policy, Noting(), Observation("", is_over=True), 5))
 
 
 def test_the_default_config_has_every_key_and_tells_of_the_apps():

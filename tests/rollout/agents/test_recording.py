@@ -46,14 +46,14 @@ def made_text(transcript):
 def test_a_conversation_by_the_client_is_recorded_as_one_sequence():
     a_then_b = (*ids("a"), *ids("b"), QWEN_TOKENIZER.eos_token_id)
 
-    async def play():
+    async def run_episode():
         async with recorded(a_then_b, "two") as (client, engine, transcript, _):
             first = await chat(client)
             again = [*HELLO, first.choices[0].message.model_dump(), user("y")]
             second = await chat(client, again, temperature=0.1, top_p=0.5, seed=3)
             return first, second, engine, transcript
 
-    first, second, engine, transcript = ran(play())
+    first, second, engine, transcript = ran(run_episode())
     assert [answer.choices[0].message.content for answer in (first, second)] == ["ab", "two"]
     assert first.choices[0].finish_reason == "stop"
     assert (first.model, first.object) == ("served", "chat.completion")
@@ -69,7 +69,7 @@ def test_a_conversation_by_the_client_is_recorded_as_one_sequence():
 
 
 def test_a_stream_says_the_same():
-    async def play():
+    async def run_episode():
         async with recorded("hello there", "two") as (client, _, transcript, _):
             stream = await chat(client, stream=True, stream_options={"include_usage": True}, logprobs=True)
             chunks = [chunk async for chunk in stream]
@@ -77,7 +77,7 @@ def test_a_stream_says_the_same():
             await chat(client, [*HELLO, assistant(text), user("y")])
             return chunks, text, len(transcript.sequences())
 
-    chunks, text, sequences = ran(play())
+    chunks, text, sequences = ran(run_episode())
     assert (text, sequences) == ("hello there", 1)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
@@ -93,21 +93,21 @@ def test_the_synchronous_client_in_a_thread():
             parts = [chunk.choices[0].delta.content for chunk in chat(client, [user("y")], stream=True)]
             return names, whole, "".join(part or "" for part in parts)
 
-    async def play():
+    async def run_episode():
         async with recorded("one", "two") as (_, _, transcript, episode):
             heard = await asyncio.to_thread(talked, episode.base_url, episode.api_key)
             return heard, len(transcript.sequences())
 
-    assert ran(play()) == ((["served"], "one", "two"), 2)
+    assert ran(run_episode()) == ((["served"], "one", "two"), 2)
 
 
 def test_log_probabilities_where_they_are_asked_for():
-    async def play():
+    async def run_episode():
         async with recorded("ab", "cd") as (client, *_):
             with_them = await chat(client, logprobs=True)
             return with_them, await chat(client, [user("y")])
 
-    with_them, without = ran(play())
+    with_them, without = ran(run_episode())
     told = with_them.choices[0].logprobs.content
     assert [(one.token, one.logprob, one.bytes) for one in told] == [("ab", -0.5, [97, 98])]
     assert without.choices[0].logprobs is None
@@ -115,16 +115,16 @@ def test_log_probabilities_where_they_are_asked_for():
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
 def test_a_turn_that_was_cut_says_so(limit):
-    async def play():
+    async def run_episode():
         async with recorded(ids("ab")) as (client, *_):
             return await chat(client, **{limit: 1})
 
-    assert ran(play()).choices[0].finish_reason == "length"
+    assert ran(run_episode()).choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 def test_tools(streams):
-    async def play():
+    async def run_episode():
         async with recorded(CALL, "done") as (client, engine, transcript, _):
             if streams:
                 chunks = [chunk async for chunk in await chat(client, tools=TOOLS, stream=True)]
@@ -143,7 +143,7 @@ def test_tools(streams):
             await chat(client, [*HELLO, said, answer], tools=TOOLS)
             return functions, finish, engine, len(transcript.sequences())
 
-    functions, finish, engine, sequences = ran(play())
+    functions, finish, engine, sequences = ran(run_episode())
     assert functions == [{"name": "find", "arguments": '{"word": "sun"}'}]
     assert (finish, sequences) == ("tool_calls", 1)
     assert json.dumps(TOOLS[0]) in engine.shown[0]
@@ -152,17 +152,17 @@ def test_tools(streams):
 
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["no tools", "none chosen"])
 def test_calls_that_nobody_offered_are_text(more):
-    async def play():
+    async def run_episode():
         async with recorded(CALL) as (client, engine, _, _):
             return (await chat(client, **more)).choices[0], engine.shown[0]
 
-    choice, shown = ran(play())
+    choice, shown = ran(run_episode())
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALL, None, "stop")
     assert "find" not in shown
 
 
 def test_completions_go_on_from_their_own_text():
-    async def play():
+    async def run_episode():
         async with recorded("ab", "cd", "ef", "gh") as (client, engine, transcript, _):
             complete = client.completions.create
             first = await complete(model="served", prompt="Say:", logprobs=1)
@@ -171,7 +171,7 @@ def test_completions_go_on_from_their_own_text():
             parts = [part async for part in await complete(model="served", prompt=list(ids("Ids")), stream=True)]
             return first, parts, engine, transcript
 
-    first, parts, engine, transcript = ran(play())
+    first, parts, engine, transcript = ran(run_episode())
     assert (first.choices[0].text, first.choices[0].finish_reason) == ("ab", "stop")
     assert first.choices[0].logprobs.tokens == ["ab"]
     assert engine.shown == ["Say:", "Say:ab<|im_end|>\nMore:", "Other:", "Ids"]
@@ -199,11 +199,11 @@ async def full():
     ],
 )
 def test_requests_that_cannot_be_answered(request_, told):
-    async def play():
+    async def run_episode():
         async with recorded(refused) as (_, _, _, episode), httpx.AsyncClient(timeout=HANG_S) as client:
             return await client.post(f"{episode.base_url}/chat/completions", json=request_)
 
-    answer = ran(play())
+    answer = ran(run_episode())
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
 
@@ -212,7 +212,7 @@ def test_requests_that_cannot_be_answered(request_, told):
 def test_a_full_context_is_told_as_openai_tells_it(before, is_used_up):
     """Where the policy has made something, the program's error that follows is the end and no failure."""
 
-    async def play():
+    async def run_episode():
         async with recorded(*before, full) as (client, _, _, episode):
             for _ in before:
                 await chat(client)
@@ -220,11 +220,11 @@ def test_a_full_context_is_told_as_openai_tells_it(before, is_used_up):
                 await chat(client, [user("y")])
             return caught.value.code, caught.value.type, episode.is_used_up
 
-    assert ran(play()) == ("context_length_exceeded", "invalid_request_error", is_used_up)
+    assert ran(run_episode()) == ("context_length_exceeded", "invalid_request_error", is_used_up)
 
 
 def test_a_program_that_shows_less_and_goes_on_may_fail_later():
-    async def play():
+    async def run_episode():
         async with recorded("one", full, "two") as (client, _, _, episode):
             await chat(client)
             with pytest.raises(openai.BadRequestError):
@@ -232,20 +232,20 @@ def test_a_program_that_shows_less_and_goes_on_may_fail_later():
             await chat(client, [user("short")])
             return episode.is_used_up
 
-    assert ran(play()) is False
+    assert ran(run_episode()) is False
 
 
 def test_several_prompts_are_refused():
-    async def play():
+    async def run_episode():
         async with recorded() as (client, *_):
             with pytest.raises(openai.BadRequestError, match="there are 2 prompts"):
                 await client.completions.create(model="served", prompt=["a", "b"])
 
-    ran(play())
+    ran(run_episode())
 
 
 def test_turns_beyond_the_last_are_refused_at_once():
-    async def play():
+    async def run_episode():
         async with recorded("one", "two", max_turns=1) as (client, _, _, episode):
             await chat(client)
             assert not episode.is_used_up
@@ -253,11 +253,11 @@ def test_turns_beyond_the_last_are_refused_at_once():
                 await chat(client, [user("y")])
             return caught.value.status_code, episode.is_used_up
 
-    assert ran(play()) == (410, True)
+    assert ran(run_episode()) == (410, True)
 
 
 def test_episodes_are_apart():
-    async def play():
+    async def run_episode():
         recorder = Recorder()
         engines = [Engine("left"), Engine("right")]
         async with contextlib.AsyncExitStack() as stack:
@@ -271,14 +271,14 @@ def test_episodes_are_apart():
                 stranger = await client.get(f"{wrong}/models")
             return [each.choices[0].message.content for each in said], stranger.status_code
 
-    assert ran(play()) == (["left", "right"], 410)
+    assert ran(run_episode()) == (["left", "right"], 410)
 
 
 def test_an_episode_that_ends_answers_whoever_waits():
     async def for_ever():
         await asyncio.Event().wait()
 
-    async def play():
+    async def run_episode():
         async with recorded(for_ever) as (client, engine, _, episode):
             waiting = asyncio.create_task(chat(client))
             while not engine.asked:
@@ -292,7 +292,7 @@ def test_an_episode_that_ends_answers_whoever_waits():
         await settled()
         return status, others_running()
 
-    assert ran(play()) == (410, set())
+    assert ran(run_episode()) == (410, set())
 
 
 def test_a_turn_is_given_up_when_whoever_asked_is_gone_and_may_be_asked_for_again():
@@ -304,7 +304,7 @@ def test_a_turn_is_given_up_when_whoever_asked_is_gone_and_may_be_asked_for_agai
         finally:
             cancelled.set()
 
-    async def play():
+    async def run_episode():
         async with recorded(for_ever, "again") as (client, engine, transcript, _):
             asking = asyncio.create_task(chat(client))
             while not engine.asked:
@@ -314,13 +314,13 @@ def test_a_turn_is_given_up_when_whoever_asked_is_gone_and_may_be_asked_for_agai
             answer = await chat(client)
             return answer.choices[0].message.content, engine.asked, len(transcript.sequences())
 
-    said, asked, sequences = ran(play())
+    said, asked, sequences = ran(run_episode())
     assert (said, sequences) == ("again", 1)
     assert asked[0] == asked[1]
 
 
 def test_one_conversation_has_one_turn_at_a_time():
-    async def play():
+    async def run_episode():
         gate = asyncio.Event()
 
         async def slowly():
@@ -336,4 +336,4 @@ def test_one_conversation_has_one_turn_at_a_time():
             gate.set()
             return (await first).choices[0].message.content
 
-    assert ran(play()) == "late"
+    assert ran(run_episode()) == "late"

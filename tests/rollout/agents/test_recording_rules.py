@@ -37,13 +37,13 @@ def test_what_cannot_be_done_is_refused(more, told, way):
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
             chat(client, **more)
 
-    async def play():
+    async def run_episode():
         async with recorded("never") as (client, engine, _, episode):
             with pytest.raises(openai.BadRequestError, match=told) as refused:
                 await (chat(client, **more) if way == "async" else asyncio.to_thread(blocking, episode))
             return refused.value.status_code, engine.asked
 
-    assert ran(play()) == (400, []), "and the policy was not asked"
+    assert ran(run_episode()) == (400, []), "and the policy was not asked"
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_what_cannot_be_done_is_refused(more, told, way):
     ],
 )
 def test_what_cannot_be_done_with_a_text_is_refused(more, told):
-    async def play():
+    async def run_episode():
         async with recorded("never") as (client, *_):
             with pytest.raises(openai.BadRequestError, match=told):
                 await client.completions.create(model="served", prompt="Say:", **more)
 
-    ran(play())
+    ran(run_episode())
 
 
 @pytest.mark.parametrize(
@@ -75,28 +75,28 @@ def test_what_cannot_be_done_with_a_text_is_refused(more, told):
     ],
 )
 def test_what_asks_for_nothing_else_is_answered_without_a_word(more, caplog):
-    async def play():
+    async def run_episode():
         async with recorded("hello") as (client, *_):
             return (await chat(client, **more)).choices[0].message.content
 
     with caplog.at_level(logging.WARNING, "roost.rollout.agents"):
-        assert ran(play()) == "hello"
+        assert ran(run_episode()) == "hello"
     assert not caplog.records
 
 
 def test_that_drawing_is_the_run_s_own_matter_is_told_once(caplog):
-    async def play():
+    async def run_episode():
         async with recorded("one", "two") as (client, *_):
             await chat(client, temperature=0.2, seed=3)
             return (await chat(client, [user("y")], temperature=0.3)).choices[0].message.content
 
     with caplog.at_level(logging.WARNING, "roost.rollout.agents"):
-        assert ran(play()) == "two"
+        assert ran(run_episode()) == "two"
     assert [record.getMessage().split(";")[0] for record in caplog.records] == ["a program asks for seed, temperature"]
 
 
 def test_tools_that_a_template_does_not_show_are_refused():
-    async def play():
+    async def run_episode():
         engine, recorder = Engine("never", of=KINDS["plain"]), Recorder("served")
         try:
             async with recorder.episode(talk(engine)[0]) as episode:
@@ -108,18 +108,18 @@ def test_tools_that_a_template_does_not_show_are_refused():
         finally:
             await recorder.close()
 
-    assert ran(play()) == []
+    assert ran(run_episode()) == []
 
 
 def test_a_stream_of_a_call_alone_has_log_probabilities():
     call = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
 
-    async def play():
+    async def run_episode():
         async with recorded(call) as (client, *_):
             stream = await chat(client, tools=TOOLS, stream=True, logprobs=True)
             return [chunk async for chunk in stream]
 
-    told = [chunk.choices[0].logprobs for chunk in ran(play())]
+    told = [chunk.choices[0].logprobs for chunk in ran(run_episode())]
     assert ["".join(token.token for token in each.content) for each in told if each] == [call]
 
 
@@ -139,7 +139,7 @@ def test_calls_of_one_episode_in_parallel_have_a_sequence_each(way):
         said = [user(f"{number}"), {"role": "assistant", "content": first}, user("again")]
         return first, (await chat(client, said)).choices[0].message.content
 
-    async def play():
+    async def run_episode():
         async with recorded(*["a"] * (2 * count)) as (client, engine, transcript, episode):
             if way == "async":
                 answers = await asyncio.gather(*(asked(client, number) for number in range(count)))
@@ -149,7 +149,7 @@ def test_calls_of_one_episode_in_parallel_have_a_sequence_each(way):
                 )
             return answers, transcript.sequences(), engine
 
-    answers, sequences, engine = ran(play())
+    answers, sequences, engine = ran(run_episode())
     assert answers == [("a", "a")] * count
     assert len(sequences) == count and len(engine.asked) == 2 * count
     made = [tokens.token_ids[tokens.turns >= 0].tolist() for tokens in sequences]

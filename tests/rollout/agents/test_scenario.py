@@ -15,7 +15,7 @@ HERE = "tests.rollout.agents"
 REACT = {"_target_": "roost.rollout.agents.react.ReactCoder", "system_prompt": "", "worked_example": ""}
 GUESSER = {"_target_": f"{HERE}.programs.Guesser", "hint": "guess"}
 CODER = {"_target_": f"{HERE}.programs.Coder", "style": "plain"}
-PROGRAM = {"_target_": "roost.rollout.agents.openai_agent.OpenAIAgent", "run": f"{HERE}.programs.play"}
+PROGRAM = {"_target_": "roost.rollout.agents.openai_agent.OpenAIAgent", "run": f"{HERE}.programs.run_episode"}
 
 
 def made(agent=REACT, worlds=None, **keys):
@@ -27,14 +27,14 @@ def made(agent=REACT, worlds=None, **keys):
     return scenario
 
 
-def play(*says, agent=REACT, worlds=None, task=TASK, **keys):
+def run_episode(*says, agent=REACT, worlds=None, task=TASK, **keys):
     """The score and the transcript."""
 
     async def playing():
         transcript = Transcript(Engine(*says).draw)
         scenario = made(agent, worlds, **keys)
         try:
-            score = await scenario.play(task, transcript)
+            score = await scenario.run_episode(task, transcript)
         finally:
             await scenario.close()
         await settled()
@@ -51,20 +51,20 @@ async def full():
 @pytest.mark.parametrize("agent", [REACT, GUESSER, CODER, PROGRAM], ids=["react", "own", "AppWorld", "program"])
 def test_an_episode_ends_with_the_engines_context_and_is_worth_what_it_is(agent):
     say = python("look") if agent is REACT else "look"
-    score, transcript = play(say, full, agent=agent)
+    score, transcript = run_episode(say, full, agent=agent)
     assert score.shown.startswith("> look\nsaw look")
     assert len(transcript.sequences()[0].made_by) > 0
 
 
 def test_rewards_judge_what_the_policy_said_last():
     long = "x" * 1000
-    score, _ = play(python("look"), f"{long}\n{python('done')}", worlds=Worlds())
+    score, _ = run_episode(python("look"), f"{long}\n{python('done')}", worlds=Worlds())
     assert score.answer.startswith(long), "whole, whatever is shown of it"
 
 
 def test_a_task_that_fills_the_context_by_itself_is_a_failure():
     with pytest.raises(ContextFull):
-        play(full, agent=GUESSER)
+        run_episode(full, agent=GUESSER)
 
 
 def test_tasks_come_from_the_source():
@@ -83,8 +83,8 @@ def test_tasks_come_from_the_source():
 )
 def test_an_episode_with_each_kind_of_agent(agent, says):
     worlds = Worlds()
-    score, transcript = play(*says, agent=agent, worlds=worlds)
-    assert (score.reward, score.of_turns) == (2.0, ())
+    score, transcript = run_episode(*says, agent=agent, worlds=worlds)
+    assert (score.reward, score.turn_rewards) == (2.0, ())
     assert score.shown == "> look\nsaw look\n> done\nsaw done"
     assert len(transcript.sequences()) == 1
     assert worlds.opened[0].calls == [("reset", "count to three", 5), "score", "close"]
@@ -98,19 +98,19 @@ def test_environments_are_closed_though_the_recorder_cannot_be(monkeypatch):
     monkeypatch.setattr(module.Recorder, "close", fail)
     worlds = Worlds()
     with pytest.raises(OSError, match="its port is gone"):
-        play(python("done"), worlds=worlds)
+        run_episode(python("done"), worlds=worlds)
     assert worlds.is_closed
 
 
 def test_environments_are_made_here_where_nobody_brings_others():
-    score, _ = play(python("done"))
+    score, _ = run_episode(python("done"))
     assert score.reward == 1.0
 
 
 def test_environments_are_chosen_before_the_first_episode():
     async def late():
         scenario = made()
-        await scenario.play(TASK, Transcript(Engine(python("done")).draw))
+        await scenario.run_episode(TASK, Transcript(Engine(python("done")).draw))
         with pytest.raises(RuntimeError, match="before the first"):
             scenario.use_environments(Worlds())
 
@@ -120,20 +120,20 @@ def test_environments_are_chosen_before_the_first_episode():
 def test_rewards_of_steps_belong_to_the_turns_before_them():
     """The agent makes two steps of each turn."""
     worlds = Worlds(lambda: Noting(rewards=[1.0, 0.5, 0.0, 4.0]))
-    score, transcript = play("a", "done", agent=GUESSER, worlds=worlds)
-    assert score.of_turns == (1.5, 4.0)
+    score, transcript = run_episode("a", "done", agent=GUESSER, worlds=worlds)
+    assert score.turn_rewards == (1.5, 4.0)
     assert transcript.turns == 2
 
 
 def test_a_long_episode_is_shown_in_short():
     says = [python("x" * 1000)] * 30
-    score, _ = play(*says, max_turns=30)
+    score, _ = run_episode(*says, max_turns=30)
     assert "[10 steps are not shown]" in score.shown
     assert len(score.shown) < 20 * 900
 
 
 def test_turns_are_bounded():
-    score, _ = play(*[python("a")] * 5, max_turns=3)
+    score, _ = run_episode(*[python("a")] * 5, max_turns=3)
     assert score.reward == 3.0
     with pytest.raises(ValueError, match="max_turns is 0"):
         made(max_turns=0)
@@ -145,14 +145,16 @@ def test_turns_are_bounded():
         pytest.param({"_target_": f"{HERE}.programs.Silent"}, "the policy had no turn", id="says nothing"),
         pytest.param({**PROGRAM, "run": f"{HERE}.programs.fail"}, "mine", id="raises"),
         pytest.param({**PROGRAM, "run": f"{HERE}.programs.wrapped"}, "gives a coroutine", id="is not awaited"),
-        pytest.param({"_target_": f"{HERE}.programs.Blocking"}, "Blocking.play is not asynchronous", id="blocks"),
+        pytest.param(
+            {"_target_": f"{HERE}.programs.Blocking"}, "Blocking.run_episode is not asynchronous", id="blocks"
+        ),
         pytest.param({"_target_": f"{HERE}.programs.Nobody"}, "has no Nobody", id="is not there"),
     ],
 )
 def test_an_episode_that_fails_closes_its_environment(agent, told):
     worlds = Worlds()
     with pytest.raises(Exception, match=told):
-        play(agent=agent, worlds=worlds)
+        run_episode(agent=agent, worlds=worlds)
     assert worlds.opened[0].calls[-1] == "close"
 
 
@@ -174,7 +176,7 @@ def test_a_cancelled_episode_closes_its_environment(cancels):
         gate = asyncio.Event()
         worlds = Worlds(lambda: Slow(gate))
         playing = asyncio.create_task(
-            made({"_target_": f"{HERE}.programs.Stuck"}, worlds).play(TASK, Transcript(Engine().draw))
+            made({"_target_": f"{HERE}.programs.Stuck"}, worlds).run_episode(TASK, Transcript(Engine().draw))
         )
         await settled()
         for _ in range(cancels):
@@ -190,7 +192,7 @@ def test_a_cancelled_episode_closes_its_environment(cancels):
 
 def test_an_environment_that_does_not_close_is_not_waited_for(monkeypatch, caplog):
     monkeypatch.setattr(module, "CLOSE_LIMIT_S", 0.01)
-    score, _ = play(python("done"), worlds=Worlds(lambda: Slow(asyncio.Event())))
+    score, _ = run_episode(python("done"), worlds=Worlds(lambda: Slow(asyncio.Event())))
     assert score.reward == 1.0
     assert "did not close within 0.01 s" in caplog.text
 
@@ -200,7 +202,7 @@ def test_an_environment_that_fails_to_close_does_not_fail_the_episode(caplog):
         async def close(self):
             raise OSError("gone already")
 
-    score, _ = play(python("done"), worlds=Worlds(Failing))
+    score, _ = run_episode(python("done"), worlds=Worlds(Failing))
     assert score.reward == 1.0
     assert "gone already" in caplog.text
 
@@ -208,7 +210,7 @@ def test_an_environment_that_fails_to_close_does_not_fail_the_episode(caplog):
 def test_episodes_side_by_side_share_a_recorder():
     async def playing():
         scenario = made(PROGRAM, Worlds())
-        plays = [scenario.play(TASK, Transcript(Engine("look", "done").draw)) for _ in range(20)]
+        plays = [scenario.run_episode(TASK, Transcript(Engine("look", "done").draw)) for _ in range(20)]
         try:
             return [score.reward for score in await asyncio.gather(*plays)]
         finally:

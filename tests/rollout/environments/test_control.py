@@ -58,7 +58,7 @@ class Counting:
     async def step(self, action):
         self._at += 1
         self.acted.append(action)
-        return Observation([float(self._at)], float(self._at), self._at == self._steps, goes_on=self._is_limit)
+        return Observation([float(self._at)], float(self._at), self._at == self._steps, is_truncated=self._is_limit)
 
     async def score(self):
         return sum(range(self._at + 1))
@@ -143,11 +143,11 @@ def test_each_step_is_a_turn_and_has_its_reward(context, shown, sequences):
     scenario.use_environments(environments)
     draw, seen = scripted([5, 4, 3])
     transcript = Transcript(draw)
-    score = ran(scenario.play(scenario.task(Split.TRAIN, 2), transcript))
+    score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 2), transcript))
     assert (seen, len(transcript.sequences())) == (shown, sequences)
     assert environments.acted == [1, 0, 1] and environments.closed == 1
-    assert score.of_turns == pytest.approx((0.5, 1.0, 1.4)) and score.reward == pytest.approx(2.9)
-    assert score.shown == "6 in 3 steps" and not score.goes_on
+    assert score.turn_rewards == pytest.approx((0.5, 1.0, 1.4)) and score.reward == pytest.approx(2.9)
+    assert score.shown == "6 in 3 steps" and not score.is_truncated
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_an_episode_has_no_more_steps_than_allowed_but_would_have_gone_on(contex
     scenario = ControlScenario(Names(vocabulary(1, 4, 2)), environments, **keys)
     draw, _ = scripted([4, 4, 4])
     transcript = Transcript(draw)
-    score = ran(scenario.play(scenario.task(Split.TRAIN, 0), transcript))
-    assert len(score.of_turns) == 2 and environments.closed == 1
-    assert score.goes_on and transcript.shown_last().tolist() == shown
+    score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 0), transcript))
+    assert len(score.turn_rewards) == 2 and environments.closed == 1
+    assert score.is_truncated and transcript.shown_last().tolist() == shown
     assert all(len(tokens.made_by) for tokens in transcript.sequences())
     with pytest.raises(RuntimeError, match="before the first"):
         scenario.use_environments(environments)
@@ -169,7 +169,7 @@ def test_an_episode_has_no_more_steps_than_allowed_but_would_have_gone_on(contex
 
 def test_a_limit_of_the_environment_cuts_off_as_well():
     scenario = ControlScenario(Names(vocabulary(1, 4, 2)), Counting(2, is_limit=True), low=[0], high=[4], bins=4)
-    assert ran(scenario.play(scenario.task(Split.TRAIN, 0), Transcript(scripted([4, 4])[0]))).goes_on
+    assert ran(scenario.run_episode(scenario.task(Split.TRAIN, 0), Transcript(scripted([4, 4])[0]))).is_truncated
 
 
 def test_seeds_of_evaluation_are_not_those_of_training():
@@ -198,7 +198,7 @@ def test_wrong_keys_are_told_at_once(keys, told):
 def test_a_scenario_without_environments_says_so():
     scenario = ControlScenario(Names(vocabulary(1, 4, 2)), low=[0], high=[4], bins=4)
     with pytest.raises(ValueError, match="use_environments"):
-        ran(scenario.play(scenario.task(Split.TRAIN, 0), Transcript(scripted([])[0])))
+        ran(scenario.run_episode(scenario.task(Split.TRAIN, 0), Transcript(scripted([])[0])))
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_environments_of_a_config_are_played(environment, keys, steps):
     async def run():
         scenario = ControlScenario(names, environment, **keys)
         transcript = Transcript(draw)
-        score = await scenario.play(scenario.task(Split.TRAIN, 1), transcript)
+        score = await scenario.run_episode(scenario.task(Split.TRAIN, 1), transcript)
         await scenario.close()
         return score, transcript.turns
 
     score, turns = ran(run())
-    assert len(score.of_turns) == turns
-    assert turns == pytest.approx(steps, abs=3) and score.reward == pytest.approx(sum(score.of_turns))
+    assert len(score.turn_rewards) == turns
+    assert turns == pytest.approx(steps, abs=3) and score.reward == pytest.approx(sum(score.turn_rewards))
 
 
 def test_a_model_is_written_whose_tokens_the_scenario_knows(tmp_path):

@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_episode_on_any_robot():
     assert all(np.array_equal(a.content["state"], b.content["state"]) for a, b in zip(one, same, strict=True))
     assert score == same_score == pytest.approx(sum(seen.reward for seen in one))
     assert not np.array_equal(one[0].content["state"], other[0].content["state"])
-    assert one[-1].is_over and one[-1].goes_on
+    assert one[-1].is_over and one[-1].is_truncated
 
 
 def test_a_config_names_the_driver_and_what_was_declared_reaches_it_as_it_is():
@@ -129,7 +129,7 @@ def test_a_config_names_the_driver_and_what_was_declared_reaches_it_as_it_is():
     assert first.content["images"]["322142001230"].shape == (16, 16, 3)
     assert not np.array_equal(first.content["images"]["322142001230"], moved.content["images"]["322142001230"])
     assert first.content["state"].shape == (3 + 3 + 1 + 3 + 3 + 3,)
-    assert moved.is_over and not moved.goes_on, "within 9 m of the target"
+    assert moved.is_over and not moved.is_truncated, "within 9 m of the target"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_robot_that_leaves_its_workspace_is_stopped():
         return seen, stopped
 
     seen, calls = ran(run())
-    assert seen.is_over and not seen.goes_on and "out of its workspace" in seen.info["stopped"]
+    assert seen.is_over and not seen.is_truncated and "out of its workspace" in seen.info["stopped"]
     assert calls == ["connect", "reset", "act", "stop"] and seen.reward == 0
 
 

@@ -198,7 +198,7 @@ def test_a_truncated_episode_says_so():
             await environment.step(0)
         again = await environment.reset(TASK, 0)
         await environments.close()
-        return [(each.is_over, each.goes_on, each.info["truncated"]) for each in seen], again
+        return [(each.is_over, each.is_truncated, each.info["truncated"]) for each in seen], again
 
     ends, again = ran(run())
     assert ends == [(False, False, False), (True, True, True)]

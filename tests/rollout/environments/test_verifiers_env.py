@@ -167,10 +167,10 @@ def test_verifiers_plays_against_the_policy_and_scores_it(sums, said, reward):
         assert (scenario.size(Split.TRAIN), scenario.size(Split.EVALUATION)) == (2, 1)
         assert scenario.task(Split.EVALUATION, 0).name == "2+1"
         transcript = Transcript(draw)
-        score = await scenario.play(scenario.task(Split.TRAIN, 1), transcript)
+        score = await scenario.run_episode(scenario.task(Split.TRAIN, 1), transcript)
         await scenario.close()
         return score, transcript.turns
 
     score, turns = ran(run())
-    assert (score.reward, turns, score.of_turns) == (reward, 1, ())
+    assert (score.reward, turns, score.turn_rewards) == (reward, 1, ())
     assert "1+1=" in shown[0]

@@ -17,9 +17,9 @@ from roost.config.train import LearnerSettings, TrainSettings
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
 from roost.rollout.environments.environment import Observation
-from roost.rollout.episode import Score, Task
+from roost.rollout.episode import EpisodeReward, Task
 from roost.rollout.gateway import Gateway
-from roost.rollout.playing import Play, PlayFailed
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest
 from roost.trainer.targets import class_name_of, load_scenario, load_tokenizer
 from tests.limits import HANG_S
 from tests.rollout.script import completion
@@ -107,7 +107,7 @@ class Counting:
     def task(self, split, index):
         return Task(f"count to {index}", {"wanted": index})
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         environment = await self._environments.open()
         try:
             if task.data.get("exits"):
@@ -123,7 +123,7 @@ class Counting:
                 rewards.append(seen.reward)
             if task.data.get("kills"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return Score(await environment.score(), f"{os.getpid()} {seen.info['pid']}", tuple(rewards))
+            return EpisodeReward(await environment.score(), f"{os.getpid()} {seen.info['pid']}", tuple(rewards))
         finally:
             await environment.close()
 
@@ -150,7 +150,7 @@ class Stage:
         self.says, self.drawn, self.cancelled = 1, 0, 0
         self.holds = None
 
-    def open_draw(self, number, episode, attempt):
+    def open_policy(self, number, episode, attempt):
         async def draw(token_ids, turn, max_tokens):
             self.drawn += 1
             if self.holds is not None:
@@ -163,12 +163,12 @@ class Stage:
 
         return draw
 
-    def play(self, scenario):
+    def run_episode(self, scenario):
         """Run `scenario(agents)` while the gateway serves."""
 
         async def run():
             gateway = Gateway()
-            gateway.serve("group", self.open_draw)
+            gateway.serve("group", self.open_policy)
             async with gateway.serving() as contact:
                 assert set(await self.envs.prepare()) == {""}
                 agents = AgentGroup(self.agents, contact, RemoteEnvironments(self.envs.hosts))
@@ -184,16 +184,16 @@ def stage(cluster):
 
 
 def asked(wanted, episode=0, **data):
-    return Play(Task("", {"wanted": wanted, **data}), 0, episode)
+    return EpisodeRequest(Task("", {"wanted": wanted, **data}), 0, episode)
 
 
 def test_episodes_are_spread_over_agents_and_environments(stage):
     async def scenario(player):
-        return await asyncio.gather(*(player.play(asked(3, episode)) for episode in range(8)))
+        return await asyncio.gather(*(player.run_episode(asked(3, episode)) for episode in range(8)))
 
-    episodes = stage.play(scenario)
+    episodes = stage.run_episode(scenario)
     assert [episode.score.reward for episode in episodes] == [1.0] * 8
-    assert [episode.score.of_turns for episode in episodes] == [(1.0, 1.0, 1.0)] * 8
+    assert [episode.score.turn_rewards for episode in episodes] == [(1.0, 1.0, 1.0)] * 8
     assert episodes[0].sequences[0].token_ids.tolist() == [0, 1, 1, 1, 2, 1]
     pids = [episode.score.shown.split() for episode in episodes]
     agents, envs = {agent for agent, _ in pids}, {env for _, env in pids}
@@ -203,27 +203,29 @@ def test_episodes_are_spread_over_agents_and_environments(stage):
 def test_an_environment_that_raises_fails_its_episode_alone(stage):
     async def scenario(player):
         stage.says = -1
-        with pytest.raises(PlayFailed, match=r"EnvironmentFailed: ValueError: it only counts up"):
-            await player.play(asked(3))
+        with pytest.raises(EpisodeFailed, match=r"EnvironmentFailed: ValueError: it only counts up"):
+            await player.run_episode(asked(3))
         stage.says = 1
-        return await player.play(asked(2))
+        return await player.run_episode(asked(2))
 
-    assert stage.play(scenario).score.reward == 1.0
+    assert stage.run_episode(scenario).score.reward == 1.0
 
 
 def test_an_agent_or_an_environment_that_exits_fails_its_episode_alone(stage):
     async def scenario(player):
-        first = await player.play(asked(1))
-        with pytest.raises(PlayFailed, match=r"ExitRaised: the code raised SystemExit\(0\) \(test_agent_workers.py:"):
-            await player.play(asked(3, exits=True))
+        first = await player.run_episode(asked(1))
+        with pytest.raises(
+            EpisodeFailed, match=r"ExitRaised: the code raised SystemExit\(0\) \(test_agent_workers.py:"
+        ):
+            await player.run_episode(asked(3, exits=True))
         stage.says = -2
-        with pytest.raises(PlayFailed, match=r"EnvironmentFailed: ExitRaised: the code raised SystemExit\(0\)"):
-            await player.play(asked(3))
+        with pytest.raises(EpisodeFailed, match=r"EnvironmentFailed: ExitRaised: the code raised SystemExit\(0\)"):
+            await player.run_episode(asked(3))
         stage.says = 1
-        played = await asyncio.gather(*(player.play(asked(2, episode)) for episode in range(4)))
+        played = await asyncio.gather(*(player.run_episode(asked(2, episode)) for episode in range(4)))
         return first.score.shown.split(), [one.score.shown.split() for one in played]
 
-    (agent, env), after = stage.play(scenario)
+    (agent, env), after = stage.run_episode(scenario)
     assert agent in [pids[0] for pids in after] and env in [pids[1] for pids in after], "the same processes go on"
 
 
@@ -231,7 +233,7 @@ def test_an_agent_that_blocks_its_event_loop_is_named(stage, cluster, tmp_path):
     async def scenario(player):
         notes = asyncio.Queue()
         following = asyncio.create_task(cluster.follow_notes(notes.put_nowait))
-        playing = asyncio.create_task(player.play(asked(1, blocks_until=str(tmp_path / "go on"))))
+        playing = asyncio.create_task(player.run_episode(asked(1, blocks_until=str(tmp_path / "go on"))))
         while "_block" not in (blocked := await notes.get()):
             pass  # of another worker, on a machine that is busy with other things
         (tmp_path / "go on").touch()
@@ -240,7 +242,7 @@ def test_an_agent_that_blocks_its_event_loop_is_named(stage, cluster, tmp_path):
         following.cancel()
         return blocked, again, (await playing).score.reward
 
-    blocked, again, reward = stage.play(scenario)
+    blocked, again, reward = stage.run_episode(scenario)
     assert re.match(
         r"agent:\d: the event loop has not run for \d+ s: Counting._block \(.*test_agent_workers.py:", blocked
     )
@@ -250,7 +252,7 @@ def test_an_agent_that_blocks_its_event_loop_is_named(stage, cluster, tmp_path):
 def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
     async def scenario(player):
         stage.holds, before = asyncio.Event(), stage.drawn
-        playing = asyncio.create_task(player.play(asked(3)))
+        playing = asyncio.create_task(player.run_episode(asked(3)))
         while stage.drawn == before:
             await asyncio.sleep(0.01)
         playing.cancel()
@@ -258,44 +260,44 @@ def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
         while not stage.cancelled:  # the turn ends with the episode, wherever that is played
             await asyncio.sleep(0.01)
         stage.holds = None
-        after = await player.play(asked(1))
+        after = await player.run_episode(asked(1))
         return playing.cancelled(), stage.drawn - before, after.score.reward
 
-    assert stage.play(scenario) == (True, 2, 1.0)
+    assert stage.run_episode(scenario) == (True, 2, 1.0)
 
 
 def test_an_agent_that_dies_takes_its_episodes_with_it_and_comes_back(stage):
     async def scenario(player):
-        with pytest.raises(PlayFailed, match="agent:0 was lost with it"):
-            await player.play(asked(1, kills=True))
-        played = [(await player.play(asked(2, episode))).score.shown.split()[0] for episode in range(4)]
+        with pytest.raises(EpisodeFailed, match="agent:0 was lost with it"):
+            await player.run_episode(asked(1, kills=True))
+        played = [(await player.run_episode(asked(2, episode))).score.shown.split()[0] for episode in range(4)]
         assert len(set(played)) == 1, "the other one plays while it is started again"
         while len(set(played)) == 1:
             ended = await asyncio.gather(
-                *(player.play(asked(2, episode)) for episode in range(4)), return_exceptions=True
+                *(player.run_episode(asked(2, episode)) for episode in range(4)), return_exceptions=True
             )
-            played += [one.score.shown.split()[0] for one in ended if not isinstance(one, PlayFailed)]
+            played += [one.score.shown.split()[0] for one in ended if not isinstance(one, EpisodeFailed)]
         return set(played)
 
-    assert len(stage.play(scenario)) == 2
+    assert len(stage.run_episode(scenario)) == 2
 
 
 def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(stage):
     async def scenario(player):
-        first = await player.play(asked(1))
+        first = await player.run_episode(asked(1))
         stage.holds, before = asyncio.Event(), stage.drawn
-        playing = [asyncio.create_task(player.play(asked(2, episode))) for episode in range(4)]
+        playing = [asyncio.create_task(player.run_episode(asked(2, episode))) for episode in range(4)]
         while stage.drawn < before + 4:
             await asyncio.sleep(0.01)
         os.kill(int(first.score.shown.split()[1]), signal.SIGKILL)
         stage.holds.set()
         ended = await asyncio.gather(*playing, return_exceptions=True)
         stage.holds = None
-        failed = [error for error in ended if isinstance(error, PlayFailed)]
+        failed = [error for error in ended if isinstance(error, EpisodeFailed)]
         assert failed and all("the environment's process is gone" in str(error) for error in failed)
-        return [await player.play(asked(2, episode)) for episode in range(4)]
+        return [await player.run_episode(asked(2, episode)) for episode in range(4)]
 
-    assert [episode.score.reward for episode in stage.play(scenario)] == [1.0] * 4
+    assert [episode.score.reward for episode in stage.run_episode(scenario)] == [1.0] * 4
 
 
 class Holding:
@@ -304,12 +306,12 @@ class Holding:
     def __init__(self):
         self._held = subprocess.Popen(["sleep", "1000"])
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         if task.data.get("stumbles"):
             self._stumble()
         transcript.give([0])
         await transcript.take()
-        return Score(0.0, str(self._held.pid))
+        return EpisodeReward(0.0, str(self._held.pid))
 
     def _stumble(self):
         raise LookupError("the key is under the mat")
@@ -329,31 +331,33 @@ def test_workers_tell_why_an_episode_failed_and_let_go_of_what_they_hold(stage, 
 
     async def run():
         gateway = Gateway()
-        gateway.serve("group", stage.open_draw)
+        gateway.serve("group", stage.open_policy)
         async with gateway.serving() as contact:
             agents = AgentGroup(group, contact)
             await agents.prepare()
             player = agents.player("group")
-            with pytest.raises(PlayFailed, match="the key is under the mat") as failed:
-                await player.play(Play(Task("", {"stumbles": True}), 0, 0))
+            with pytest.raises(EpisodeFailed, match="the key is under the mat") as failed:
+                await player.run_episode(EpisodeRequest(Task("", {"stumbles": True}), 0, 0))
             assert "on holding:" in failed.value.traceback and "in _stumble" in failed.value.traceback
-            played = await asyncio.gather(*(player.play(Play(Task(""), 0, episode)) for episode in range(4)))
+            played = await asyncio.gather(
+                *(player.run_episode(EpisodeRequest(Task(""), 0, episode)) for episode in range(4))
+            )
             held = {int(episode.score.shown) for episode in played}
             assert len(held) == 2 and all(map(is_there, held))
             stage.holds = asyncio.Event()
-            late = asyncio.create_task(player.play(Play(Task(""), 0, 4)))
+            late = asyncio.create_task(player.run_episode(EpisodeRequest(Task(""), 0, 4)))
             before = stage.drawn
             while stage.drawn == before:
                 await asyncio.sleep(0.01)
             await agents.finish(HANG_S)
             stage.holds = None
-            with pytest.raises(PlayFailed, match="it was cancelled"):
+            with pytest.raises(EpisodeFailed, match="it was cancelled"):
                 await late
             assert not any(map(is_there, held))
-            with pytest.raises(PlayFailed, match="the run is over"):
-                await player.play(Play(Task(""), 0, 5))
+            with pytest.raises(EpisodeFailed, match="the run is over"):
+                await player.run_episode(EpisodeRequest(Task(""), 0, 5))
             await group.prepare(contact, None)
-            return await group.play("late", "group", Play(Task(""), 0, 6))
+            return await group.run_episode("late", "group", EpisodeRequest(Task(""), 0, 6))
 
     assert [str(answer) for answer in asyncio.run(run())] == ["the run is over"] * 2
 
@@ -378,10 +382,10 @@ class Modest:
     def task(self, split, index):
         return Task("")
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         transcript.give(self._tokenizer("a b", add_special_tokens=False).input_ids)
         await transcript.take()
-        return Score(0.0, " ".join(name for name in ("torch", "transformers") if name in sys.modules))
+        return EpisodeReward(0.0, " ".join(name for name in ("torch", "transformers") if name in sys.modules))
 
 
 def test_a_tokenizer_does_not_bring_torch_along(stage, cluster, tmp_path):
@@ -394,11 +398,11 @@ def test_a_tokenizer_does_not_bring_torch_along(stage, cluster, tmp_path):
 
     async def run():
         gateway = Gateway()
-        gateway.serve("group", stage.open_draw)
+        gateway.serve("group", stage.open_policy)
         async with gateway.serving() as contact:
             agents = AgentGroup(group, contact)
             await agents.prepare()
-            return await asyncio.wait_for(agents.player("group").play(Play(Task(""), 0, 0)), HANG_S)
+            return await asyncio.wait_for(agents.player("group").run_episode(EpisodeRequest(Task(""), 0, 0)), HANG_S)
 
     assert asyncio.run(run()).score.shown == "transformers"
 

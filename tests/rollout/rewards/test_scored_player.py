@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from roost.config.train import CollectSettings
-from roost.rollout.episode import Episode, Score, Task
-from roost.rollout.playing import Place, Play, PlayFailed, leave_place
+from roost.rollout.episode import Episode, EpisodeReward, Task
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, Place, leave_place
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import RewardFailed
-from roost.rollout.rewards.scoring import Rewards, ScoredPlayer
+from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.trainer.feed import Feed
 from tests.rollout.script import Script, ran
 
@@ -34,20 +34,20 @@ class Plays:
     def __init__(self, score):
         self._score = score
 
-    async def play(self, asked):
+    async def run_episode(self, asked):
         return Episode((), self._score, 1.0)
 
 
 def scored_by(player, scores, weight=1.0):
-    return ScoredPlayer(player, Rewards(Routing((Route("hears", weight=weight),)), {"hears": Hears(scores)}))
+    return RewardedEpisodeRunner(player, Rewards(Routing((Route("hears", weight=weight),)), {"hears": Hears(scores)}))
 
 
 @pytest.mark.parametrize(
     ("score", "judged"),
     [
-        pytest.param(Score(9.0, "shown"), "shown", id="what is shown"),
-        pytest.param(Score(9.0, "shown", answer="answered"), "answered", id="the answer"),
-        pytest.param(Score(9.0, "shown", answer=""), "", id="an answer of nothing"),
+        pytest.param(EpisodeReward(9.0, "shown"), "shown", id="what is shown"),
+        pytest.param(EpisodeReward(9.0, "shown", answer="answered"), "answered", id="the answer"),
+        pytest.param(EpisodeReward(9.0, "shown", answer=""), "", id="an answer of nothing"),
     ],
 )
 def test_what_is_judged(score, judged):
@@ -57,7 +57,7 @@ def test_what_is_judged(score, judged):
         heard.append((answer.text, answer.reward))
         return 0.5
 
-    episode = asyncio.run(scored_by(Plays(score), half, weight=2.0).play(Play(Task("t"), 0, 0)))
+    episode = asyncio.run(scored_by(Plays(score), half, weight=2.0).run_episode(EpisodeRequest(Task("t"), 0, 0)))
     assert heard == [(judged, 9.0)]
     assert episode.score == replace(score, reward=1.0, parts={"hears": 0.5})
 
@@ -66,8 +66,8 @@ def test_what_cannot_be_scored_has_failed():
     async def fails(answer):
         raise RewardFailed("no key")
 
-    with pytest.raises(PlayFailed, match="it could not be scored: reward hears: no key"):
-        asyncio.run(scored_by(Plays(Score(1.0)), fails).play(Play(Task("t"), 0, 0)))
+    with pytest.raises(EpisodeFailed, match="it could not be scored: reward hears: no key"):
+        asyncio.run(scored_by(Plays(EpisodeReward(1.0)), fails).run_episode(EpisodeRequest(Task("t"), 0, 0)))
 
 
 def test_others_are_played_while_one_is_scored():
@@ -118,19 +118,21 @@ OWN = Route("scenario", weight=0.5)
 
 
 @pytest.mark.parametrize(
-    ("routing", "reward", "of_turns"),
+    ("routing", "reward", "turn_rewards"),
     [
         pytest.param(Routing((Route("hears"),)), 0.5, (), id="rewards alone"),
         pytest.param(Routing((Route("hears"),), OWN), 2.0, (0.5, 1.0), id="beside the scenario's"),
         pytest.param(Routing((Route("hears", frozenset({"other"})),)), 3.0, (1.0, 2.0), id="of other tasks"),
     ],
 )
-def test_what_turns_earned_counts_as_the_scenario_s_reward_does(routing, reward, of_turns):
+def test_what_turns_earned_counts_as_the_scenario_s_reward_does(routing, reward, turn_rewards):
     """A critic is told what each turn earned: what does not count in the sum must not count there."""
 
     async def half(answer):
         return 0.5
 
-    player = ScoredPlayer(Plays(Score(3.0, of_turns=(1.0, 2.0))), Rewards(routing, {"hears": Hears(half)}))
-    score = ran(player.play(Play(Task("a"), 0, 0))).score
-    assert (score.reward, score.of_turns) == (reward, of_turns)
+    player = RewardedEpisodeRunner(
+        Plays(EpisodeReward(3.0, turn_rewards=(1.0, 2.0))), Rewards(routing, {"hears": Hears(half)})
+    )
+    score = ran(player.run_episode(EpisodeRequest(Task("a"), 0, 0))).score
+    assert (score.reward, score.turn_rewards) == (reward, turn_rewards)

@@ -157,5 +157,5 @@ def workers_of_jobs(nodes, mark):
     for process in psutil.Process(raylet.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
             found[process.pid] = " ".join(process.cmdline())
-    names = ("ray::Busy", "ray::NodeAgent", "ray::Keeper", "time.sleep(600)")
+    names = ("ray::Busy", "ray::NodeDaemon", "ray::Keeper", "time.sleep(600)")
     return {pid: line for pid, line in found.items() if any(name in line for name in names)}

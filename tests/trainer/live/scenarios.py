@@ -35,7 +35,7 @@ class Faulty(Arithmetic):
         self._raises, self._once, self._hangs = set(raises), set(raises_once), set(hangs)
         self._seen = set()
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         if task.name in self._raises:
             raise RuntimeError(f"{task.name} cannot be played")
         if task.name in self._once and task.name not in self._seen:
@@ -45,7 +45,7 @@ class Faulty(Arithmetic):
             await asyncio.gather(self._leave(), asyncio.sleep(0))
         if task.name in self._hangs:
             await asyncio.Event().wait()
-        return await super().play(task, transcript)
+        return await super().run_episode(task, transcript)
 
     async def _leave(self):
         sys.exit()
@@ -60,13 +60,13 @@ class Patient(Arithmetic):
         super().__init__(tokenizer, largest)
         self._first = {}
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         first = self._first.setdefault(Patient.learnt // 2, set())
         if len(first) < 2:
             first.add(task.name)
         while task.name not in first and Patient.learnt % 2 == 0:
             await asyncio.sleep(0.01)
-        return await super().play(task, transcript)
+        return await super().run_episode(task, transcript)
 
 
 class Talking(Arithmetic):
@@ -81,9 +81,9 @@ class Talking(Arithmetic):
         super().__init__(tokenizer, largest)
         self._begun, self._of_a_step = 0, episodes_of_a_step
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         step, self._begun = self._begun // self._of_a_step, self._begun + 1
-        score = await super().play(task, transcript)
+        score = await super().run_episode(task, transcript)
         while Talking.learnt < step:
             talk = Transcript(transcript._draw)
             talk.give(self._ids(task.name))
@@ -114,11 +114,11 @@ class Handled(Arithmetic):
     def use_environments(self, environments):
         self._environments = environments
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         environment = await self._environments.open()
         try:
             await environment.reset(task)
-            score = await super().play(task, transcript)
+            score = await super().run_episode(task, transcript)
             if once(self._folder, "agent"):
                 end_process()
             await environment.step(score.shown)

@@ -33,7 +33,7 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     # Only if engines have each new adapter, and inference the weights with it, do they say the same of every token.
     assert max(figures(run, "mismatch/logprob_max")) < 1e-3
     assert len(set(figures(run, "mismatch/logprob_mean"))) == 3
-    assert figures(run, "samples/learnt") == [16.0] * 3 and figures(run, "lag/max") == [0.0] * 3
+    assert figures(run, "samples/learnt") == [16.0] * 3 and figures(run, "staleness/max") == [0.0] * 3
     assert len(spans_of(run, "score", "inference")) == 6, "two minibatches of each step"
     assert not spans_of(run, "score", "actor")[3:], "the learner scores no more than the probe of each version"
     assert [found["version"] for found in run.evaluations()] == [0, 2, 3]
@@ -71,7 +71,7 @@ def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path)
     exact = {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "right": 3.0, "wrong": -1.0}
     run = trained(config(model, placement, max_steps=2, rewards={"exact": exact}), tmp_path / "run").run
     assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
-    assert [len(spans_of(run, "play", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
+    assert [len(spans_of(run, "run_episode", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
     assert any(spans_of(run, "score", f"reward {rank}") for rank in (0, 1))
     assert {figures(run, "reward/max")[0], figures(run, "reward/min")[0]} <= {3.0, -1.0}
     assert figures(run, "reward/exact/scored") == [16.0] * 2

@@ -77,7 +77,7 @@ def run(layout, model, tmp_path_factory):
 def test_servers_are_there_when_the_diagram_says(run, layout):
     counts, lags = EXPECTED[layout]
     assert {name: len(spans_of(run, name, "trainer")) for name in counts} == counts
-    assert [record["lag/max"] for record in run.steps()] == lags
+    assert [record["staleness/max"] for record in run.steps()] == lags
     learns, generates = spans_of(run, "learn", "actor"), spans_of(run, "generate", "rollout")
     together = any(start < end_of and start_of < end for start, end in learns for start_of, end_of in generates)
     assert len(learns) == STEPS and together is (layout == "disjoint-asynchronous")
@@ -102,5 +102,5 @@ def test_a_run_leaves_everything_behind(run):
     assert len(run.steps()) == STEPS and [found["version"] for found in run.evaluations()] == [STEPS]
     assert all(0 < record["busy/actor"] <= 1 and 0 <= record["busy/rollout"] <= 1 for record in run.steps())
     # A step with a lag may find that all its groups were generated while the one before was learnt from.
-    assert all(record["busy/rollout"] > 0 for record in run.steps() if record["lag/max"] == 0)
-    assert all(record["mismatch/logprob_mean"] < 1e-3 for record in run.steps() if record["lag/max"] == 0)
+    assert all(record["busy/rollout"] > 0 for record in run.steps() if record["staleness/max"] == 0)
+    assert all(record["mismatch/logprob_mean"] < 1e-3 for record in run.steps() if record["staleness/max"] == 0)

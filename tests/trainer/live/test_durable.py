@@ -102,11 +102,11 @@ class KillingAtStart(Arithmetic):
         super().__init__(tokenizer, largest)
         self._mark = Path(mark)
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         if not self._mark.exists():
             self._mark.touch()
             kill(LEARNER)
-        return await super().play(task, transcript)
+        return await super().run_episode(task, transcript)
 
 
 @pytest.mark.long
@@ -146,13 +146,13 @@ class Filling(Arithmetic):
         super().__init__(tokenizer, largest)
         self._disk, self._left = disk, after
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         self._left -= 1
         if not self._left:
             with contextlib.suppress(OSError), Path(self._disk, "filler").open("wb", buffering=0) as file:
                 while file.write(bytes(1 << 12)):
                     pass
-        return await super().play(task, transcript)
+        return await super().run_episode(task, transcript)
 
 
 @pytest.mark.long

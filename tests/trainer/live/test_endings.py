@@ -20,7 +20,7 @@ from tests.trainer.live.jobs import MARK, config
 
 pytestmark = pytest.mark.long
 
-CONTROL_SERVICE, RAY_DAEMON, NODE_DAEMON, REAPER = "gcs/gcs_server", "raylet/raylet", "ray::NodeAgent", "reaper.py"
+CONTROL_SERVICE, RAY_DAEMON, NODE_DAEMON, REAPER = "gcs/gcs_server", "raylet/raylet", "ray::NodeDaemon", "reaper.py"
 SERVER_KEEPER = "server_keeper.py"
 
 

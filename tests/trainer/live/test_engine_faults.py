@@ -54,7 +54,7 @@ class Disturbed(Arithmetic):
         self._after, self._action, self._argument = after, action, argument
         self._played = 0
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         self._played += 1
         if self._played > self._after and self._action and not Disturbed.done:
             Disturbed.done.append(self._action)
@@ -62,7 +62,7 @@ class Disturbed(Arithmetic):
             async with asyncio.timeout(HANG_S):
                 while not Disturbed.is_seen():
                     await asyncio.sleep(0.05)
-        return await super().play(task, transcript)
+        return await super().run_episode(task, transcript)
 
 
 def kill(name):

@@ -23,13 +23,13 @@ class Killing(Arithmetic):
         self._victims = list(victims)
         self._played = 0
 
-    async def play(self, task, transcript):
+    async def run_episode(self, task, transcript):
         self._played += 1
         if self._victims and self._played > self._victims[0][1]:
             victim, _ = self._victims.pop(0)
             kill(victim)
             Killing.killed.append(victim)
-        return await super().play(task, transcript)
+        return await super().run_episode(task, transcript)
 
 
 def kill(victim):
@@ -66,7 +66,7 @@ def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
     assert [record["step"] for record in run.steps()] == list(range(1, STEPS + 1))
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 4 * STEPS, "each group is learnt from once"
-    assert all(record["lag/max"] <= 1 for record in run.steps())
+    assert all(record["staleness/max"] <= 1 for record in run.steps())
     assert len([text for text in said if "continuing from step" in text]) == 1, "an engine's end is no end of the run"
 
 

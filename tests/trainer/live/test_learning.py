@@ -30,7 +30,7 @@ def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tm
     )
     run = trained(values, tmp_path / "hybrid").run
     assert Patient.learnt == 4
-    assert figures(run, "lag/max") == [0.0, 0.0]
+    assert figures(run, "staleness/max") == [0.0, 0.0]
     assert figures(run, "samples/learnt") == [16.0, 16.0] and figures(run, "samples/failed") == [0.0, 0.0]
 
 

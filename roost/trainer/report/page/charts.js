@@ -3,7 +3,7 @@
 const BLUE = "var(--blue)";
 const ORANGE = "var(--orange)";
 const SMALL = [
-  { title: "Policy lag", keys: ["lag/mean", "lag/max"], zero: true },
+  { title: "Policy lag", keys: ["staleness/mean", "staleness/max"], zero: true },
   { title: "Policy loss", keys: ["loss/policy"] },
   { title: "Gradient norm", keys: ["grad/norm"], zero: true },
   { title: "Skipped optimizer steps", keys: ["steps/skipped", "critic/skipped"], zero: true, hidden: isZero },
@@ -52,7 +52,7 @@ function drawSmall(run) {
   byId("small").hidden = !byId("small").children.length;
   const rest = [...run.series.keys()].filter((key) => !used.has(key) && !key.startsWith("time/") && !key.startsWith("busy/"));
   byId("more").hidden = !rest.length;
-  // Drawn when somebody looks: there may be hundreds.
+  // SampledTokens when somebody looks: there may be hundreds.
   byId("more").addEventListener("toggle", () => within("more", ".small-charts").append(...rest.map((key) => smallChart(run, key, [key]))), { once: true });
 }
 
