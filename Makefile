@@ -41,9 +41,9 @@ lint: setup
 	$(BIN)/mypy
 
 # The documentation as a site, in build/docs. A dead link or a page that is missing in mkdocs.yml fails.
+# Not with --quiet: mkdocs then does not count warnings.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "wrote build/docs/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The pages that are generated from code; tests fail when one is stale.
 pages: setup
