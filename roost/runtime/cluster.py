@@ -80,7 +80,7 @@ class Cluster:
         wanted = num_nodes if num_nodes is not None else (job.num_nodes if job is not None else None)
         self._say = say
         self._groups: dict[str, WorkerGroup] = {}
-        self._agents: dict[str, Any] = {}
+        self._daemons: dict[str, Any] = {}
         self._holdings = Holdings(reservation_timeout, say)
         self._ports: dict[str, tuple[int, int]] = {}  # of each group the node and port its ranks meet at
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
@@ -110,15 +110,15 @@ class Cluster:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         (self.log_dir / probe.MARK).write_text(mark, encoding="utf-8")
         counted = nodes.wait_for_nodes(wanted, node_timeout, self._say)
-        self._agents = nodes.start_daemons(list(counted), str(self.log_dir), mark, self.connection.folder)
-        reports = nodes.ask_nodes(self._agents, counted, self._say)
-        self.nodes = nodes.ordered(reports, self._agents, wanted, findings)
+        self._daemons = nodes.start_daemons(list(counted), str(self.log_dir), mark, self.connection.folder)
+        reports = nodes.ask_nodes(self._daemons, counted, self._say)
+        self.nodes = nodes.ordered(reports, self._daemons, wanted, findings)
         findings.raise_errors()
         self._inventory, self._registry = live_inventory(self.nodes, job, findings)
         findings.raise_errors()
         for warning in findings.warnings:
             self._say(str(warning))
-        self._links = NodeDaemons(self.nodes, self._agents)
+        self._links = NodeDaemons(self.nodes, self._daemons)
         self._failures = FailureWatch(self._links.lead, self._control.raise_if_lost)
         self._ends.callback(self._failures.stop)
         self._ends.callback(self._tell_of_failures)
@@ -276,9 +276,9 @@ class Cluster:
         return group
 
     def _never_started(self, who: Address, why: str) -> None:
-        """A worker's process did not come to life: tell the whole job, as its agent would of one that died."""
+        """A worker's process did not come to life: tell the whole job, as its daemon would of one that died."""
         if any(failure.address == who for failure in self._failures.all):
-            return  # its agent knew it
+            return  # its daemon knew it
         try:
             group = self._links.directory("group", who.group, 0.0)
         except LookupError:
@@ -366,9 +366,9 @@ class Cluster:
             return  # nobody can be asked; what runs ends with the local Ray, or by its own loss of the service
         # A node may be gone; what is left of the job must still be ended.
         with contextlib.suppress(ray.exceptions.RayError):
-            closing = [agent.ask.remote("stop_watching") for agent in self._agents.values()]
+            closing = [daemon.ask.remote("stop_watching") for daemon in self._daemons.values()]
             ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT) if closing else None
             for host in (host for group in self._groups.values() for host in group.hosts):
                 ray.kill(host)
-            dismiss(list(self._agents.values()))
+            dismiss(list(self._daemons.values()))
         self._holdings.give_all_back()

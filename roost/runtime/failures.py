@@ -130,7 +130,7 @@ class FailureWatch:
     def explain_death(
         self, called: Sequence[Address], gone: Sequence[Address], calls: Sequence[str], ray_says: str
     ) -> WorkerFailed:
-        """The error for workers that are gone; their node's agent has more to tell of them than Ray.
+        """The error for workers that are gone; their node's daemon has more to tell of them than Ray.
 
         Others that were called with them and end now have ended in the same call.
         """
@@ -177,7 +177,7 @@ class Starting:
     it. As long as some come, the others are waited for; the time runs from when the last one came.
 
     >>> starting = Starting()
-    >>> starting.add({"a": Address("agent", 0), "b": Address("agent", 1)}, now=0.0)
+    >>> starting.add({"a": Address("daemon", 0), "b": Address("daemon", 1)}, now=0.0)
     >>> starting.come("a", now=299.0).rank, starting.overdue(now=400.0)
     (0, [])
     >>> [who.rank for who in starting.overdue(now=600.0)]

@@ -28,7 +28,7 @@ from roost.transport.current import ProcessLink, ProcessSetup, SimulatedDevices
 from roost.transport.failure import Address, DaemonContact, Failure, FailureKind, PeerLost, WaitedTooLong
 
 CONSTRUCTOR = "__init__"
-ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the agent to answer
+ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the daemon to answer
 TELL_LIMIT = 10.0  # seconds for it to hear of a failure
 FLUSH_EVERY = 1.0  # seconds between sendings of spans
 
@@ -50,18 +50,18 @@ class Host:
     The class comes packed, so that one that cannot be imported here is reported like any other failure of a worker.
     """
 
-    def __init__(self, address: tuple[str, int], packed_agent: bytes, packed: bytes) -> None:
+    def __init__(self, address: tuple[str, int], packed_daemon: bytes, packed: bytes) -> None:
         from pathlib import Path
 
-        agent: DaemonContact = cloudpickle.loads(packed_agent)
-        setup: ProcessSetup = cloudpickle.loads(_enrolled(address, agent))
+        daemon: DaemonContact = cloudpickle.loads(packed_daemon)
+        setup: ProcessSetup = cloudpickle.loads(_enrolled(address, daemon))
 
         redirect_output(Path(setup.log_path))
         # The plan's own variables, before the worker's class and all it imports; a user's are there since the start.
         os.environ.update(setup.env)
         self._setup = setup
         self._recorder = SpanRecorder()
-        self._link = ProcessLink(setup.address, setup.agent)
+        self._link = ProcessLink(setup.address, setup.daemon)
         current.enter(current.Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
         if setup.simulated is not None:
@@ -119,14 +119,14 @@ class Host:
         )
 
     def _told(self, failure: Failure, log_begin: int) -> CallFailed:
-        """Tell the agent, which knows more of the failure, and may be slow to answer."""
+        """Tell the daemon, which knows more of the failure, and may be slow to answer."""
         sys.stdout.flush()
         sys.stderr.flush()
         known = failure
         # Told through Ray, as every failure: a worker may fail before it has a link.
         with contextlib.suppress(ray.exceptions.RayError):
-            known = ray.get(self._setup.agent.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
-        print(failure.traceback, flush=True)  # after the agent has read the log's last lines, which come before it
+            known = ray.get(self._setup.daemon.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
+        print(failure.traceback, flush=True)  # after the daemon has read the log's last lines, which come before it
         return CallFailed(known)
 
     def _call(self, method: str) -> str:
@@ -143,7 +143,7 @@ class Host:
             self._roost_flush()
 
     def _roost_flush(self) -> None:
-        """Give the agent the spans recorded so far."""
+        """Give the daemon the spans recorded so far."""
         spans = self._recorder.drain()
         if spans:
             self._link.get().tell("spans", [tuple(span) for span in spans], self._recorder.dropped)
@@ -164,7 +164,7 @@ class AsyncHost(Host):
     def _note(self, text: str) -> None:
         """Say something in the log, and to whoever watches the job; called from a thread."""
         print(text, flush=True)
-        self._setup.agent.handle.ask.remote("note", f"{self._setup.address}: {text}")
+        self._setup.daemon.handle.ask.remote("note", f"{self._setup.address}: {text}")
 
     async def _run_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         self._roost_ready()
@@ -218,13 +218,13 @@ def is_asynchronous(cls: type) -> bool:
     )
 
 
-def _enrolled(address: tuple[str, int], agent: DaemonContact) -> bytes:
-    """What this process is, from its agent; it starts while the job still finds out which accelerators it gets."""
+def _enrolled(address: tuple[str, int], daemon: DaemonContact) -> bytes:
+    """What this process is, from its daemon; it starts while the job still finds out which accelerators it gets."""
     try:
-        told: bytes = ray.get(agent.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
+        told: bytes = ray.get(daemon.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
     except ray.exceptions.GetTimeoutError:
         raise WaitedTooLong(
-            f"{Address(*address)} could not start: the agent of node {agent.node} ({agent.host}) did not say within "
+            f"{Address(*address)} could not start: the daemon of node {daemon.node} ({daemon.host}) did not say within "
             f"{ENROLL_LIMIT:g} s what it is"
         ) from None
     return told

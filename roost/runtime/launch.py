@@ -168,7 +168,7 @@ class Site(NamedTuple):
     """The live nodes, in the order of their ranks."""
 
     reports: Sequence[NodeReport]
-    agents: Sequence[DaemonContact]
+    daemons: Sequence[DaemonContact]
     log_dirs: Sequence[str]
     inventory: Inventory
 
@@ -229,7 +229,7 @@ def process_setups(
             report.accelerator_type,
             kind,
             declared_devices(process, kind, site.inventory.nodes[node]),
-            site.agents[node],
+            site.daemons[node],
             f"{site.log_dirs[node]}/{log_name(*address)}",
             options.restarts,
             simulated_devices(report, len(visible)),
@@ -266,11 +266,11 @@ def start_hosts(
     site: Site,
     options: LaunchOptions,
 ) -> list[Any]:
-    """Start all processes at once; Ray starts them while this returns, and each asks its agent what it is."""
+    """Start all processes at once; Ray starts them while this returns, and each asks its daemon what it is."""
     is_async = is_asynchronous(spec.cls)
     actor = ray.remote(host_class(spec.cls, public_methods(spec.cls)))
-    # Packed, because Ray takes the agent's handle in it for an object that might get lost.
-    contacts = {node: cloudpickle.dumps(site.agents[node]) for node in {place.node for place in places}}  # type: ignore[no-untyped-call]
+    # Packed, because Ray takes the daemon's handle in it for an object that might get lost.
+    contacts = {node: cloudpickle.dumps(site.daemons[node]) for node in {place.node for place in places}}  # type: ignore[no-untyped-call]
     return [
         actor.options(
             num_cpus=0,
@@ -299,7 +299,7 @@ def group_entry(name: str, setups: Sequence[ProcessSetup]) -> GroupEntry:
     """The group as the other groups know it."""
     return GroupEntry(
         name,
-        tuple(setup.agent.node for setup in setups),
+        tuple(setup.daemon.node for setup in setups),
         tuple(setup.physical_ids for setup in setups),
     )
 
@@ -321,13 +321,13 @@ class Request:
 
 
 class Launching:
-    """Starts a group's processes; they wait at their agents until `assign` says what each of them is."""
+    """Starts a group's processes; they wait at their daemons until `assign` says what each of them is."""
 
-    def __init__(self, asked: Request, live_nodes: Sequence[int], site: Site, agents: NodeDaemons) -> None:
-        self._asked, self._live_nodes, self._site, self._agents = asked, live_nodes, site, agents
+    def __init__(self, asked: Request, live_nodes: Sequence[int], site: Site, daemons: NodeDaemons) -> None:
+        self._asked, self._live_nodes, self._site, self._daemons = asked, live_nodes, site, daemons
         self.places = places(asked.name, asked.component, asked.options, live_nodes)
         self.meeting_node = self.places[0].node
-        self.port: int = agents.ask(self.meeting_node, "lease_port")
+        self.port: int = daemons.ask(self.meeting_node, "lease_port")
         self.hosts: list[Any] = []
         try:
             self.hosts = start_hosts(asked.spec, asked.packed, self.places, site, asked.options)
@@ -342,16 +342,16 @@ class Launching:
         setups = process_setups(
             self.places, self._asked.component, self._asked.options, self._live_nodes, self._site, held, master
         )
-        self._agents.directory("add_group", group_entry(self._asked.name, setups))
-        self._agents.assign(setups)
+        self._daemons.directory("add_group", group_entry(self._asked.name, setups))
+        self._daemons.assign(setups)
 
     def abandon(self) -> None:
         """Leave nothing of it, however far it got; a node may be lost meanwhile."""
         addresses = [tuple(place.address) for place in self.places]
         with contextlib.suppress(ray.exceptions.RayError):
-            self._agents.tell_all("expect_end", addresses)
+            self._daemons.tell_all("expect_end", addresses)
             for host in self.hosts:
                 ray.kill(host)
-            self._agents.directory("remove_group", self._asked.name)
-            self._agents.tell_all("forget", addresses)
-            self._agents.ask(self.meeting_node, "release_port", self.port)
+            self._daemons.directory("remove_group", self._asked.name)
+            self._daemons.tell_all("forget", addresses)
+            self._daemons.ask(self.meeting_node, "release_port", self.port)

@@ -1,4 +1,4 @@
-"""The agent of a node: one small process on each machine of a job that serves, watches and speaks for its workers."""
+"""The node daemon: one small process on each machine of a job that serves, watches and speaks for its workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT_SPANS = 200_000  # of each worker
 
 
 class WorkerEntry(NamedTuple):
-    """A worker as its node's agent knows it."""
+    """A worker as its node's daemon knows it."""
 
     address: Address
     pid: int
@@ -41,7 +41,7 @@ class WorkerEntry(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a worker is, as its launch says: in part for its agent, and packed for itself."""
+    """What a worker is, as its launch says: in part for its daemon, and packed for itself."""
 
     devices: tuple[int, ...]
     log_path: str
@@ -50,11 +50,11 @@ class Assignment(NamedTuple):
 
 
 class NodeDaemon:
-    """What the agent's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
+    """What the daemon's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
 
     def __init__(self, driver_dir: str, driver_mark: str, scratch: Path | None = None) -> None:
         self._rank = -1
-        self._agents: Sequence[Any] = ()
+        self._daemons: Sequence[Any] = ()
         self._lead: Any = None
         self._directory: Directory | None = None
         self._exchange: Exchange | None = None
@@ -68,7 +68,7 @@ class NodeDaemon:
         self._spans: dict[Address, tuple[tuple[int, ...], deque[Span]]] = {}  # with the devices of the worker
         self._dropped: dict[Address, int] = {}
         self._watch = ProcessWatch()
-        self._scratch = ScratchFolder("agent", scratch)
+        self._scratch = ScratchFolder("daemon", scratch)
         self._folder = self._scratch.path
         # Where this machine sees the driver's folder, by itself or on a shared disk, workers write their logs there.
         self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)
@@ -94,25 +94,25 @@ class NodeDaemon:
             None, probe.robots, kind, list(configs), rank, dict(os.environ)
         )
 
-    async def join(self, rank: int, agents: Sequence[Any], lead: int) -> DaemonContact:
+    async def join(self, rank: int, daemons: Sequence[Any], lead: int) -> DaemonContact:
         """Take this node's place in the job, and open its socket."""
-        self._rank, self._agents, self._lead = rank, agents, agents[lead]
+        self._rank, self._daemons, self._lead = rank, daemons, daemons[lead]
         if rank == lead:
             self._directory = directory = Directory()
-            for node, agent in enumerate(agents):
+            for node, daemon in enumerate(daemons):
                 if node != lead:
-                    asyncio.get_running_loop().create_task(self._watch_node(node, agent, directory))
-        self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(agents))
-        self._server = SocketServer(self._folder / "agent", self._exchange.serve, self._hear)
+                    asyncio.get_running_loop().create_task(self._watch_node(node, daemon, directory))
+        self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(daemons))
+        self._server = SocketServer(self._folder / "daemon", self._exchange.serve, self._hear)
         return DaemonContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
 
     @property
     def _hub(self) -> Exchange:
         if self._exchange is None:
-            raise RuntimeError("the agent has not joined a job")
+            raise RuntimeError("the daemon has not joined a job")
         return self._exchange
 
-    # Between agents -----------------------------------------------------------------------------------------------
+    # Between daemons -----------------------------------------------------------------------------------------------
 
     async def serve_node(
         self, who: Sequence[Any], op: str, args: tuple[Any, ...], freight: Sequence[Sequence[Any]]
@@ -124,7 +124,7 @@ class NodeDaemon:
     ) -> tuple[Any, list[Freight]]:
         pieces = await load.packed(_in_object_store)
         try:
-            value, back = await self._agents[node].ask.remote("serve_node", tuple(who), op, args, pieces)
+            value, back = await self._daemons[node].ask.remote("serve_node", tuple(who), op, args, pieces)
         except ray.exceptions.RayTaskError as error:
             raise cause_of(error) from None
         except PROCESS_LOST:
@@ -132,9 +132,9 @@ class NodeDaemon:
         return value, [Freight(*piece) for piece in back]
 
     async def directory(self, method: str, *args: Any) -> Any:
-        """Ask the job's directory; only the leading agent has it."""
+        """Ask the job's directory; only the leading daemon has it."""
         if self._directory is None:
-            raise RuntimeError("this agent does not keep the directory")
+            raise RuntimeError("this daemon does not keep the directory")
         return await getattr(self._directory, method)(*args)
 
     async def _look_up(self, method: str, *args: Any) -> Any:
@@ -155,12 +155,12 @@ class NodeDaemon:
         """Never returns: whoever waits for it learns when this node is lost."""
         await asyncio.Event().wait()
 
-    async def _watch_node(self, node: int, agent: Any, directory: Directory) -> None:
+    async def _watch_node(self, node: int, daemon: Any, directory: Directory) -> None:
         try:
-            await agent.ask.remote("lives")
+            await daemon.ask.remote("lives")
         except ray.exceptions.ActorUnavailableError:
             await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
-            await self._watch_node(node, agent, directory)
+            await self._watch_node(node, daemon, directory)
         except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
             if not self._is_ending:
                 await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
@@ -173,11 +173,11 @@ class NodeDaemon:
             for rank, on in enumerate(group.nodes)
             if on == node
         ]
-        others = [agent for rank, agent in enumerate(self._agents) if rank not in (node, self._rank)]
+        others = [daemon for rank, daemon in enumerate(self._daemons) if rank not in (node, self._rank)]
         for who in carried:
             self._hub.lose(who, why, False)
-            for agent in others:
-                agent.ask.remote("lose", tuple(who), why, False)
+            for daemon in others:
+                daemon.ask.remote("lose", tuple(who), why, False)
         summary = f"{why}; it carried {', '.join(map(str, carried)) or 'no worker'}"
         who = carried[0] if carried else Address(f"node {node}", 0)
         await directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
@@ -254,9 +254,9 @@ class NodeDaemon:
         await self._look_up("add_failure", failure)
 
     async def _everywhere(self, method: str, *args: Any) -> None:
-        for rank, agent in enumerate(self._agents):
+        for rank, daemon in enumerate(self._daemons):
             if rank != self._rank:
-                agent.ask.remote(method, *args)
+                daemon.ask.remote(method, *args)
         await getattr(self, method)(*args)
 
     async def lose(self, who: Sequence[Any], why: str, returns: bool) -> None:
@@ -277,7 +277,7 @@ class NodeDaemon:
         if node == self._rank:
             return await self.last_failure(who)
         try:
-            return str(await asyncio.wait_for(self._agents[node].ask.remote("last_failure", tuple(who)), 5))
+            return str(await asyncio.wait_for(self._daemons[node].ask.remote("last_failure", tuple(who)), 5))
         except (*PROCESS_LOST, TimeoutError):
             return f"node {node} does not answer"
 

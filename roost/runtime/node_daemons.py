@@ -1,4 +1,4 @@
-"""The driver's side of the agents: those of all nodes of a job, asked together. A node may be lost at any time."""
+"""The driver's side of the daemons: those of all nodes of a job, asked together. A node may be lost at any time."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from roost.runtime.ray_errors import cause_of
 from roost.transport.current import ProcessSetup
 from roost.transport.failure import DaemonContact
 
-LIMIT = 60.0  # seconds for an agent to answer
+LIMIT = 60.0  # seconds for an daemon to answer
 CLOSING_LIMIT = 5.0
 
 
 class NodeDaemons:
-    """The agents of a job in the order of its nodes, after them the driver's own where its node is none of them."""
+    """The daemons of a job in the order of its nodes, after them the driver's own where its node is none of them."""
 
     def __init__(self, nodes: Sequence[LiveNode], started: Mapping[str, Any]) -> None:
         here = ray.get_runtime_context().get_node_id()
-        members = {node.report.node_id: node.agent for node in nodes}
+        members = {node.report.node_id: node.daemon for node in nodes}
         members.setdefault(here, started[here])  # it takes part even if no worker is to run there
-        dismiss([agent for node, agent in started.items() if node not in members])
+        dismiss([daemon for node, daemon in started.items() if node not in members])
         self.handles = list(members.values())
         lead = list(members).index(here)
         self.lead = self.handles[lead]
-        joined = [agent.ask.remote("join", rank, self.handles, lead) for rank, agent in enumerate(self.handles)]
+        joined = [daemon.ask.remote("join", rank, self.handles, lead) for rank, daemon in enumerate(self.handles)]
         self.contacts: list[DaemonContact] = [
-            replace(contact, handle=agent)
-            for contact, agent in zip(ray.get(joined, timeout=LIMIT), self.handles, strict=True)
+            replace(contact, handle=daemon)
+            for contact, daemon in zip(ray.get(joined, timeout=LIMIT), self.handles, strict=True)
         ]
         self.driver = self.contacts[lead]
-        self.log_dirs: list[str] = ray.get([agent.ask.remote("log_dir") for agent in self.handles], timeout=LIMIT)
+        self.log_dirs: list[str] = ray.get([daemon.ask.remote("log_dir") for daemon in self.handles], timeout=LIMIT)
 
     def ask(self, node: int, method: str, *args: Any) -> Any:
-        """Ask one agent."""
+        """Ask one daemon."""
         return ray.get(self.handles[node].ask.remote(method, *args), timeout=LIMIT)
 
     def ask_all(self, method: str, *args: Any, nodes: Sequence[int] | None = None) -> Iterator[tuple[int, Any]]:
@@ -56,12 +56,12 @@ class NodeDaemons:
             pass
 
     def assign(self, setups: Sequence[ProcessSetup]) -> None:
-        """Give the agents what the workers of their nodes are waiting to be told."""
+        """Give the daemons what the workers of their nodes are waiting to be told."""
         of_node: dict[int, list[tuple[Any, ...]]] = {}
         for setup in setups:
             packed = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
             entry = (tuple(setup.address), setup.devices, setup.log_path, setup.max_restarts, packed)
-            of_node.setdefault(setup.agent.node, []).append(entry)
+            of_node.setdefault(setup.daemon.node, []).append(entry)
         told = [self.handles[node].ask.remote("assign", entries) for node, entries in of_node.items()]
         ray.get(told, timeout=LIMIT)
 
@@ -73,10 +73,10 @@ class NodeDaemons:
             raise cause_of(error) from None
 
 
-def dismiss(agents: Sequence[Any]) -> None:
-    """End agents after they have cleaned up."""
-    closing = [agent.ask.remote("close") for agent in agents]
+def dismiss(daemons: Sequence[Any]) -> None:
+    """End daemons after they have cleaned up."""
+    closing = [daemon.ask.remote("close") for daemon in daemons]
     if closing:
         ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT)
-    for agent in agents:
-        ray.kill(agent)
+    for daemon in daemons:
+        ray.kill(daemon)

@@ -34,15 +34,15 @@ from roost.runtime.ray_errors import raised_line
 
 LOOK_EVERY = 0.2  # seconds
 SPEAK_AFTER = 2.0
-AGENT_LIMIT = 120.0  # seconds for an agent to start and look around
-AGENT_CALLS = 1_000_000  # requests an agent may have under way: most of them wait for something
+DAEMON_LIMIT = 120.0  # seconds for an daemon to start and look around
+DAEMON_CALLS = 1_000_000  # requests an daemon may have under way: most of them wait for something
 
 
 class LiveNode(NamedTuple):
-    """A node of the job: what it says of itself, and its agent."""
+    """A node of the job: what it says of itself, and its daemon."""
 
     report: NodeReport
-    agent: Any
+    daemon: Any
 
 
 def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) -> Mapping[str, Mapping[str, float]]:
@@ -62,12 +62,12 @@ def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) 
 
 
 def start_daemons(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Path | None) -> dict[str, Any]:
-    """An agent on each node, all at once; their temporary files go to `scratch`, which must exist on each."""
+    """An daemon on each node, all at once; their temporary files go to `scratch`, which must exist on each."""
     actor = ray.remote(NodeDaemonActor)
     return {
         node: actor.options(
             num_cpus=0,
-            max_concurrency=AGENT_CALLS,
+            max_concurrency=DAEMON_CALLS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(log_dir, mark, scratch)
         for node in node_ids
@@ -75,37 +75,37 @@ def start_daemons(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Pat
 
 
 def ask_nodes(
-    agents: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
+    daemons: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
 ) -> list[NodeReport]:
     """What every node says of itself, and how far its clock is from this one; one that cannot is left out."""
     driver = ray.get_runtime_context().get_node_id()
-    asked = {node: agent.ask.remote("report", driver, dict(counted[node])) for node, agent in agents.items()}
-    end = time.monotonic() + AGENT_LIMIT
+    asked = {node: daemon.ask.remote("report", driver, dict(counted[node])) for node, daemon in daemons.items()}
+    end = time.monotonic() + DAEMON_LIMIT
     reports = []
     for node, answer in asked.items():
         try:
             report = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
         except ray.exceptions.RayError as error:
             addresses = {each["NodeID"]: each["NodeManagerAddress"] for each in alive_nodes()}
-            say(f"node {addresses.get(node, node)} is left out, its agent did not start: {raised_line(error)}")
+            say(f"node {addresses.get(node, node)} is left out, its daemon did not start: {raised_line(error)}")
             continue
-        reports.append(replace(report, clock_offset_ns=_clock_offset(agents[node])))
+        reports.append(replace(report, clock_offset_ns=_clock_offset(daemons[node])))
     return reports
 
 
-def _clock_offset(agent: Any, tries: int = 3) -> int:
+def _clock_offset(daemon: Any, tries: int = 3) -> int:
     """How far another clock is ahead; of a few tries the one that was answered fastest is the most exact."""
     seen = []
     for _ in range(tries):
         before = time.time_ns()
-        there: int = ray.get(agent.ask.remote("clock"), timeout=AGENT_LIMIT)
+        there: int = ray.get(daemon.ask.remote("clock"), timeout=DAEMON_LIMIT)
         after = time.time_ns()
         seen.append((after - before, there - (before + after) // 2))
     return min(seen)[1]
 
 
 def ordered(
-    reports: Sequence[NodeReport], agents: Mapping[str, Any], num_nodes: int | None, findings: Findings
+    reports: Sequence[NodeReport], daemons: Mapping[str, Any], num_nodes: int | None, findings: Findings
 ) -> tuple[LiveNode, ...]:
     """The job's nodes in rank order; everything wrong with them goes to `findings`."""
     order = order_nodes(reports, findings, num_nodes)
@@ -113,7 +113,7 @@ def ordered(
         return ()
     check_versions(order, findings)
     check_device_counts(order, findings)
-    return tuple(LiveNode(report, agents[report.node_id]) for report in order)
+    return tuple(LiveNode(report, daemons[report.node_id]) for report in order)
 
 
 def supplies(nodes: Sequence[LiveNode]) -> list[Supply]:
@@ -192,7 +192,7 @@ def _check_interpreters(inventory: Inventory, nodes: Sequence[LiveNode], finding
     }
     ordered = sorted(paths)
     answers = ray.get(
-        [nodes[rank].agent.ask.remote("check_interpreter", path) for rank, path in ordered], timeout=ASK_LIMIT
+        [nodes[rank].daemon.ask.remote("check_interpreter", path) for rank, path in ordered], timeout=ASK_LIMIT
     )
     for (rank, _), wrong in zip(ordered, answers, strict=True):
         if wrong:
@@ -214,7 +214,7 @@ def _with_devices(inventory: Inventory, nodes: Sequence[LiveNode], job: Job, fin
     asked = [*wanted, *undeclared]
     answers = ray.get(
         [
-            nodes[rank].agent.ask.remote("robots", kind, [dict(config) for config in configs], rank)
+            nodes[rank].daemon.ask.remote("robots", kind, [dict(config) for config in configs], rank)
             for rank, kind, configs in asked
         ],
         timeout=ASK_LIMIT,

@@ -23,11 +23,11 @@ def flush(groups: Iterable[WorkerGroup], limit: float = FLUSH_LIMIT) -> None:
         ray.wait(flushed, num_returns=len(flushed), timeout=limit)
 
 
-def collected(agents: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
-    """The spans that every node's agent has of its workers."""
+def collected(daemons: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
+    """The spans that every node's daemon has of its workers."""
     workers = []
-    for node, found in agents.ask_all("spans"):
-        # The driver's own agent may come after those of the job's nodes.
+    for node, found in daemons.ask_all("spans"):
+        # The driver's own daemon may come after those of the job's nodes.
         offset = nodes[node].report.clock_offset_ns if node < len(nodes) else 0
         for who, devices, spans, dropped in found:
             held = tuple((node, device) for device in devices)

@@ -89,7 +89,7 @@ class LearnerWorker(Worker):
         setup = current.worker_setup()
         if setup is None or setup.placement.local_world_size != self._world_size:
             return None
-        return Path(setup.agent.socket).parent / f"{self._group_name}-{port}.store"
+        return Path(setup.daemon.socket).parent / f"{self._group_name}-{port}.store"
 
     def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
         return self._learner.score(samples, as_reference)

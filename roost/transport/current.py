@@ -82,7 +82,7 @@ class ProcessSetup:
     accelerator_type: str
     hardware_type: str  # "accelerator", "node", or the kind of its declared devices
     hardware: tuple[Mapping[str, Any], ...]  # the configs of those
-    agent: DaemonContact
+    daemon: DaemonContact
     log_path: str
     max_restarts: int = 0
     simulated: SimulatedDevices | None = None  # what it sees, where that is simulated
@@ -91,8 +91,8 @@ class ProcessSetup:
 class ProcessLink:
     """Makes the link when it is first used, and makes another in a process that was forked."""
 
-    def __init__(self, who: Address, agent: DaemonContact) -> None:
-        self._who, self._agent = who, agent
+    def __init__(self, who: Address, daemon: DaemonContact) -> None:
+        self._who, self._daemon = who, daemon
         self._link: DaemonLink | None = None
         self._pid = -1
         self._making = threading.Lock()
@@ -103,7 +103,7 @@ class ProcessLink:
         if self._link is None or self._pid != os.getpid():
             with self._making:
                 if self._link is None or self._pid != os.getpid():
-                    self._link, self._pid = DaemonLink(self._who, self._agent), os.getpid()
+                    self._link, self._pid = DaemonLink(self._who, self._daemon), os.getpid()
         return self._link
 
     @property

@@ -1,4 +1,4 @@
-"""Who and what there is in a job: its groups, its channels, and what has failed. One node's agent keeps it for all."""
+"""Who and what there is in a job: its groups, its channels, and what has failed. One node's daemon keeps it for all."""
 
 from __future__ import annotations
 

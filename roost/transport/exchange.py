@@ -1,6 +1,6 @@
-"""What a node's agent does for the workers of its node: messages, channels, locks, ports and shared memory.
+"""What a node's daemon does for the workers of its node: messages, channels, locks, ports and shared memory.
 
-A request is served here where its mailbox, channel or device is on this node, and handed to the other node's agent
+A request is served here where its mailbox, channel or device is on this node, and handed to the other node's daemon
 through Ray where it is not.
 """
 
@@ -22,7 +22,7 @@ from roost.transport.waits import Deadline, within
 
 
 class Exchange:
-    """Serves the requests of one node's workers. `ask_node` reaches the other agents, `look_up` the job's directory.
+    """Serves the requests of one node's workers. `ask_node` reaches the other daemons, `look_up` the job's directory.
 
     `num_nodes` is how many nodes the job has, where that is known.
     """
@@ -71,7 +71,7 @@ class Exchange:
     async def serve_node(
         self, who: Address, op: str, args: tuple[Any, ...], freight: Sequence[Freight]
     ) -> tuple[Any, list[Freight]]:
-        """Serve a request that another node's agent hands on for one of its workers."""
+        """Serve a request that another node's daemon hands on for one of its workers."""
         lost = self.post.lost(who)
         if lost is not None:
             raise lost

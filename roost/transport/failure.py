@@ -27,7 +27,7 @@ DRIVER = Address("driver", 0)
 
 @dataclass(frozen=True, slots=True)
 class DaemonContact:
-    """How the processes of a node reach its agent."""
+    """How the processes of a node reach its daemon."""
 
     node: int
     host: str

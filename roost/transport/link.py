@@ -1,4 +1,4 @@
-"""A process's connection to the agent of its node."""
+"""A process's connection to the node daemon."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from roost.transport.shared_memory import (
 )
 
 logger = logging.getLogger(__name__)
-HEARTBEAT = 500  # milliseconds between looks at whether the agent lives and what may be given back to it
+HEARTBEAT = 500  # milliseconds between looks at whether the daemon lives and what may be given back to it
 
 
 class DaemonLink:
     """Sends requests from any thread; one thread of its own receives the answers."""
 
-    def __init__(self, who: Address, agent: DaemonContact) -> None:
-        self.who, self.agent = who, agent
+    def __init__(self, who: Address, daemon: DaemonContact) -> None:
+        self.who, self.daemon = who, daemon
         self._maps = SegmentMaps()
         self._spares = Spares()
         self._numbers = itertools.count()
@@ -48,7 +48,7 @@ class DaemonLink:
         self._requests = self._socket(None)
         self._answers = self._socket(self._identity)
         self._is_closed = False
-        # The agent can answer only after it has heard from the socket that receives.
+        # The daemon can answer only after it has heard from the socket that receives.
         hello: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[-1] = hello
         self._answers.send_multipart([self._identity, *self._frames(-1, "hello", ())])
@@ -62,11 +62,11 @@ class DaemonLink:
         socket.setsockopt(zmq.LINGER, 1000)
         if identity is not None:
             socket.setsockopt(zmq.IDENTITY, identity)
-        socket.connect(f"ipc://{self.agent.socket}")
+        socket.connect(f"ipc://{self.daemon.socket}")
         return socket
 
     def request(self, op: str, *args: Any, parcels: Sequence[Packet] = ()) -> Future[tuple[Any, list[Packet]]]:
-        """Ask the agent for something; the future has its answer."""
+        """Ask the daemon for something; the future has its answer."""
         number = next(self._numbers)
         future: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[number] = future
@@ -78,7 +78,7 @@ class DaemonLink:
         return future
 
     def cancel(self, future: Future[tuple[Any, list[Packet]]]) -> None:
-        """Give up a request: what it waits for at the agent of this node is left to others."""
+        """Give up a request: what it waits for at the node daemon is left to others."""
         number = next((number for number, waiting in list(self._waiting.items()) if waiting is future), None)
         if number is not None and self._waiting.pop(number, None) is not None:
             future.set_exception(WaitedTooLong("it was given up"))
@@ -88,7 +88,7 @@ class DaemonLink:
     def _frames(
         self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Packet] = ()
     ) -> list[bytes | memoryview]:
-        """A message: first what the agent can always read, then what it may not, then the parcels."""
+        """A message: first what the daemon can always read, then what it may not, then the parcels."""
         labels, frames = to_frames(parcels)
         return [pickle.dumps((number, tuple(self.who), op, labels), 5), pickle.dumps(args, 5), *frames]
 
@@ -144,7 +144,7 @@ class DaemonLink:
             self._requests.send_multipart([self._identity, *frames])
 
     def _give_back(self) -> None:
-        """Tell the agent which segments nothing here uses any more."""
+        """Tell the daemon which segments nothing here uses any more."""
         released = self._maps.take_released()
         if released:
             self._requests.send_multipart([self._identity, *self._frames(None, "release", (released,))])
@@ -171,7 +171,7 @@ class DaemonLink:
         try:
             value = pickle.loads(body)
         except Exception as error:
-            is_good, value = False, ValueError(f"the agent's answer cannot be read: {type(error).__name__}: {error}")
+            is_good, value = False, ValueError(f"the daemon's answer cannot be read: {type(error).__name__}: {error}")
         if future is not None and is_good:
             future.set_result((value, parcels))
             return
@@ -181,8 +181,8 @@ class DaemonLink:
             future.set_exception(value)
 
     def _heartbeat(self) -> None:
-        if self._waiting and not is_alive(self.agent.pid):
-            self._give_up(PeerLost(f"the agent of node {self.agent.node} is gone"))
+        if self._waiting and not is_alive(self.daemon.pid):
+            self._give_up(PeerLost(f"the daemon of node {self.daemon.node} is gone"))
         elif self._maps.released:
             with self._sending:
                 self._give_back()

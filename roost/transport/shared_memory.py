@@ -57,7 +57,7 @@ def from_frames(labels: Sequence[Label], frames: Sequence[Any]) -> list[Packet]:
     return parcels
 
 
-BIG = 8 << 20  # copied by a thread, so that the agent goes on serving others meanwhile
+BIG = 8 << 20  # copied by a thread, so that the daemon goes on serving others meanwhile
 
 
 class Freight(NamedTuple):
@@ -167,7 +167,7 @@ class _Held:
 
 
 class SegmentPool:
-    """The segments of one machine, in its agent: handed out, counted and used again."""
+    """The segments of one machine, in its daemon: handed out, counted and used again."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -260,7 +260,7 @@ class SegmentMaps:
 
     def __init__(self) -> None:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
-        self.released: deque[int] = deque()  # numbers whose last view is gone; the agent is told with the next request
+        self.released: deque[int] = deque()  # numbers whose last view is gone; the daemon is told with the next request
 
     def write(self, ref: SegmentRef, buffers: Sequence[memoryview]) -> tuple[tuple[int, int], ...]:
         """Copy buffers into a segment, one after the other; where each lies."""

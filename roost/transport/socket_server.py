@@ -1,4 +1,4 @@
-"""The socket through which the processes of a node reach its agent: a Unix socket that only their user may open."""
+"""The socket through which the processes of a node reach its daemon: a Unix socket that only their user may open."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SocketServer:
             # What came with it is in nobody's hands now.
             self._tell(who, "release", ([parcel.segment.number for parcel in parcels if parcel.segment is not None],))
             why = f"{type(error).__name__}: {error}"
-            raise ValueError(f"the agent cannot read the request {op} of {who}: {why}") from None
+            raise ValueError(f"the daemon cannot read the request {op} of {who}: {why}") from None
         return args
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class Transfer:
         if setup is None or torch is None or len(to) != 1 or not setup.physical_ids or not torch.cuda.is_initialized():
             return "stage"
         entry = self.group(to[0].group)
-        same_node = entry.nodes[to[0].rank] == setup.agent.node
+        same_node = entry.nodes[to[0].rank] == setup.daemon.node
         shares = bool(set(entry.devices[to[0].rank]) & set(setup.physical_ids)) if entry.devices else False
         return "ipc" if same_node and shares and len(setup.physical_ids) == 1 else "stage"
 

@@ -46,7 +46,7 @@ class Deadline:
 
     @classmethod
     def of(cls, timeout: float | Sequence[float | None] | None) -> Deadline:
-        """From what a process asks for, or from what another node's agent hands on: see `handed_on`."""
+        """From what a process asks for, or from what another node's daemon hands on: see `handed_on`."""
         limit, left = timeout if isinstance(timeout, Sequence) else (timeout, timeout)
         return cls(limit, None if left is None else time.monotonic() + left)
 

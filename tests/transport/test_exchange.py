@@ -1,4 +1,4 @@
-"""What agents do for their workers: messages, memory, locks and ports, on one node and between nodes."""
+"""What daemons do for their workers: messages, memory, locks and ports, on one node and between nodes."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Keys of channels: what an agent gets of them, and what comes back."""
+"""Keys of channels: what an daemon gets of them, and what comes back."""
 
 import enum
 import pickle

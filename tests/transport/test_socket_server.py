@@ -1,4 +1,4 @@
-"""A process and the agent of its node, over a real socket: what cannot be read, or is given up, stops nobody else."""
+"""A process and the node daemon, over a real socket: what cannot be read, or is given up, stops nobody else."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def _missing():
 
 
 class Agent(threading.Thread):
-    """An agent with an event loop of its own, as its Ray actor has."""
+    """An daemon with an event loop of its own, as its Ray actor has."""
 
     def __init__(self, path):
         super().__init__(daemon=True)
@@ -68,18 +68,18 @@ class Agent(threading.Thread):
 
 
 @pytest.fixture
-def agent(tmp_path):
-    agent = Agent(tmp_path / "agent")
-    agent.start()
-    assert agent.ready.wait(HANG_S)
-    yield agent
-    agent.loop.call_soon_threadsafe(agent.done.set)
-    agent.join(HANG_S)
+def daemon(tmp_path):
+    daemon = Agent(tmp_path / "daemon")
+    daemon.start()
+    assert daemon.ready.wait(HANG_S)
+    yield daemon
+    daemon.loop.call_soon_threadsafe(daemon.done.set)
+    daemon.join(HANG_S)
 
 
 @pytest.fixture
-def link(agent):
-    link = DaemonLink(DRIVER, DaemonContact(0, "here", os.getpid(), str(agent.path)))
+def link(daemon):
+    link = DaemonLink(DRIVER, DaemonContact(0, "here", os.getpid(), str(daemon.path)))
     yield link
     link.close()
 
@@ -124,16 +124,16 @@ def test_a_message_that_cannot_be_answered_is_passed_over(link, frames):
     assert link.request("port").result(HANG_S)[0] > 0
 
 
-def test_memory_that_came_with_a_bad_request_is_free(agent, link):
+def test_memory_that_came_with_a_bad_request_is_free(daemon, link):
     parcel = link.pack(b"x" * (INLINE_LIMIT + 1))
-    assert agent.exchange.pool.used > 0
-    with pytest.raises(ValueError, match="the agent cannot read the request put of driver:0"):
+    assert daemon.exchange.pool.used > 0
+    with pytest.raises(ValueError, match="the daemon cannot read the request put of driver:0"):
         link.send("put", NotThere(), parcel=parcel).result(HANG_S)
-    until(lambda: agent.exchange.pool.used == 0)
+    until(lambda: daemon.exchange.pool.used == 0)
 
 
 class Key:
-    """A key whose class the agent cannot have: it was made in a function."""
+    """A key whose class the daemon cannot have: it was made in a function."""
 
     def __init__(self, number):
         self.number = number
@@ -160,7 +160,7 @@ def test_keys_of_any_class_come_back_as_they_were(link):
 
 
 @pytest.mark.parametrize("what", ["get", "get async", "put"])
-def test_a_driver_that_waits_learns_that_the_job_has_failed(agent, link, what):
+def test_a_driver_that_waits_learns_that_the_job_has_failed(daemon, link, what):
     def check():
         raise error
 
@@ -175,21 +175,21 @@ def test_a_driver_that_waits_learns_that_the_job_has_failed(agent, link, what):
                 channel.get(async_op=True).wait()
             case "put":
                 channel.put(b"x" * (INLINE_LIMIT + 1))
-    until(lambda: not agent.exchange._at_work)
+    until(lambda: not daemon.exchange._at_work)
     if what == "put":
         assert channel.get() == "first"
-        until(lambda: agent.exchange.pool.used == 0)
+        until(lambda: daemon.exchange.pool.used == 0)
     assert channel.qsize() == 0
     channel.put("for another")
     assert channel.get() == "for another", "who gave up takes nothing"
 
 
-def test_what_comes_for_a_request_that_was_given_up_is_released(agent, link):
+def test_what_comes_for_a_request_that_was_given_up_is_released(daemon, link):
     channel = Channel.create("c", place=place(link))
     future = link.request("get", "c", "k", None, None)
     del link._waiting[next(number for number, waiting in link._waiting.items() if waiting is future)]
     channel.put(b"x" * (INLINE_LIMIT + 1), key="k")
     segments = [link._spares._by_size.popitem()[1]]
     link._maps.released.extend(segment.number for segment in segments)
-    until(lambda: agent.exchange.pool.used == 0)
+    until(lambda: daemon.exchange.pool.used == 0)
     link.cancel(future)  # too late, and no error

@@ -1,4 +1,4 @@
-"""What agents do for their workers: exchanges wired to each other stand for nodes.
+"""What daemons do for their workers: exchanges wired to each other stand for nodes.
 
 Every test that runs among them ends with all shared memory given back on all nodes.
 """

@@ -55,7 +55,7 @@ class Clumsy(RoostWorker):
 
 class Juggler(RoostWorker):
     async def agent(self):
-        return self.worker_info.agent.pid
+        return self.worker_info.daemon.pid
 
     async def drop(self):
         raise ValueError("too many balls")
@@ -127,7 +127,7 @@ def test_a_failure_nobody_waits_for_ends_other_waits(cluster):
     assert str(error.first.address) == "clumsy:1"
 
 
-def test_an_asynchronous_worker_goes_on_while_its_agent_is_slow_to_hear_of_a_failure(cluster):
+def test_an_asynchronous_worker_goes_on_while_its_daemon_is_slow_to_hear_of_a_failure(cluster):
     group = Juggler.create_group().launch(cluster, name="juggler", placement_strategy=NodePlacementStrategy([0]))
     group.wait_ready()
     agent = group.agent().wait()[0]
