@@ -31,9 +31,9 @@ from roost.trainer.metrics.fan_out import MetricSettings
 from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.resuming import RunInUse
-from roost.trainer.run import EndedAtStart, EndedEarly, Outcome, RunOptions, train
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary
+from roost.trainer.train import EndedAtStart, EndedEarly, Outcome, RunOptions, train
 from roost.transport.failure import WorkerFailed
 from roost.view.text import print_findings, print_plan
 

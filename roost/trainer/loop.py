@@ -15,6 +15,8 @@ from typing import Protocol
 
 from roost.config.train import Estimator, OldLogprobs, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
+from roost.engines.residency import HandOver
+from roost.engines.weights.release import Release
 from roost.learner.losses import Totals
 from roost.learner.sample import Floats, Sample
 from roost.rollout.episode import Group
@@ -34,8 +36,7 @@ from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
 from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_skipped, explained
-from roost.trainer.learners import Learners, totals_of
-from roost.trainer.switch import DeviceSwitch
+from roost.trainer.learners import ALL_PARTS, Learners, totals_of
 
 Figures = dict[str, float]
 
@@ -311,3 +312,46 @@ class Loop:
         with self.recorder.timer(name, "work", True, step=self.state.step):
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+WEIGHT = "weight"
+BESIDE_WEIGHTS = ("grad", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSwitch:
+    """The learner's side of a hand-over, for everybody who shares devices with engines.
+
+    Engines leave, the learner loads; the learner moves gradients and moments to the host, engines take the new weights
+    from it, and it moves its weights to the host as well.
+    """
+
+    hand_over: HandOver
+    offloads: Mapping[str, Sequence[str]]  # what each of them moves to the host while engines work, by its name
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one waits for the other."""
+        return self.hand_over.is_needed
+
+    async def to_learner(self, fleet: Fleet, learners: Sequence[Learners]) -> None:
+        """The engines make room; everybody who shares devices with them comes back to these."""
+        await self.hand_over.to_learner(fleet)
+        if self.is_shared:
+            await self.load(learners)
+
+    async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], release: Release) -> None:
+        """The engines come back, with the new policy."""
+        if self.is_shared:
+            await self.offload(learners, BESIDE_WEIGHTS)
+        await self.hand_over.to_engines(fleet, release, lambda: self.offload(learners, (WEIGHT,)))
+
+    async def load(self, learners: Sequence[Learners]) -> None:
+        """Everybody moves to the device what was on the host."""
+        loads = ((each, self.offloads.get(each.name, ())) for each in learners)
+        await asyncio.gather(*(each.load(parts) for each, parts in loads if parts))
+
+    async def offload(self, learners: Sequence[Learners], among: Sequence[str] = ALL_PARTS) -> None:
+        """Everybody moves to the host what is to go there, of these parts."""
+        moves = ((each, [part for part in among if part in self.offloads.get(each.name, ())]) for each in learners)
+        await asyncio.gather(*(each.offload(parts) for each, parts in moves if parts))

@@ -12,7 +12,7 @@ import yaml
 from roost.config.job import Job
 from roost.config.train import Estimator, TrainSettings
 from roost.learner.checksums import Damaged
-from roost.procs.files import FolderHeld, FolderLock, NoLocks
+from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
 from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState
 from roost.trainer.run_folder import RunFolder
 
@@ -122,3 +122,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+def out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> DiskFull:
+    """A full disk by its name, with what is left of the run."""
+    named = next((one for one in chain_of(error) if isinstance(one, DiskFull)), None)
+    if named is None:
+        named = disk_full(run.path, "the files of the run")
+    newest = checkpoints_of(run, settings).newest()
+    kept = f"the newest checkpoint is of step {newest.step}" if newest is not None else "there is no checkpoint yet"
+    return DiskFull(f"{named}; {kept}: free some space or lower keep_checkpoints, and continue with --resume")

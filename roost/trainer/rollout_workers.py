@@ -31,8 +31,8 @@ from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
-from roost.trainer.failures import FailureFiles, RecordingEpisodeRunner
 from roost.trainer.targets import load_scenario
+from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
 AGENT, ENV = "agent", "env"
 TRAINING, EVALUATION = "group", "evaluation"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from roost.config.train import CollectSettings
 from roost.procs import user_code as bounded
 from roost.rollout.order import TaskOrder
-from roost.trainer.failures import FailureFiles, RecordingEpisodeRunner
 from roost.trainer.feed import LOST_LIMIT, REPLACED_LIMIT, Feed, NothingFinishes, Position
+from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
 
 

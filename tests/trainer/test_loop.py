@@ -26,8 +26,7 @@ from roost.trace.spans import SpanRecorder
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed, Position
 from roost.trainer.guards import Diverged, check_policy
-from roost.trainer.loop import Loop, Models, StalenessExceeded
-from roost.trainer.switch import DeviceSwitch
+from roost.trainer.loop import DeviceSwitch, Loop, Models, StalenessExceeded
 from tests.rollout.script import Script, ran, settled
 
 

@@ -2,7 +2,7 @@ import asyncio
 
 from roost.config.train import LearnerSettings, TrainSettings
 from roost.trainer import rollout_workers as surroundings
-from roost.trainer.failures import FailureFiles
+from roost.trainer.watching import FailureFiles
 from tests.rollout.script import Script, ran
 
 

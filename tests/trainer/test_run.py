@@ -18,10 +18,13 @@ from roost.engines.protocol import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
 from roost.procs import signals
 from roost.runtime.control_watch import ControlLost
-from roost.trainer import run as run_module
+from roost.trainer import setup
+from roost.trainer import train as train_module
 from roost.trainer.checkpoints import Checkpoints, TrainerState
 from roost.trainer.resuming import RunInUse
-from roost.trainer.run import (
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.targets import make_scenario
+from roost.trainer.train import (
     RESTARTS,
     Broken,
     EndedAtStart,
@@ -32,8 +35,6 @@ from roost.trainer.run import (
     check_ended,
     train,
 )
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.targets import make_scenario
 from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, job_of
@@ -219,7 +220,7 @@ def losing_ray(patch, before=lambda address: None):
         raise ControlLost("GCS died")
         yield
 
-    patch.setattr(run_module, "open_cluster", lost)
+    patch.setattr(train_module, "open_cluster", lost)
 
 
 def test_the_step_to_resume_from_is_kept_until_the_folder_is_reopened(job, tmp_path, monkeypatch):
@@ -239,7 +240,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(job, tmp_pa
     def breaks(launch, address, state):
         raise Broken(failed(DIED), 1, was_stopped=False)
 
-    monkeypatch.setattr(run_module, "_attempt", breaks)
+    monkeypatch.setattr(train_module, "_attempt", breaks)
     with pytest.raises(Damaged, match=r"step-000002.*step-000001.*no other checkpoint is there: .*--resume 0"):
         attempts(launch_of(job, run.path, said), TrainerState(2, 2))
     assert said == [str(failed(DIED))]
@@ -311,7 +312,7 @@ class Sized:
 )
 def test_the_setting_that_ends_the_run_is_named(job, steps, said):
     lines = []
-    run_module._with_steps(replace(job.training, steps=steps, max_epochs=5), Sized(None, 25), lines.append)
+    setup.with_step_count(replace(job.training, steps=steps, max_epochs=5), Sized(None, 25), lines.append)
     assert lines == [said]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from roost.config.train import AdapterSettings, LearnerSettings, TrainSettings
-from roost.trainer.components import sleep_level_of
+from roost.trainer.setup import sleep_level_of
 
 LEVELS = [
     pytest.param(None, 2, id="all-weights-come-anew"),

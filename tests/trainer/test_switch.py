@@ -5,7 +5,7 @@ import pytest
 from roost.engines.protocol import InFlight
 from roost.engines.residency import HandOver
 from roost.placement.memory.residency import Decision
-from roost.trainer.switch import DeviceSwitch
+from roost.trainer.loop import DeviceSwitch
 from tests.rollout.script import ran
 
 ALL = ("weight", "grad", "optimizer")

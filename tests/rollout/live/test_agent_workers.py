@@ -452,8 +452,8 @@ def test_what_a_player_that_died_left_open_is_closed(robots):
 
 
 def test_where_one_environment_is_wrong_all_are_let_go(cluster, tmp_path):
-    from roost.trainer.failures import FailureFiles  # here, as workers import this module, and these bring torch along
     from roost.trainer.rollout_workers import open_stages
+    from roost.trainer.watching import FailureFiles  # here, as workers import this module, and these bring torch along
 
     target = {"_target_": "tests.rollout.live.test_agent_workers.Declared", "folder": str(tmp_path)}
     group = EnvWorker.create_group(target, [str(ROOT)]).launch(cluster, NodePlacementStrategy([0, 0]), "declared")

@@ -11,7 +11,7 @@ from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
 from roost.trainer.live_view import LiveView
-from roost.trainer.run import RunOptions, train
+from roost.trainer.train import RunOptions, train
 
 ACCELERATORS = 3  # of the simulated machine that all jobs run on
 MARK = "ROOST_TEST_MARK"  # the variable by which processes that tests have started are known

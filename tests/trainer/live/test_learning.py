@@ -2,7 +2,7 @@
 
 import pytest
 
-import roost.trainer.components
+import roost.trainer.setup
 from roost.learner.sample import Sample
 from roost.trainer.learner_worker import LearnerWorker
 from tests.limits import HANG_S
@@ -65,6 +65,6 @@ def test_it_learns(model, tmp_path):
 
 @pytest.mark.long
 def test_a_broken_loss_does_not_learn(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(roost.trainer.components, "LearnerWorker", BackwardLearner)
+    monkeypatch.setattr(roost.trainer.setup, "LearnerWorker", BackwardLearner)
     rewards = rewards_of_learning(model, tmp_path / "run")
     assert sum(rewards[-3:]) / 3 < 0.2

@@ -1,4 +1,4 @@
-"""A run under way: workers and engines are launched, the loop runs; checkpoints, evaluations and a trace are made."""
+"""Train a job: launch it, run the loop, checkpoint, evaluate, and relaunch after a failure."""
 
 from __future__ import annotations
 
@@ -7,57 +7,319 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from roost.config.findings import counted
+from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import TrainSettings
+from roost.config.train_read import setting_place
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
+from roost.engines.protocol import EngineError, EnginesBehind
 from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
+from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
-from roost.procs.files import check_room
+from roost.procs.files import check_room, full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.signals import first_signal
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import Scenario
 from roost.runtime.cluster import Cluster
+from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
 from roost.trainer.checkpoints import Checkpoints, TrainerState, best_checkpoint, export_policy
-from roost.trainer.components import (
+from roost.trainer.evaluation import evaluate
+from roost.trainer.feed import Feed
+from roost.trainer.figures import of_memory
+from roost.trainer.guards import SkippedSteps
+from roost.trainer.learners import Learners, plan_sending, receiver_at
+from roost.trainer.live_view import LiveView
+from roost.trainer.loop import Loop, Models
+from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
+from roost.trainer.preflight import check_models
+from roost.trainer.resuming import (
+    Say,
+    check_free,
+    is_finished,
+    locked,
+    newest_state,
+    out_of_room,
+    resumed_state,
+)
+from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.setup import (
     ACTOR,
     CRITIC,
     INFERENCE,
     REFERENCE,
     ROLLOUT,
+    check_shared_disk,
+    has_gpus,
+    joined_address,
     launch_options,
     layout_of,
     learner_groups,
+    load_scenario,
+    open_cluster,
+    open_run,
+    planned,
+    with_step_count,
 )
-from roost.trainer.evaluation import evaluate
-from roost.trainer.failures import FailureFiles
-from roost.trainer.feed import Feed
-from roost.trainer.figures import of_memory
-from roost.trainer.guards import SkippedSteps
-from roost.trainer.learners import Learners, plan_sending, receiver_at
-from roost.trainer.loop import Loop, Models
-from roost.trainer.machines import has_gpus
-from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.watching import Watching
+from roost.trainer.targets import class_name_of, decoder
+from roost.trainer.watching import FailureFiles, Watching
 from roost.transport import current
-from roost.transport.failure import Address
+from roost.transport.failure import Address, FailureKind, WorkerFailed
+
+RESTARTS = 3  # without a step in between
+LOOK_EVERY = 0.5  # seconds
+CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
+
+OpenView = Callable[[int, int], LiveView]  # for so many steps, after so many
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What is said on the command line, beside the config."""
+
+    folder: Path
+    resumes: bool = False
+    address: str | None = None
+    metrics: MetricSettings = field(default_factory=MetricSettings)
+    from_step: int | None = None  # of the checkpoint that a resumed run continues from; None: the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What every attempt at a run is made of."""
+
+    job: Job
+    settings: TrainSettings
+    scenario: Scenario
+    tokenizer: Any
+    options: RunOptions
+    say: Say
+    open_view: OpenView
+    show: Callable[[Plan], None]
+
+
+class Broken(Exception):
+    """An attempt that ended before its time; `error` says why, and `steps` how many it had done.
+
+    `had_folder`: the run's folder was created, or cut back to the attempt's first step.
+    """
+
+    def __init__(
+        self, error: WorkerFailed | EngineError | ControlLost, steps: int, was_stopped: bool, had_folder: bool = True
+    ) -> None:
+        super().__init__(str(error))
+        self.error, self.steps, self.was_stopped, self.had_folder = error, steps, was_stopped, had_folder
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether it would not end in the same way at once: something was lost, or it had worked until then."""
+        failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
+        was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
+        was_lost = was_lost or isinstance(self.error, ControlLost | EnginesBehind)
+        return (was_lost or self.steps > 0) and not self.was_stopped
+
+
+class EndedEarly(RuntimeError):
+    """The run ended before its last step, and neither a signal nor an error says why."""
+
+    def __init__(self, done: int, wanted: int, reason: str) -> None:
+        super().__init__(
+            f"the run ended after step {done} of {wanted}: {reason}. To continue, add --resume to the command"
+        )
+
+
+class EndedAtStart(Exception):
+    """A signal ended the run while it was starting, after so many steps that were done before."""
+
+    def __init__(self, number: signal.Signals, done: int) -> None:
+        how = "while it was starting" if done else "before its first step"
+        back = f"; {counted(done, 'step')} done: to continue, add --resume to the command" if done else ""
+        super().__init__(f"{number.name} ended the run {how}; everything that it started is ended{back}")
+        self.exit_code = 128 + number
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: RunFolder
+    state: TrainerState
+    was_stopped: bool
+
+
+def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
+    """Train as the job says; every mistake that can be known before is raised at once as a ConfigError.
+
+    When a worker or Ray dies, or no engine is left, the run continues from its newest checkpoint, with everything
+    launched anew. Steps that were done since are undone with it, so that no sample counts twice.
+    """
+    with private_files():
+        return _train(job, options, say, open_view, show)
+
+
+def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
+    settings = job.training
+    if settings is None:
+        raise ValueError("the job has no section train")
+    options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
+    run = RunFolder(options.folder)
+    try:
+        with contextlib.ExitStack() as held:
+            state = None
+            if options.resumes:
+                RunFolder.open(run.path)
+                held.enter_context(locked(run.path, say))
+                state = resumed_state(run, job, settings, options.from_step, say)
+                if is_finished(run, settings, state):
+                    return _finished(run, state, job, settings, say)
+            else:
+                check_free(run)
+            check_models(job, settings, say)
+            say("loading the tokenizer and the task")
+            scenario, tokenizer = load_scenario(job, settings)
+            settings = with_step_count(settings, scenario, say)
+            if state is not None:
+                if is_finished(run, settings, state):
+                    return _finished(run, state, job, settings, say)
+                say(f"continuing from step {state.step}")
+            else:
+                run.make_folder()
+                held.enter_context(locked(run.path, say))
+                run.check_free()  # again, as another run may have ended there just now
+            return attempts(Launch(job, settings, scenario, tokenizer, options, say, open_view, show), state)
+    except Exception as error:
+        if is_disk_full(error, run.path):
+            raise out_of_room(error, run, settings) from error
+        hint = full_shared_memory(error)
+        if hint is not None:
+            say(hint)
+        raise
+
+
+def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSettings, say: Say) -> Outcome:
+    has_changed = job.training is not None and job.training.steps != settings.steps  # by `_with_steps`
+    key = setting_place("max_epochs" if has_changed else "max_steps", job).key_path
+    say(f"{run.path} is finished: {counted(state.step, 'step')} done; raise {key} to train on")
+    return Outcome(run, state, was_stopped=False)
+
+
+def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
+    """Launch the run, and again from its newest checkpoint where that may help."""
+    run, settings, say = RunFolder(launch.options.folder), launch.settings, launch.say
+    address = joined_address(launch.job, launch.options.address)
+    failures, furthest = 0, -1
+    while True:
+        try:
+            return _attempt(launch, address, state)
+        except Broken as broken:
+            if is_disk_full(broken.error, run.path):
+                raise broken.error from None
+            if broken.had_folder:  # else the checkpoint to resume from may not be the newest
+                state = _newest_after(broken, run, settings, say)
+            start = state or TrainerState()
+            if broken.had_folder and is_finished(run, settings, start):
+                say(f"{broken}\nall steps were done before that")
+                return Outcome(run, start, was_stopped=False)
+            failures = 1 if start.step > furthest else failures + 1
+            furthest = max(start.step, furthest)
+            if failures > RESTARTS or not broken.is_retryable:
+                raise broken.error from None
+            say(f"{broken}\ncontinuing from step {start.step}")
+
+
+def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
+    """The state to continue from; if checkpoints cannot be read it is not known, and the run must not start over."""
+    try:
+        return newest_state(run, settings, say)
+    except (Damaged, OSError):
+        say(str(broken))  # what is raised here does not name it
+        raise
+
+
+def _attempt(launch: Launch, address: str | None, state: TrainerState | None) -> Outcome:
+    settings, options = launch.settings, launch.options
+    has_folder = False
+    try:
+        with open_cluster(launch.job, address, str(options.folder / "logs"), launch.say) as cluster:
+            check_shared_disk(cluster, options.folder)
+            plan = planned(launch.job, cluster)
+            launch.show(plan)
+            run = open_run(launch.job, plan, settings, options.folder, state, launch.say)
+            has_folder = True
+            start = state or TrainerState()
+            with (
+                launch.open_view(settings.step_count, start.step) as live,
+                contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
+            ):
+                watching = Watching(run, sinks, live, decoder(launch.tokenizer))
+                tokenizer_class = class_name_of(launch.tokenizer)
+                running = Trainer(cluster, plan, settings, launch.scenario, tokenizer_class, run, start, watching)
+                _run_to_end(running, cluster, start.step, settings.step_count)
+    except ControlLost as error:
+        raise Broken(error, 0, was_stopped=False, had_folder=has_folder) from error
+    check_ended(running.state.step, settings.step_count, running.was_stopped)
+    return Outcome(run, running.state, running.was_stopped)
+
+
+def _run_to_end(running: Trainer, cluster: Cluster, first: int, last: int) -> None:
+    """Run the steps after `first`; what ends them early is raised by its name."""
+    try:
+        running.launch()
+        asyncio.run(_while_ray_lives(running.train(), cluster))
+    except asyncio.CancelledError:
+        if running.ended_start is None:
+            raise
+        raise EndedAtStart(running.ended_start, running.state.step) from None
+    except (WorkerFailed, EngineError, ControlLost) as error:
+        raise Broken(error, running.state.step - first, running.was_stopped) from error
+    except SystemExit as error:
+        if error.code:  # of a signal handler, with the status that the process is to have
+            raise
+        raise EndedEarly(running.state.step, last, "sys.exit() was called in the driver") from error
+
+
+def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
+    """Raise EndedEarly where steps are missing although nobody stopped the run."""
+    if done < wanted and not was_stopped:
+        raise EndedEarly(done, wanted, "nothing stopped it; please report this")
+
+
+async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:
+    """Train to the end, or until Ray or its driver's node daemon is lost: short calls would not notice it."""
+    task = asyncio.ensure_future(training)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_EVERY)
+            if not task.done():
+                cluster.raise_if_lost()
+    except BaseException:
+        task.cancel()
+        ended, _ = await asyncio.wait([task], timeout=CANCEL_LIMIT)
+        if ended and not task.cancelled():
+            task.exception()  # it follows from what is raised here
+        raise
+    task.result()
+
 
 PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the weights alone
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
 
-class Running:
+class Trainer:
     """Everything that lives as long as a run on a cluster does."""
 
     def __init__(
@@ -122,14 +384,14 @@ class Running:
                 self._watching.note(f"learners and engines are ready after {time.perf_counter() - self._began:.0f} s")
                 self._watching.watch(fleet)
                 self._is_starting = False
-                await self._play(models, {name: groups[name] for name in self._around_names})
+                await self._run_watched(models, {name: groups[name] for name in self._around_names})
 
-    async def _play(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
+    async def _run_watched(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         contain_tasks(asyncio.get_running_loop())
         async with self._watched_loops():
-            await self._play_watched(models, around)
+            await self._run_stages(models, around)
 
-    async def _play_watched(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
+    async def _run_stages(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         is_alone = self._cluster.num_nodes == 1
         failures = FailureFiles(self._run.failures, self._watching.note)
         async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone, failures) as stages:

@@ -1,24 +1,48 @@
-"""Which components of a plan train, generate and score; what is launched for each."""
+"""Set up a run: its machines, plan, scenario, folder, and what is launched for each component."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from roost.cluster.hardware.accelerator import AcceleratorType
+from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
+from roost.config.findings import Findings, counted
+from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import Estimator, LearnerSettings, OldLogprobs, TrainSettings
+from roost.config.train_read import setting_place
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import HandOver
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
+from roost.placement.planner import try_plan
+from roost.rollout.episode import Scenario, Split
+from roost.runtime.cluster import Cluster
+from roost.runtime.ray_address import running_here
 from roost.runtime.worker import GroupSpec, LaunchOptions
+from roost.trainer.checkpoints import TrainerState
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.learners import devices_of
-from roost.trainer.switch import WEIGHT, DeviceSwitch
+from roost.trainer.loop import WEIGHT, DeviceSwitch
+from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
+from roost.trainer.resuming import (
+    Say,
+    plain,
+    reopened,
+)
+from roost.trainer.rollout_workers import build_rewards
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.targets import check_named, load_tokenizer, make_scenario
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
@@ -157,3 +181,103 @@ def _scorer(
     # What is never trained needs no more precision than it is used with.
     settings = replace(learner, model=model, adapter=None, weight_dtype=learner.compute_dtype)
     return LearnerWorker.create_group(settings, Head.POLICY, threads, learns=False)
+
+
+def joined_address(job: Job, address: str | None) -> str | None:
+    """The address of the running cluster that a job joins; as given where it names one or starts its own.
+
+    With the address, a run that loses this cluster comes back to it, and never starts a private Ray instead.
+    """
+    import ray
+
+    is_known = address is not None or bool(os.environ.get(RAY_ADDRESS)) or ray.is_initialized()
+    if is_known or accelerators_to_simulate(job, address, os.environ):
+        return address
+    return running_here(lambda _: None)  # what is odd about it is said when Ray is joined
+
+
+@contextlib.contextmanager
+def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str], None]) -> Iterator[Cluster]:
+    """Join or start the cluster that a job runs on."""
+    simulated = accelerators_to_simulate(job, address, os.environ)
+    before = os.environ.get(COUNT_VARIABLE)
+    if simulated:
+        verb = "is" if simulated == 1 else "are"
+        say(f"there is no accelerator here: {simulated} {verb} simulated, and everything runs on the CPU")
+        os.environ[COUNT_VARIABLE] = str(simulated)  # for the processes that Ray is about to start
+        address = "local"
+    say("starting Ray on this machine" if address == "local" else "connecting to Ray")
+    config = None if job.source.values.get("cluster") is None else dict(job.source.values)
+    try:
+        with Cluster(job.num_nodes, config, address, log_dir=log_dir, say=say) as cluster:
+            yield cluster
+    finally:
+        if simulated:
+            os.environ.pop(COUNT_VARIABLE)
+            os.environ.update({} if before is None else {COUNT_VARIABLE: before})
+
+
+def has_gpus(cluster: Cluster) -> bool:
+    """Whether models run on accelerators that are really there."""
+    kinds = {node.report.accelerator_type for node in cluster.nodes}
+    return bool(kinds & {str(AcceleratorType.NV_GPU), str(AcceleratorType.AMD_GPU)})
+
+
+def planned(job: Job, cluster: Cluster) -> Plan:
+    findings = Findings()
+    plan = try_plan(job, findings, cluster)
+    findings.raise_errors()
+    if plan is None:
+        raise RuntimeError("a job without findings must have a plan; please report it")
+    return plan
+
+
+def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
+    """The scenario of a job, and the tokenizer that it was made with."""
+    findings = Findings()
+    check_named(settings, job, findings)
+    findings.raise_errors()
+    try:
+        tokenizer = load_tokenizer(settings.learner.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{settings.learner.model} has no tokenizer that can be loaded: {error}") from error
+    scenario = make_scenario(settings.task, tokenizer, setting_place("task", job), findings)
+    findings.raise_errors()
+    if scenario is None:
+        raise RuntimeError("a scenario without findings must have been made; please report it")
+    build_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
+    return scenario, tokenizer
+
+
+def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:
+    """The settings with their number of steps, which may follow from passes over the training tasks."""
+    if settings.max_epochs is None:
+        return settings
+    tasks, groups = scenario.size(Split.TRAIN), settings.collect.groups
+    found = settings.for_tasks(tasks)
+    if not found.step_count:
+        why = f"the task has {tasks} training tasks, a step uses {groups}, and an incomplete batch is dropped"
+        raise ValueError(f"max_epochs {settings.max_epochs} makes no step: {why}; use fewer groups")
+    how = f"max_epochs {settings.max_epochs} over {tasks} tasks, {groups} of them a step"
+    if found.steps == settings.steps:
+        bound = replace(settings, steps=None).for_tasks(tasks).step_count
+        how = f"max_steps {settings.steps} ends the run; {how}, would be {bound}"
+    say(f"{counted(found.step_count, 'step')}: {how}")
+    return found
+
+
+def check_shared_disk(cluster: Cluster, folder: Path) -> None:
+    """Checkpoints, and what engines are started on, are written and read on several machines."""
+    if cluster.blind_nodes:
+        names = ", ".join(cluster.nodes[rank].report.name for rank in cluster.blind_nodes)
+        raise ValueError(f"{names} cannot see {folder}; keep runs on a disk that all machines share (--runs)")
+
+
+def open_run(
+    job: Job, plan: Plan, settings: TrainSettings, folder: Path, state: TrainerState | None, say: Say
+) -> RunFolder:
+    """A new folder, or the one of a run that continues."""
+    if state is not None:
+        return reopened(RunFolder(folder), settings, state, say)
+    config = yaml.safe_dump(plain(job.source.values), sort_keys=False)
+    return RunFolder.create(folder, config, plan.to_json())
