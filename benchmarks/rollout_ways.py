@@ -18,7 +18,7 @@ from rollout_workload import Talk, Workload, shown
 from roost.config.train import DrawSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
 from roost.rollout.episode import Split
-from roost.rollout.order import FleetDraws
+from roost.rollout.fleet_sampling import FleetDraws
 from roost.rollout.playing import EpisodeRequest, EpisodeRunner, LocalEpisodeRunner
 
 HERE = Path(__file__).parent

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 import roost
-from roost.cli.check import check_command
-from roost.cli.convert import convert_command
-from roost.cli.diff import diff_command
-from roost.cli.explain import explain_command
-from roost.cli.inventory import inventory_command
-from roost.cli.plan import plan_command
-from roost.cli.report import report_command
-from roost.cli.schema import schema_command
-from roost.cli.train import train_command
 from roost.view.plain import PlainFormatter, plain_line, print_exception
 
-app = typer.Typer(
-    name="roost",
-    help="Place, launch and run reinforcement-learning post-training jobs on any mix of machines.\n\n"
-    "A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), "
-    "ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus).",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-app.command("plan")(plan_command)
-app.command("check")(check_command)
-app.command("diff")(diff_command)
-app.command("convert")(convert_command)
-app.command("explain")(explain_command)
-app.command("inventory")(inventory_command)
-app.command("report")(report_command)
-app.command("schema")(schema_command)
-app.command("train")(train_command)
+HELP = """Place, launch and run reinforcement-learning post-training jobs on any mix of machines.
+
+A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), \
+ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus)."""
+
+# Each is `<name>_command` in a module of its own name; they are listed in this order.
+COMMANDS = ("plan", "check", "diff", "convert", "explain", "inventory", "report", "schema", "train")
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,13 +31,33 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options that stand before a command."""
+
+
+def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command line with some of the commands; only their modules are imported."""
+    app = typer.Typer(
+        name="roost", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
+    )
+    app.callback()(_main)
+    for name in names:
+        module = name.replace("-", "_")
+        app.command(name)(getattr(importlib.import_module(f"roost.cli.{module}"), f"{module}_command"))
+    return app
+
+
+def needed_commands(arguments: Sequence[str]) -> Sequence[str]:
+    """The command that is called, or all of them where help or an error has to list them.
+
+    >>> needed_commands(["plan", "job.yaml"]), needed_commands(["--help"]) == COMMANDS
+    (['plan'], True)
+    """
+    return list(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
 
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EBADF)
@@ -70,7 +72,7 @@ def run() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
     try:
-        app()
+        build_app(needed_commands(sys.argv[1:]))()
     except OSError as error:
         is_output = error.errno in CANNOT_WRITE
         reason = f"the output cannot be written: {error.strerror}" if is_output else plain_line(str(error))

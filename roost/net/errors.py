@@ -11,7 +11,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("roost.engine")
 
@@ -107,3 +109,38 @@ def _field(finding: Mapping[str, Any]) -> str | None:
 def _reason(finding: Mapping[str, Any]) -> str:
     own = finding.get("ctx", {}).get("error")
     return str(own or finding["msg"])
+
+
+MOST_BYTES = 256 * 2**20  # weights never travel in a body, and prompts of a million tokens fit
+
+
+class SizeLimited:
+    """Refuses bodies that are too large, before and while they come."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int = MOST_BYTES) -> None:
+        self._app = app
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        announced = Headers(scope=scope).get("content-length", "0")
+        if announced.isdecimal() and int(announced) > self._most_bytes:
+            await error_response(self._too_large, 413)(scope, receive, send)
+        else:
+            await self._app(scope, counted, send)
+
+    @property
+    def _too_large(self) -> str:
+        return f"the body is larger than {self._most_bytes} bytes"

@@ -7,12 +7,6 @@ import contextlib
 import socket
 from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from roost.net.errors import error_response
-
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that has its address but takes no connections yet; port 0 is any that is free."""
@@ -30,41 +24,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
 def url_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-MOST_BYTES = 256 * 2**20  # weights never travel in a body, and prompts of a million tokens fit
-
-
-class SizeLimited:
-    """Refuses bodies that are too large, before and while they come."""
-
-    def __init__(self, app: ASGIApp, most_bytes: int = MOST_BYTES) -> None:
-        self._app = app
-        self._most_bytes = most_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._most_bytes:
-                raise HTTPException(413, self._too_large)
-            return message
-
-        announced = Headers(scope=scope).get("content-length", "0")
-        if announced.isdecimal() and int(announced) > self._most_bytes:
-            await error_response(self._too_large, 413)(scope, receive, send)
-        else:
-            await self._app(scope, counted, send)
-
-    @property
-    def _too_large(self) -> str:
-        return f"the body is larger than {self._most_bytes} bytes"
 
 
 BACKLOG = 1024  # connections that wait to be taken: many episodes begin at the same moment

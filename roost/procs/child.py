@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from roost.procs import server_keeper
 from roost.procs.logs import last_lines
 from roost.procs.server_keeper import Link
@@ -47,6 +45,8 @@ def left_keepers(name: str, folder: Path) -> list[int]:
     """
     command = _command(name, folder)
     found = []
+    import psutil  # not above: a plain install, which only plans, has none
+
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.cmdline() == command:

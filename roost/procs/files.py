@@ -18,7 +18,6 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
 
-import psutil
 from rich.filesize import decimal
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -47,6 +46,8 @@ class FileSystem:
         """The file system of a path, which need not exist yet."""
         there = next(folder for folder in (path, *path.absolute().parents) if folder.exists()).resolve()
         # Of several mounts in one place the last is the visible one.
+        import psutil  # not above: a plain install, which only plans, has none
+
         mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
         mount = next((folder for folder in (there, *there.parents) if folder in mounts), Path("/"))
         usage = shutil.disk_usage(there)

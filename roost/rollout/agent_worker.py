@@ -13,7 +13,8 @@ from roost.procs.user_code import call
 from roost.rollout.env_worker import RemoteEnvironments, import_from, run_in_environment
 from roost.rollout.episode import Episode, Scenario
 from roost.rollout.gateway import Contact, GatewayDraws
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner, close_scenario, finish_workers
+from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner, close_scenario
+from roost.runtime.result import ref_future
 from roost.runtime.worker import Worker, WorkerGroup
 from roost.transport.failure import WaitedTooLong, WorkerFailed
 
@@ -173,3 +174,15 @@ class RemoteEpisodeRunner:
 
     async def run_episode(self, asked: EpisodeRequest) -> Episode:
         return await self._agents.run_episode(self._label, asked)
+
+
+async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
+    """Call `finish` on each worker, however the run ended: robots stand still then, and servers end.
+
+    Each is waited for by itself, as what was lost elsewhere is no reason not to; one that is gone holds nothing.
+    """
+    asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ref_future(host.finish.remote())) for host in group.hosts]
+    await asyncio.wait(asked, timeout=limit_s)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-
-from roost.config.train import DrawSettings
-from roost.engines.fleet import Fleet
-from roost.engines.protocol import Completion, Sampling
-from roost.rollout.episode import Draw
 
 
 @dataclass(frozen=True)
@@ -49,32 +43,3 @@ def sample_seed(*parts: int) -> int:
     True
     """
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint32)[0])
-
-
-class FleetDraws:
-    """Opens draws for episodes. The episodes of a group go to one engine, which has their prompt in its cache."""
-
-    def __init__(self, fleet: Fleet, settings: DrawSettings, seed: int, label: str = "group") -> None:
-        self._fleet, self._settings, self._seed, self._label = fleet, settings, seed, label
-
-    def open(self, number: int, episode: int, attempt: int) -> Draw:
-        """What an attempt at an episode draws its turns from. The seed depends on nothing but the numbers."""
-
-        async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
-            settings = self._settings
-            limit = settings.max_tokens if max_tokens is None else min(max_tokens, settings.max_tokens)
-            sampling = Sampling(
-                max_tokens=limit,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                min_p=settings.min_p,
-                seed=sample_seed(self._seed, number, episode, attempt, turn),
-            )
-            return await self._fleet.generate(token_ids, sampling, episode=f"{self._label} {number}")
-
-        return draw
-
-    def close(self, number: int) -> None:
-        """The group is over."""
-        self._fleet.end_episode(f"{self._label} {number}")

@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from roost.procs.user_code import call, called, within
 from roost.rollout.episode import Draw, Episode, EpisodeReward, Ints, Scenario, Split, Task, Transcript
-from roost.runtime.result import ref_future
-from roost.runtime.worker import WorkerGroup
 
 
 class Place:
@@ -53,18 +51,6 @@ def leave_place() -> None:
     place = _MINE.get()
     if place is not None:
         place.leave()
-
-
-async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
-    """Call `finish` on each worker, however the run ended: robots stand still then, and servers end.
-
-    Each is waited for by itself, as what was lost elsewhere is no reason not to; one that is gone holds nothing.
-    """
-    asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ref_future(host.finish.remote())) for host in group.hosts]
-    await asyncio.wait(asked, timeout=limit_s)
-    for one in asked:
-        one.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
 
 
 PACKAGE = Path(__file__).parents[1]

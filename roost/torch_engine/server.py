@@ -14,8 +14,7 @@ from fastapi import Depends, FastAPI
 import roost
 from roost.engines.guarded.roost_key_guard import KeyGuard
 from roost.engines.protocol import EngineError
-from roost.net.errors import answer_errors
-from roost.net.server import SizeLimited
+from roost.net.errors import SizeLimited, answer_errors
 from roost.torch_engine.control_api import control_router, health_router, update_router
 from roost.torch_engine.engine import TorchEngine
 from roost.torch_engine.generate_api import generate_router

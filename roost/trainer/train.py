@@ -36,7 +36,7 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
-from roost.trainer.checkpoints import Checkpoints, TrainerState, best_checkpoint, export_policy
+from roost.trainer.checkpoints import Checkpoints, TrainerState, best_checkpoint
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
@@ -45,6 +45,7 @@ from roost.trainer.learners import Learners, plan_sending, receiver_at
 from roost.trainer.live_view import LiveView
 from roost.trainer.loop import Loop, Models
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
+from roost.trainer.policy_export import export_policy
 from roost.trainer.preflight import check_models
 from roost.trainer.resuming import (
     Say,

@@ -4,12 +4,14 @@ import json
 
 from typer.testing import CliRunner
 
-from roost.cli.main import app
+from roost.cli.main import build_app
+
+APP = build_app()
 
 
 def run(*arguments, width=100):
     runner = CliRunner(env={"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"})
-    return runner.invoke(app, [str(argument) for argument in arguments])
+    return runner.invoke(APP, [str(argument) for argument in arguments])
 
 
 def lines_of(text):

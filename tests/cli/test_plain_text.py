@@ -94,7 +94,7 @@ def test_what_others_wrote_has_no_effect_on_the_terminal(is_terminal):
 def test_an_uncaught_error_cannot_take_over_the_terminal(tmp_path):
     (tmp_path / "hostile.py").write_text(f"import sys\nclass Bad(Exception): pass\nraise Bad({HOSTILE!r})\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from roost.cli import main; " + (
-        "main.app = lambda: __import__('hostile'); main.run()"
+        "main.build_app = lambda names: __import__('hostile'); main.run()"
     )
     status, written = process("-c", code)
     assert status == 1 and "Bad: red" in written and "\x1b" not in written.replace("'\\x1b", "")

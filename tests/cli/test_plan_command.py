@@ -220,8 +220,8 @@ def test_planning_imports_neither_ray_nor_torch_nor_hydra(tmp_path):
     """A planning user pays for nothing that planning does not need."""
     file = write(tmp_path, cluster_yaml(1, actor="all"))
     code = (
-        "import sys; from roost.cli.main import app\n"
-        f"try: app(['plan', {str(file)!r}])\n"
+        "import sys; from roost.cli.main import build_app\n"
+        f"try: build_app()(['plan', {str(file)!r}])\n"
         "except SystemExit as stop: assert not stop.code\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'ray', 'torch', 'hydra', 'omegaconf'}))"
     )
@@ -231,7 +231,7 @@ def test_planning_imports_neither_ray_nor_torch_nor_hydra(tmp_path):
 
 def test_a_closed_pipe_gives_no_traceback(tmp_path):
     file = write(tmp_path, cluster_yaml(64, actor="all"))
-    command = [sys.executable, "-c", "from roost.cli.main import app; app()", "plan", str(file), "--json"]
+    command = [sys.executable, "-c", "from roost.cli.main import run; run()", "plan", str(file), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(10)
     process.stdout.close()

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 from typer.utils import get_params_from_function
 
-from roost.cli.main import app
+from roost.cli.main import build_app
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -73,7 +73,7 @@ class Parameter:
 
 
 def cli_page() -> str:
-    commands = app.registered_commands
+    commands = build_app().registered_commands
     parts = [INTRODUCTION, "\n".join(_index(commands)), *("\n\n".join(_command(each)) for each in commands)]
     return "\n\n".join([*parts, EXIT_CODES]) + "\n"
 

@@ -31,7 +31,7 @@ INDEX = "README.md"
 FOLDER = "/home/me/job"  # what messages show instead of the temporary folder of a run
 REPEATED = re.compile(r"‹([^›]*)›×(\d+)")
 COMMANDS = (check, convert, diff, explain, plan, train)
-ROOST = get_command(main.app)
+ROOST = get_command(main.build_app())
 MAX_SHOWN = 3  # findings of one example on a page
 Found = tuple[Finding, ...]
 

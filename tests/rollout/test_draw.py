@@ -1,7 +1,7 @@
 import pytest
 
 from roost.config.train import DrawSettings
-from roost.rollout.order import FleetDraws
+from roost.rollout.fleet_sampling import FleetDraws
 from tests.rollout.script import completion, ran
 
 

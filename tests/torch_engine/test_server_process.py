@@ -13,8 +13,8 @@ import pytest
 from fastapi import Body, FastAPI
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.net.errors import answer_errors
-from roost.net.server import SizeLimited, bound_socket
+from roost.net.errors import SizeLimited, answer_errors
+from roost.net.server import bound_socket
 from tests.limits import HANG_S
 from tests.torch_engine.running_server import eventually, launch, running_server
 

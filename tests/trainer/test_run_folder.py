@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roost.trainer.checkpoints import TrainerState, described, export_policy
+from roost.trainer.checkpoints import TrainerState
+from roost.trainer.policy_export import described, export_policy
 from roost.trainer.run_folder import RunFolder
 from tests.small_disk import small_disk
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field
 from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.told import Refused, told_report, told_task
 from roost.app_world.serving.worlds import ServedWorld, Worlds, known_task
-from roost.net.errors import told
-from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, SizeLimited, bound_socket, url_of
+from roost.net.errors import SizeLimited, told
+from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of
 
 NAME = "roost app world"
 BYTES_OF_A_CHARACTER = 12  # at most, as JSON may write it

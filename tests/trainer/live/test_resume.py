@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roost.trainer.checkpoints import Checkpoints, best_checkpoint, described
+from roost.trainer.checkpoints import Checkpoints, best_checkpoint
+from roost.trainer.policy_export import described
 from roost.trainer.run_folder import RunFolder
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of

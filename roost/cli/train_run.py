@@ -1,0 +1,103 @@
+"""Running a job for somebody at a terminal: the plan, the live view, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from roost.cli.console import open_console
+from roost.config.findings import ConfigError
+from roost.config.job import Job
+from roost.engines.protocol import EngineError
+from roost.placement.plan import Plan
+from roost.procs.files import DiskFull, private_files
+from roost.runtime.control_watch import ControlLost
+from roost.trainer.checkpoints import Checkpoints, Unreadable
+from roost.trainer.feed import NothingFinishes
+from roost.trainer.guards import Diverged
+from roost.trainer.live_view import LiveView
+from roost.trainer.metrics.fan_out import MetricSettings
+from roost.trainer.policy_export import described
+from roost.trainer.report import write_plots, write_report
+from roost.trainer.resuming import RunInUse
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.summary import print_summary
+from roost.trainer.train import EndedAtStart, EndedEarly, Outcome, RunOptions, train
+from roost.transport.failure import WorkerFailed
+from roost.view.text import print_findings, print_plan
+
+EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionError, TimeoutError, ValueError)
+
+
+def run_job(
+    job: Job,
+    folder: Path,
+    resumes: bool,
+    address: str | None,
+    metrics: tuple[str, ...],
+    console: Console,
+    from_step: int | None = None,
+) -> None:
+    """Train, and say where everything is; exit code 1 where it failed."""
+    try:
+        options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step)
+        outcome = train(
+            job,
+            options,
+            lambda text: console.print(f"roost: {text}", soft_wrap=True),
+            lambda steps, first: LiveView(steps, console, first),
+            lambda plan: _show(plan, job, console),
+        )
+    except ConfigError as error:
+        print_findings(error.findings, open_console(stderr=True))
+        raise typer.Exit(1) from None
+    except Diverged as error:
+        console.print(f"error: {error}", soft_wrap=True)
+        _tell_diverged(RunFolder(folder), console)
+        raise typer.Exit(1) from None
+    except (
+        *EXPECTED,
+        WorkerFailed,
+        EngineError,
+        ControlLost,
+        NothingFinishes,
+        EndedEarly,
+        RunInUse,
+        DiskFull,
+        Unreadable,
+    ) as error:
+        console.print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except EndedAtStart as error:
+        console.print(f"roost: {error}", soft_wrap=True)
+        raise typer.Exit(error.exit_code) from None
+    with private_files():
+        _tell(outcome, console)
+
+
+def _show(plan: Plan, job: Job, console: Console) -> None:
+    """Print the plan, and the warnings that only the machines gave: those of the config are on the screen already."""
+    print_plan(plan, console, ())
+    print_findings((each for each in plan.warnings if each not in job.warnings), open_console(stderr=True))
+
+
+def _tell_diverged(run: RunFolder, console: Console) -> None:
+    kept = ", ".join(str(one.step) for one in Checkpoints(run.checkpoints, 1).found())
+    back = f"continue from the checkpoint of step {kept}: --resume STEP" if kept else "there is no checkpoint yet"
+    console.print(f"no policy was exported; {back}", soft_wrap=True)
+    console.print(f"report   {write_report(run)}")
+
+
+def _tell(outcome: Outcome, console: Console) -> None:
+    run = outcome.run
+    write_plots(run)
+    report = write_report(run)
+    print_summary(run, console)
+    if outcome.was_stopped:
+        console.print(f"stopped at step {outcome.state.step}; to continue, add --resume to the command")
+    console.print(f"report   {report}")
+    if run.policy.exists():
+        about = described(run.policy)
+        console.print(f"policy   {run.policy}{f' ({about})' if about else ''}", soft_wrap=True)
