@@ -24,7 +24,8 @@ from roost.engines.installed import ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.net.addresses import PortLeases
 from roost.net.http_client import CallFailed, HttpClient
-from roost.procs.child import child_env, start_kept
+from roost.procs.child import start_kept
+from roost.procs.child_env import child_env
 from roost.procs.logs import last_lines
 from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link, end_all, members
 

@@ -25,7 +25,7 @@ from roost.engines.protocol import EngineError
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.placement.rules.engines import ROLLOUT, models_of
-from roost.procs.child import child_env
+from roost.procs.child_env import child_env
 from roost.runtime.ray_address import running_here
 
 ENDPOINT = "https://huggingface.co"

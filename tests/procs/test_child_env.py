@@ -5,7 +5,7 @@ import pytest
 from roost.cluster.hardware.accelerators.nvidia import NVIDIA
 from roost.placement.component_plan import Process
 from roost.placement.placement import Placement
-from roost.procs.child import child_env
+from roost.procs.child_env import child_env
 from roost.runtime.launch import process_env
 from roost.transport.failure import Address
 

@@ -17,7 +17,8 @@ from typing import Protocol
 from roost.app_world.serving.command_line import ServingLimits, options_of
 from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
 from roost.net.addresses import PortLeases
-from roost.procs.child import child_env, start_kept
+from roost.procs.child import start_kept
+from roost.procs.child_env import child_env
 from roost.procs.logs import last_lines
 from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
 from roost.sandbox.limits import remove

@@ -1,0 +1,48 @@
+"""The environment of a server: what its owner has, without what tells the owner its place in a job of its own.
+
+A server that is started by a worker of a distributed job would else take the worker's rank for its own and wait for
+processes that never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RANKS = {
+    # torchrun and everything that speaks its language
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+    # Slurm's place of a task; its job's variables stay
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+    # Roost's workers
+    *("GROUP_NAME", "WORKER_NAME", "CLUSTER_NODE_RANK", "NODE_LOCAL_RANK", "NODE_LOCAL_WORLD_SIZE"),
+    *("NODE_GROUP_LABEL", "LOCAL_HARDWARE_RANKS", "ACCELERATOR_TYPE", "ROOST_NODE_RANK", "RLINF_NODE_RANK"),
+}
+# Settings of a learner that are wrong for a server: sleeping, for one, does not work with expandable segments.
+LEARNING = {
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+    *("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "NCCL_ASYNC_ERROR_HANDLING"),
+}
+LAUNCHERS = (
+    *("TORCHELASTIC_", "PET_", "ACCELERATE_", "FSDP_", "MEGATRON_LM_", "TORCH_NCCL_"),
+    *("OMPI_", "PMI_", "PMIX_", "MV2_", "RAY_"),
+)
+RAYS_DEBUGGER = "ray."  # Ray sends breakpoints to itself, which a server need not have
+
+
+def child_env(outer: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """What a server gets: everything of the user, the mask of visible devices included, and what it is given itself.
+
+    OMP_NUM_THREADS stays: Ray writes the cores that a worker was given there, and a server is to stay within them.
+
+    >>> child_env({"HOME": "/home/ann", "CUDA_VISIBLE_DEVICES": "3", "RANK": "5", "RAY_JOB_ID": "01"}, {"SEED": "1"})
+    {'HOME': '/home/ann', 'CUDA_VISIBLE_DEVICES': '3', 'SEED': '1'}
+    """
+    kept = {name: value for name, value in outer.items() if not _is_the_owners(name, value)}
+    return {**kept, **added}
+
+
+def _is_the_owners(name: str, value: str) -> bool:
+    if name == "PYTHONBREAKPOINT":
+        return value.startswith(RAYS_DEBUGGER)
+    return name in RANKS or name in LEARNING or name.startswith(LAUNCHERS)
