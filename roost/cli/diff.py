@@ -74,6 +74,7 @@ def _read(
     saved = read_plan_file(file, findings)
     if saved is not None and overrides:
         findings.error(
+            "RST-C032",
             Where(str(file)),
             f"is a saved plan, to which overrides cannot apply: {' '.join(overrides)}",
             fix="give the config that it was made from, or override the other side with --before or --after",

@@ -71,7 +71,7 @@ def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Cons
     if not plan.training:
         why = "it places components, but does not say how to train"
         fix = "add a section train, with a task in it, or explain a component"
-        findings.error(place, "the config has no section train", why, fix)
+        findings.error("RST-T001", place, "the config has no section train", why, fix)
         return
     name = wanted.partition(".")[2]
     if not name:
@@ -81,7 +81,9 @@ def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Cons
     if setting is None:
         names = [setting.name for setting in plan.training]
         hint = did_you_mean(name, names)
-        findings.error(place, f"there is no setting {name}", hint, "roost explain CONFIG train lists all of them")
+        findings.error(
+            "RST-T002", place, f"there is no setting {name}", hint, "roost explain CONFIG train lists all of them"
+        )
         return
     _print_all(explain_setting(setting, plan.notation), console)
 
@@ -93,14 +95,21 @@ def _explain(plan: Plan, wanted: str, findings: Findings) -> list[str]:
     part = next((part for part in plan.components if name in (part.name, part.written_name)), None)
     if part is None:
         findings.error(
-            place, f"there is no component {name}", did_you_mean(name, names), f"components: {', '.join(names)}"
+            "RST-P001",
+            place,
+            f"there is no component {name}",
+            did_you_mean(name, names),
+            f"components: {', '.join(names)}",
         )
         return []
     if not colon:
         return explain_component(plan, part)
     if not rank.isdecimal() or int(rank) >= part.world_size:
         findings.error(
-            place, f"{part.name} has no process {shown(rank)}", fix=f"use a rank from 0 to {part.world_size - 1}"
+            "RST-P002",
+            place,
+            f"{part.name} has no process {shown(rank)}",
+            fix=f"use a rank from 0 to {part.world_size - 1}",
         )
         return []
     return explain_process(plan, part, int(rank))

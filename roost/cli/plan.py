@@ -79,7 +79,9 @@ def _write_pictures(plan: Plan, html: Path | None, svg: Path | None, findings: F
         try:
             file.write_text(draw(plan), encoding="utf-8")
         except OSError as error:
-            findings.error(Where(str(file)), f"cannot be written: {error.strerror}", fix="name a folder that exists")
+            findings.error(
+                "RST-C031", Where(str(file)), f"cannot be written: {error.strerror}", fix="name a folder that exists"
+            )
 
 
 def _check_names(plan: Plan, wanted: tuple[str, ...], findings: Findings) -> None:
@@ -87,6 +89,7 @@ def _check_names(plan: Plan, wanted: tuple[str, ...], findings: Findings) -> Non
     for name in wanted:
         if name not in names:
             findings.error(
+                "RST-P001",
                 Where("command line", path=("--component",)),
                 f"there is no component {name}",
                 did_you_mean(name, names),

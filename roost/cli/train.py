@@ -90,7 +90,7 @@ def _checked(
     job = None if source is None else read_job(source, findings, notation)
     if job is not None and job.training is None and not findings.has_errors:
         fix = "write train: {task: {_target_: roost.rollout.arithmetic.Arithmetic}}, with the class of your task"
-        findings.error(job.source.where(), "has no section train, which names the task", fix=fix)
+        findings.error("RST-T001", job.source.where(), "has no section train, which names the task", fix=fix)
     notes = open_console(stderr=True)
     print_findings(findings.found, notes)
     if job is None or job.training is None or findings.has_errors:

@@ -36,7 +36,7 @@ def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) ->
     try:
         return registry_for(kinds, types - {NO_ACCELERATOR}, os.environ)
     except ValueError as error:
-        findings.error(Where("hardware registry"), str(error), fix="correct the entry, or remove it")
+        findings.error("RST-H013", Where("hardware registry"), str(error), fix="correct the entry, or remove it")
         return BUILT_IN
 
 
@@ -75,7 +75,10 @@ def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventor
     where = job.source.where() if job.notation is Notation.LOOP else _num_nodes_key(job)
     what = f"the first {counted(count, 'node')} of the inventory's {inventory.num_nodes} are used"
     findings.warn(
-        where, what, fix="raise num_nodes to use more" if job.notation is not Notation.LOOP else "give one node"
+        "RST-H008",
+        where,
+        what,
+        fix="raise num_nodes to use more" if job.notation is not Notation.LOOP else "give one node",
     )
     return inventory.first(count)
 
@@ -90,6 +93,7 @@ def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, f
         if registry.accelerator(kind) is None:
             known = [accelerator.type for accelerator in registry.accelerators]
             findings.error(
+                "RST-H012",
                 Where("inventory", path=("nodes", "accelerator_type")),
                 f"{kind} is not an accelerator Roost knows",
                 did_you_mean(kind, known),
@@ -102,7 +106,7 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
     written = job.accelerators_per_node
     if given is not None and written is not None and given != written:
         what = f"is {written}, but --gpus-per-node gives {given}"
-        findings.error(_accelerator_key(job), what, fix="give the same number in both places")
+        findings.error("RST-H003", _accelerator_key(job), what, fix="give the same number in both places")
     per_node = given if given is not None else written
     if per_node is None and job.notation is Notation.LOOP:
         per_node = job.last_device + 1
@@ -110,6 +114,7 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
         per_node = DEFAULT_ACCELERATORS_PER_NODE
     if given is None and not _is_written(job):
         findings.warn(
+            "RST-H002",
             _accelerator_key(job),
             f"is not written; {per_node} accelerators per node are assumed",
             fix="write it, or give --gpus-per-node or --inventory",
@@ -120,7 +125,7 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
     if num_nodes > MAX_NODES or per_node > MAX_ACCELERATORS_PER_NODE or num_nodes * per_node > MAX_ACCELERATORS:
         what = f"{num_nodes:,} nodes of {per_node:,} accelerators are more than Roost plans for"
         why = f"at most {MAX_NODES:,} nodes, {MAX_ACCELERATORS_PER_NODE:,} on a node and {MAX_ACCELERATORS:,} in all"
-        findings.error(job.source.where(), what, why, "check the device and node numbers")
+        findings.error("RST-H004", job.source.where(), what, why, "check the device and node numbers")
         return None
     return Inventory.uniform(num_nodes, per_node)
 
@@ -131,19 +136,25 @@ def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
             job.num_nodes is None
             and Section.root(job.source, findings).below("cluster").values.get("num_nodes") is None
         ):
-            findings.error(job.source.where(("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
+            findings.error(
+                "RST-H001", job.source.where(("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1"
+            )
         return job.num_nodes
     if job.notation is Notation.LOOP:
         return 1
     last = job.last_device
     if last >= 0 and per_node == 0:
         findings.error(
-            _accelerator_key(job), f"is 0, but device {last} is used", fix=f"write {DEFAULT_ACCELERATORS_PER_NODE}"
+            "RST-H005",
+            _accelerator_key(job),
+            f"is 0, but device {last} is used",
+            fix=f"write {DEFAULT_ACCELERATORS_PER_NODE}",
         )
         return None
     needed = last // per_node + 1 if last >= 0 else 1
     if job.num_nodes is not None and job.num_nodes < needed:
         findings.error(
+            "RST-H006",
             job.source.where(("num_nodes",)),
             f"is {job.num_nodes}, but the devices reach over {needed} nodes",
             f"device {last} with {per_node} per node is on node {last // per_node}",
@@ -169,6 +180,7 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
     """What the config says of the machines must be true of those that are known."""
     if job.notation is not Notation.LOOP and job.num_nodes is not None and job.num_nodes > inventory.num_nodes:
         findings.error(
+            "RST-H007",
             _num_nodes_key(job),
             f"is {job.num_nodes}, but the inventory has {counted(inventory.num_nodes, 'node')}",
             fix=f"write num_nodes: {inventory.num_nodes}, or give the inventory of the cluster that is meant",
@@ -177,11 +189,15 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
     other = {int(count) for count in np.unique(inventory.accelerator_counts)} - {0, written}
     if written and not inventory.num_accelerators:
         findings.error(
-            _accelerator_key(job), f"is {written}, but the inventory has no accelerators", fix="leave it out"
+            "RST-H009",
+            _accelerator_key(job),
+            f"is {written}, but the inventory has no accelerators",
+            fix="leave it out",
         )
     if written is not None and other:
         rank = int(np.argmax(np.isin(inventory.accelerator_counts, list(other))))
         findings.error(
+            "RST-H009",
             _accelerator_key(job),
             f"is {written}, but node {rank} has {inventory.accelerator_counts[rank]} accelerators",
             fix="leave it out: the inventory says how many there are",
@@ -199,6 +215,7 @@ def _with_hardware(
             present = len(nodes[rank].hardware.get(kind, items))
             if is_known and present != len(items):
                 findings.error(
+                    "RST-H010",
                     job.source.where(("cluster", "node_groups")),
                     f"declares {len(items)} {kind} on node {rank}, where the inventory has {present}",
                     fix="describe the devices that are there",
@@ -227,6 +244,7 @@ def _merged_groups(
         mine = own.get(group.label)
         if mine is not None and not np.array_equal(mine.node_ranks, group.node_ranks):
             findings.warn(
+                "RST-H011",
                 job.source.where(("cluster", "node_groups")),
                 f"node group {group.label} differs from the inventory's",
                 f"{spell_ranks(mine.node_ranks.tolist())} here, {spell_ranks(group.node_ranks.tolist())} there",

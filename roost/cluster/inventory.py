@@ -228,7 +228,9 @@ def inventory_from_file(path: str | Path) -> Inventory:
 def inventory_from_dict(data: Mapping[str, Any]) -> Inventory:
     findings = Findings()
     if not isinstance(data, Mapping):
-        findings.error(Where(), f"the inventory is {shown(data)}, not a mapping", fix="give nodes: [{accelerators: 8}]")
+        findings.error(
+            "RST-H014", Where(), f"the inventory is {shown(data)}, not a mapping", fix="give nodes: [{accelerators: 8}]"
+        )
     elif is_tame(data, findings):
         return _read(Source(dict(data)), findings)
     raise ConfigError(findings.errors)
@@ -242,16 +244,18 @@ def _read(source: Source, findings: Findings) -> Inventory:
     for section in root.mappings("nodes", fix="write - accelerators: 8 for each node"):
         count = section.whole_number("count", 1, 1) or 1
         if len(nodes) + count > MAX_NODES:
-            section.error("count", f"makes more than {MAX_NODES:,} nodes", fix="describe fewer nodes")
+            section.error("RST-H004", "count", f"makes more than {MAX_NODES:,} nodes", fix="describe fewer nodes")
             break
         node = _read_node(section)
         accelerators += node.accelerators * count
         if accelerators > MAX_ACCELERATORS:
-            section.error("accelerators", f"makes more than {MAX_ACCELERATORS:,} in all", fix="describe fewer nodes")
+            section.error(
+                "RST-H004", "accelerators", f"makes more than {MAX_ACCELERATORS:,} in all", fix="describe fewer nodes"
+            )
             break
         nodes += [node] * count
     if not nodes and not findings.has_errors:
-        root.error("nodes", "names no node", fix="write nodes: [{accelerators: 8}]")
+        root.error("RST-H015", "nodes", "names no node", fix="write nodes: [{accelerators: 8}]")
     groups = tuple(
         group
         for section in root.mappings("node_groups", fix="write - label: a800 with node_ranks: 0-7 below it")
@@ -259,7 +263,7 @@ def _read(source: Source, findings: Findings) -> Inventory:
     )
     labels = [group.label for group in groups]
     for label in (label for label, times in Counter(labels).items() if times > 1):
-        root.error("node_groups", f"{label} is declared twice", fix="give each group its own label")
+        root.error("RST-H016", "node_groups", f"{label} is declared twice", fix="give each group its own label")
     findings.raise_errors()
     return Inventory(tuple(nodes), groups)
 
@@ -288,6 +292,7 @@ def _read_hardware(section: Section) -> dict[str, tuple[Mapping[str, Any], ...]]
             hardware[str(kind)] = tuple(dict(item) for item in value)
         elif written:
             written.error(
+                "RST-H021",
                 str(kind),
                 f"is {shown(value)}; it must be a number of devices or a list of their configs",
                 fix=f"write {kind}: 1",
@@ -299,7 +304,12 @@ def _read_group(section: Section, num_nodes: int) -> Group | None:
     section.refuse_unknown_keys(GROUP_KEYS)
     label = section.text("label")
     if label is None or label in RESERVED_LABELS:
-        section.error("label", "is missing" if label is None else f"{label} is reserved", fix="write label: a800")
+        section.error(
+            "RST-H017" if label is None else "RST-H018",
+            "label",
+            "is missing" if label is None else f"{label} is reserved",
+            fix="write label: a800",
+        )
         return None
     software = tuple(
         _read_software(part, num_nodes) for part in section.mappings("software", fix="write - node_ranks: 0-7")
@@ -329,12 +339,13 @@ def _node_ranks(section: Section, num_nodes: int) -> list[int]:
     try:
         ranges = parse_rank_list(value)
     except RankSyntaxError as error:
-        section.error("node_ranks", error.what, fix=error.fix)
+        section.error(error.code, "node_ranks", error.what, fix=error.fix)
         return []
     ranges = (range(num_nodes),) if ranges is None else ranges
     beyond = [part for part in ranges if part and part[-1] >= num_nodes]
     if beyond or not ranges:
         section.error(
+            "RST-H019" if beyond else "RST-H020",
             "node_ranks",
             f"{shown(value)} reaches past the last node" if beyond else "names no node",
             f"there are {num_nodes} nodes, 0 to {num_nodes - 1}",

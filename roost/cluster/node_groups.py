@@ -33,7 +33,7 @@ def bind_groups(
         memberships += sum(len(range(part.start, min(part.stop, num_nodes))) for part in parts)
         if memberships > MAX_MEMBERSHIPS:
             what = f"the groups have more than {MAX_MEMBERSHIPS:,} nodes together"
-            findings.error(written.ranks_where, what, fix="declare fewer or smaller groups")
+            findings.error("RST-H031", written.ranks_where, what, fix="declare fewer or smaller groups")
             break
         ranks = _bound_ranks(written, num_nodes, findings)
         software = tuple(
@@ -60,6 +60,7 @@ def _bound_ranks(group: NodeGroup, num_nodes: int, findings: Findings) -> list[i
     beyond = [part for part in written if part[-1] >= num_nodes]
     if beyond:
         findings.error(
+            "RST-H019",
             group.ranks_where,
             f"node group {group.label} names node {beyond[0][-1]}, which does not exist",
             f"there are {counted(num_nodes, 'node')}, counted from 0",
@@ -78,6 +79,7 @@ def _bound_env_ranks(config: EnvConfig, group_ranks: list[int], group: NodeGroup
     outside = sorted(named - inside) + [part[-1] for part in config.node_ranks if part[-1] >= end]
     if outside:
         findings.error(
+            "RST-H022",
             config.where,
             f"names nodes outside its group {group.label}",
             f"node {outside[0]} is not in {spell_ranks(group_ranks)}",
@@ -92,6 +94,7 @@ def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: 
         shared = sorted(part.node_ranks & taken.keys())
         if shared:
             findings.error(
+                "RST-H023",
                 group.env_configs[index].where,
                 f"overlaps another entry of group {group.label}",
                 f"both name {spell_ranks(shared)}",
@@ -112,6 +115,7 @@ def _check_across_groups(job: Job, groups: list[Group], findings: Findings) -> N
                 clash = next(((label, node) for label, node in owners if label != group.label), None)
                 if clash is not None:
                     findings.error(
+                        "RST-H029",
                         config.where,
                         f"sets {key} on node {clash[1]}, which group {clash[0]} sets already",
                         fix="set it in one group, or keep the groups' nodes apart",
@@ -134,6 +138,7 @@ def _warn_second_interpreter(
     clash = next(((node, owner, other) for node, owner, other in found if other != path), None)
     if clash is not None:
         findings.warn(
+            "RST-H030",
             config.where,
             f"gives node {clash[0]} a second interpreter",
             f"group {clash[1]} has {clash[2]}; each worker takes its own group's",
@@ -160,6 +165,7 @@ def _read_items(
     config_class = registry.kind(kind)
     if config_class is None:
         findings.error(
+            "RST-H033",
             group.hardware_where,
             f"declares hardware of an unknown type {kind}",
             did_you_mean(kind, registry.kind_names),
@@ -168,13 +174,16 @@ def _read_items(
     seen: dict[tuple[str, Any], Where] = {}
     for item in group.hardware:
         for problem in _problems_of(config_class, item.fields) if config_class is not None else ():
-            findings.error(job.source.where((*item.where.path, *problem.field)), problem.what, fix=problem.fix)
+            findings.error(
+                problem.code, job.source.where((*item.where.path, *problem.field)), problem.what, fix=problem.fix
+            )
         _warn_same_device(group, item, seen, findings)
         node = item.fields.get("node_rank")
         if not isinstance(node, int) or isinstance(node, bool):
             continue  # reported above
         if node not in ranks:
             findings.error(
+                "RST-H038",
                 item.where,
                 f"is on node {shown(node)}, outside its group {group.label}",
                 f"the group has nodes {spell_ranks(ranks)}",
@@ -184,6 +193,7 @@ def _read_items(
         first = declared.setdefault((node, kind), group.label)
         if first != group.label:
             findings.error(
+                "RST-H039",
                 item.where,
                 f"declares {kind} on node {node}, which group {first} declares already",
                 fix="declare the devices of a node in one group",
@@ -208,4 +218,6 @@ def _warn_same_device(
             first = seen.setdefault((key, value), item.where)
             if first is not item.where:
                 what = f"has the same {key} as another device of group {group.label}"
-                findings.warn(item.where, what, f"{value}, as at {first}", "give each device its own address")
+                findings.warn(
+                    "RST-H037", item.where, what, f"{value}, as at {first}", "give each device its own address"
+                )

@@ -144,11 +144,11 @@ def check_includes(source: Source, directories: Sequence[Path], overrides: Seque
     try:
         total = sum(count(entry, ()) for entry in [*entries, *_chosen(overrides)])
     except _EndlessIncludes as error:
-        findings.error(where, f"includes files that include each other: {error}", fix="break the circle")
+        findings.error("RST-C019", where, f"includes files that include each other: {error}", fix="break the circle")
         return False
     if total > MAX_INCLUDES:
         what = f"includes {total:,} files in all, more than {MAX_INCLUDES}"
-        findings.error(where, what, fix="include each file once")
+        findings.error("RST-C020", where, what, fix="include each file once")
     return findings.num_errors == errors
 
 
@@ -170,7 +170,10 @@ def read_defaults(source: Source, findings: Findings) -> list[DefaultEntry]:
         return []
     if not isinstance(written, list):
         findings.error(
-            source.where(("defaults",)), f"is {shown(written)}; it must be a list", fix="write - group: option"
+            "RST-C016",
+            source.where(("defaults",)),
+            f"is {shown(written)}; it must be a list",
+            fix="write - group: option",
         )
         return []
     entries = []
@@ -181,6 +184,7 @@ def read_defaults(source: Source, findings: Findings) -> list[DefaultEntry]:
             key, option = "", item
         else:
             findings.error(
+                "RST-C017",
                 source.where(("defaults", index)),
                 f"is {shown(item)}; it must be group: option",
                 fix="write - group: option",
@@ -250,7 +254,10 @@ def load(
         values = OmegaConf.to_container(config, resolve=False)
     if not isinstance(values, Mapping):
         findings.error(
-            Where(), f"the config is {shown(config)}, not a mapping", fix="give a dict, a DictConfig or a path"
+            "RST-C005",
+            Where(),
+            f"the config is {shown(config)}, not a mapping",
+            fix="give a dict, a DictConfig or a path",
         )
         return None
     if not is_tame(values, findings):
@@ -301,6 +308,7 @@ def _existing(
             kept.append(entry)
     if missing:
         findings.warn(
+            "RST-C018",
             source.where(("defaults",)),
             f"names files that are not there; the plan is made without them: {', '.join(dict.fromkeys(missing))}",
             f"looked in {', '.join(str(directory) for directory in directories if directory != OWN_CONFIGS)}",
@@ -329,7 +337,7 @@ def _composed(
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
             what, why, fix = _in_words(error, directories)
             why = _near_key(what, source.values) or why
-            findings.error(_place(source, overrides), f"cannot be composed: {what}", why, fix)
+            findings.error("RST-C021", _place(source, overrides), f"cannot be composed: {what}", why, fix)
             return None
     values = OmegaConf.to_container(config, resolve=False)
     positions = _positions(source, used, directories, overrides)

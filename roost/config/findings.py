@@ -69,16 +69,25 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong or doubtful: where, what, why (the numbers) and how to fix it."""
+    """One thing that is wrong or doubtful: its code, where, what, why (the numbers) and how to fix it.
 
+    The code names the kind of mistake, such as `RST-C023`; `finding_codes.yaml` explains each.
+    """
+
+    code: str
     where: Where
     what: str
     why: str = ""
     fix: str = ""
     severity: Severity = Severity.ERROR
 
+    @property
+    def heading(self) -> str:
+        """The severity and the code, as every message begins; plans saved by older versions have no codes."""
+        return f"{self.severity.value} {self.code}" if self.code else self.severity.value
+
     def __str__(self) -> str:
-        lines = [": ".join(part for part in (self.severity.value, str(self.where), self.what) if part)]
+        lines = [": ".join(part for part in (self.heading, str(self.where), self.what) if part)]
         if self.why:
             lines.append(f"  why: {self.why}")
         if self.fix:
@@ -107,31 +116,31 @@ class Findings:
     """Collects findings while a config is read, so that all of them are reported together.
 
     >>> findings = Findings()
-    >>> findings.error(Where(path=("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
+    >>> findings.error("RST-H001", Where(path=("cluster", "num_nodes")), "is missing", fix="write num_nodes: 1")
     >>> findings.raise_errors()
     Traceback (most recent call last):
         ...
-    roost.config.findings.ConfigError: error: cluster.num_nodes: is missing
+    roost.config.findings.ConfigError: error RST-H001: cluster.num_nodes: is missing
       fix: write num_nodes: 1
     """
 
     collected: dict[Finding, None] = field(default_factory=dict)  # a set that keeps the order
 
-    def error(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
-        self._add(Finding(where, what, why, fix, Severity.ERROR))
+    def error(self, code: str, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(code, where, what, why, fix, Severity.ERROR))
 
-    def warn(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
-        self._add(Finding(where, what, why, fix, Severity.WARNING))
+    def warn(self, code: str, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(code, where, what, why, fix, Severity.WARNING))
 
-    def note(self, where: Where, what: str, why: str = "", fix: str = "") -> None:
-        self._add(Finding(where, what, why, fix, Severity.NOTE))
+    def note(self, code: str, where: Where, what: str, why: str = "", fix: str = "") -> None:
+        self._add(Finding(code, where, what, why, fix, Severity.NOTE))
 
     def _add(self, finding: Finding) -> None:
         if len(self.collected) < MAX_FINDINGS:
             self.collected[finding] = None
         elif finding not in self.collected:
             more = f"there are more than {MAX_FINDINGS:,} findings; only the first are shown"
-            self.collected[Finding(Where(finding.where.file), more, fix="fix these first")] = None
+            self.collected[Finding("RST-C015", Where(finding.where.file), more, fix="fix these first")] = None
 
     @property
     def found(self) -> tuple[Finding, ...]:

@@ -24,11 +24,11 @@ _FIX = "write list(range(0,8)), [0, 1, 2], a sum of those, or a rank range such 
 
 
 class ExpressionError(ValueError):
-    """A device expression that cannot be read, with the fix."""
+    """A device expression that cannot be read, with the code of the finding and the fix."""
 
-    def __init__(self, what: str, fix: str = _FIX) -> None:
+    def __init__(self, code: str, what: str, fix: str = _FIX) -> None:
         super().__init__(f"{what}; {fix}")
-        self.what, self.fix = what, fix
+        self.code, self.what, self.fix = code, what, fix
 
 
 def parse_devices(value: object) -> Sequence[int]:
@@ -50,7 +50,7 @@ def parse_devices(value: object) -> Sequence[int]:
 
 def _from_text(text: str) -> Sequence[int]:
     if len(text) > MAX_EXPRESSION:
-        raise ExpressionError(f"an expression of {len(text):,} characters is too long")
+        raise ExpressionError("RST-N020", f"an expression of {len(text):,} characters is too long")
     if not any(sign in text for sign in "([+"):
         return _from_ranks(text)
     try:
@@ -58,7 +58,7 @@ def _from_text(text: str) -> Sequence[int]:
     except ExpressionError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ExpressionError(f"{shown(text)} is not an expression Roost reads") from None
+        raise ExpressionError("RST-N024", f"{shown(text)} is not an expression Roost reads") from None
     return _checked([found] if isinstance(found, int) else found)
 
 
@@ -66,17 +66,17 @@ def _from_ranks(text: str) -> Sequence[int]:
     try:
         ranges = parse_rank_list(text)
     except RankSyntaxError as error:
-        raise ExpressionError(error.what) from None
+        raise ExpressionError(error.code, error.what) from None
     if ranges is None:
-        raise ExpressionError("'all' does not say how many devices there are")
+        raise ExpressionError("RST-N025", "'all' does not say how many devices there are")
     if sum(len(part) for part in ranges) > MAX_DEVICES:
-        raise ExpressionError(f"{shown(text)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
+        raise ExpressionError("RST-N026", f"{shown(text)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
     return ranges[0] if len(ranges) == 1 else [rank for part in ranges for rank in part]
 
 
 def _evaluate(node: ast.expr, depth: int) -> int | Sequence[int]:
     if depth > MAX_NESTING:
-        raise ExpressionError(f"the expression is nested more than {MAX_NESTING} deep")
+        raise ExpressionError("RST-N020", f"the expression is nested more than {MAX_NESTING} deep")
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return _bounded(number)
@@ -89,7 +89,7 @@ def _evaluate(node: ast.expr, depth: int) -> int | Sequence[int]:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in ("range", "list", "tuple"):
             values = [_evaluate(argument, depth + 1) for argument in arguments]
             return _range(values) if name == "range" else _listed(name, values)
-    raise ExpressionError(f"{shown(ast.unparse(node))} is not allowed in a device list")
+    raise ExpressionError("RST-N024", f"{shown(ast.unparse(node))} is not allowed in a device list")
 
 
 def _items(items: list[ast.expr], depth: int) -> list[int]:
@@ -99,7 +99,7 @@ def _items(items: list[ast.expr], depth: int) -> list[int]:
         value = _evaluate(item.value if isinstance(item, ast.Starred) else item, depth + 1)
         found.extend(_listed("*", [value]) if isinstance(item, ast.Starred) else [_number(value)])
         if len(found) > MAX_DEVICES:
-            raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
+            raise ExpressionError("RST-N026", f"more than {MAX_DEVICES:,} devices", "name fewer devices")
     return found
 
 
@@ -118,9 +118,9 @@ def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
         elif isinstance(total, int) and isinstance(value, int):
             total = _bounded(total + value)
         elif isinstance(total, int) or isinstance(value, int):
-            raise ExpressionError("a number is added to a list")
+            raise ExpressionError("RST-N024", "a number is added to a list")
         elif len(total) + len(value) > MAX_DEVICES:
-            raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
+            raise ExpressionError("RST-N026", f"more than {MAX_DEVICES:,} devices", "name fewer devices")
         else:
             total.extend(value)
     return total if total is not None else []
@@ -130,11 +130,15 @@ def _range(values: list[int | Sequence[int]]) -> range:
     numbers = [_number(value) for value in values]
     if not 1 <= len(numbers) <= 3 or (len(numbers) == 3 and numbers[2] == 0):
         raise ExpressionError(
-            "range takes (stop), (start, stop) or (start, stop, step), and step is not 0", "write range(0, 8)"
+            "RST-N024",
+            "range takes (stop), (start, stop) or (start, stop, step), and step is not 0",
+            "write range(0, 8)",
         )
     devices = range(*numbers)
     if len(devices) > MAX_DEVICES:
-        raise ExpressionError(f"{shown(devices)} is more than {MAX_DEVICES:,} devices", "name fewer devices")
+        raise ExpressionError(
+            "RST-N026", f"{shown(devices)} is more than {MAX_DEVICES:,} devices", "name fewer devices"
+        )
     return devices
 
 
@@ -142,26 +146,26 @@ def _listed(name: str, values: list[int | Sequence[int]]) -> Sequence[int]:
     if not values:
         return []
     if len(values) != 1 or isinstance(values[0], int):
-        raise ExpressionError(f"{name} takes one list or range")
+        raise ExpressionError("RST-N024", f"{name} takes one list or range")
     return values[0]
 
 
 def _number(value: int | Sequence[int]) -> int:
     if not isinstance(value, int):
-        raise ExpressionError("a list stands where a number is needed")
+        raise ExpressionError("RST-N024", "a list stands where a number is needed")
     return value
 
 
 def _bounded(number: int) -> int:
     if abs(number) > 10**9:
-        raise ExpressionError(f"{shown(number)} is beyond any cluster", "use smaller numbers")
+        raise ExpressionError("RST-N019", f"{shown(number)} is beyond any cluster", "use smaller numbers")
     return number
 
 
 def _checked(devices: Sequence[object]) -> Sequence[int]:
     """The devices, all of them whole and not negative."""
     if len(devices) > MAX_DEVICES:
-        raise ExpressionError(f"more than {MAX_DEVICES:,} devices", "name fewer devices")
+        raise ExpressionError("RST-N026", f"more than {MAX_DEVICES:,} devices", "name fewer devices")
     if isinstance(devices, range):
         wrong: list[object] = [end for end in (devices[0], devices[-1]) if end < 0] if devices else []
         checked: Sequence[int] = devices
@@ -171,7 +175,7 @@ def _checked(devices: Sequence[object]) -> Sequence[int]:
         ]
         checked = [item for item in devices if isinstance(item, int)]
     if wrong:
-        raise ExpressionError(f"{shown(wrong[0])} is not a device number", "number devices from 0 upwards")
+        raise ExpressionError("RST-N027", f"{shown(wrong[0])} is not a device number", "number devices from 0 upwards")
     return checked
 
 

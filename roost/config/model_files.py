@@ -96,7 +96,12 @@ def fraction_of_device(section: Section, *keys: str) -> float | None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            section.error(key, f"is {shown(value)}; it is a part of the device, above 0 and at most 1", fix="write 0.9")
+            section.error(
+                "RST-M001",
+                key,
+                f"is {shown(value)}; it is a part of the device, above 0 and at most 1",
+                fix="write 0.9",
+            )
             return None
         return float(value)
     return None

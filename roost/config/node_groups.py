@@ -34,6 +34,7 @@ def read_node_groups(cluster: Section) -> tuple[NodeGroup, ...]:
             continue
         if group.label in groups:
             section.error(
+                "RST-H016",
                 "label",
                 f"{group.label} is declared twice",
                 f"the first is at {groups[group.label].where}",
@@ -48,11 +49,12 @@ def _read_group(section: Section) -> NodeGroup | None:
     section.refuse_unknown_keys(GROUP_KEYS)
     for key in ("label", "node_ranks"):
         if section.values.get(key) is None:
-            section.error(key, "is missing", fix="each node group needs a label and node_ranks")
+            section.error("RST-H017", key, "is missing", fix="each node group needs a label and node_ranks")
     label = section.text("label")
     node_ranks = _read_node_ranks(section)
     if label in RESERVED_LABELS:
         section.error(
+            "RST-H018",
             "label",
             f"{label} is reserved",
             f"{CLUSTER_GROUP} and {NODE_GROUP} name all nodes already",
@@ -62,7 +64,7 @@ def _read_group(section: Section) -> NodeGroup | None:
     hardware_type, hardware = _read_hardware(section)
     ignore = section.flag("ignore_hardware")
     if ignore and (hardware_type is not None):
-        section.error("ignore_hardware", "stands beside hardware", fix="keep one of the two")
+        section.error("RST-H035", "ignore_hardware", "stands beside hardware", fix="keep one of the two")
     env_configs = tuple(
         config
         for part in section.mappings("env_configs", fix="put a dash before node_ranks: - node_ranks: 0-7")
@@ -93,17 +95,17 @@ def _read_node_ranks(section: Section) -> tuple[range, ...] | None:
     try:
         ranks = parse_rank_list(value)
     except RankSyntaxError as error:
-        section.error("node_ranks", error.what, fix=error.fix)
+        section.error(error.code, "node_ranks", error.what, fix=error.fix)
         return ()
     if ranks == ():
-        section.error("node_ranks", "names no node", fix="write ranks such as 0-7, or all")
+        section.error("RST-H020", "node_ranks", "names no node", fix="write ranks such as 0-7, or all")
     return ranks
 
 
 def _read_env_config(section: Section) -> EnvConfig | None:
     section.refuse_unknown_keys(ENV_KEYS)
     if section.values.get("node_ranks") is None:
-        section.error("node_ranks", "is missing", fix="write the nodes this entry is for, or all")
+        section.error("RST-H024", "node_ranks", "is missing", fix="write the nodes this entry is for, or all")
         return None
     return EnvConfig(
         node_ranks=_read_node_ranks(section),
@@ -119,7 +121,7 @@ def _read_env_vars(section: Section) -> tuple[tuple[str, str], ...]:
     for pair in section.mappings("env_vars", fix=fix):
         if len(pair.values) != 1:
             section.findings.error(
-                pair.where(), f"holds {len(pair.values)} pairs; each entry holds exactly one", fix=fix
+                "RST-H025", pair.where(), f"holds {len(pair.values)} pairs; each entry holds exactly one", fix=fix
             )
             continue
         for key in pair.values:
@@ -127,13 +129,13 @@ def _read_env_vars(section: Section) -> tuple[tuple[str, str], ...]:
             if value is None and pair.values[key] is not None:
                 continue  # an interpolation that is reported
             if isinstance(value, Mapping | list):
-                pair.error(str(key), f"is {shown(value)}; an environment variable holds text", fix=fix)
+                pair.error("RST-H026", str(key), f"is {shown(value)}; an environment variable holds text", fix=fix)
             elif not str(key) or "=" in str(key):
-                pair.error(str(key), f"{shown(key)} is no name for an environment variable", fix=fix)
+                pair.error("RST-H027", str(key), f"{shown(key)} is no name for an environment variable", fix=fix)
             elif str(key) in PROTECTED_VARIABLES:
-                pair.error(str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
+                pair.error("RST-H028", str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
             elif str(key) in variables:
-                pair.error(str(key), "is set twice in this entry", fix="keep one of the two")
+                pair.error("RST-H029", str(key), "is set twice in this entry", fix="keep one of the two")
             else:
                 variables[str(key)] = str(value)
     return tuple(variables.items())
@@ -145,22 +147,29 @@ def _read_hardware(section: Section) -> tuple[str | None, tuple[HardwareItem, ..
     if hardware is None:
         return section.text("hardware_type"), None
     if "hardware_type" in section:
-        section.error("hardware_type", "stands beside hardware", fix="keep hardware.type only")
+        section.error("RST-H035", "hardware_type", "stands beside hardware", fix="keep hardware.type only")
     hardware.refuse_unknown_keys(("type", "configs"))
     kind = hardware.text("type")
     if kind is None:
-        hardware.error("type", "is missing", fix="write type: Franka")
+        hardware.error("RST-H032", "type", "is missing", fix="write type: Franka")
     if "configs" not in hardware:
         hardware.error(
-            "configs", "is missing", fix="write configs: with one entry for each device, each with its node_rank"
+            "RST-H032",
+            "configs",
+            "is missing",
+            fix="write configs: with one entry for each device, each with its node_rank",
         )
     items = hardware.mappings("configs", fix="write - node_rank: 0 for each device")
     seen: list[Mapping[object, object]] = []
     for item in items:
         if item.values in seen:
-            section.findings.error(item.where(), "is a duplicate of an earlier entry", fix="describe each device once")
+            section.findings.error(
+                "RST-H036", item.where(), "is a duplicate of an earlier entry", fix="describe each device once"
+            )
         seen.append(item.values)
     if kind in COUNTED_THINGS:
-        hardware.error("type", f"{kind} is what groups without hardware count", fix="give the kind another name")
+        hardware.error(
+            "RST-H034", "type", f"{kind} is what groups without hardware count", fix="give the kind another name"
+        )
         return None, None
     return kind, tuple(HardwareItem({str(key): item.get(key) for key in item.values}, item.where()) for item in items)

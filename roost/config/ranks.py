@@ -20,11 +20,11 @@ _RANGE = re.compile(r"\s*(\d+(?:_\d+)*)\s*(?:-\s*(\d+(?:_\d+)*)\s*)?", re.ASCII)
 
 
 class RankSyntaxError(ValueError):
-    """A rank range or placement string that cannot be read, with the fix."""
+    """A rank range or placement string that cannot be read, with the code of the finding and the fix."""
 
-    def __init__(self, what: str, fix: str) -> None:
+    def __init__(self, code: str, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")
-        self.what, self.fix = what, fix
+        self.code, self.what, self.fix = code, what, fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,23 @@ def parse_range(text: str) -> range:
     range(5, 6)
     """
     if len(text) > MAX_TEXT:
-        raise RankSyntaxError(f"a rank range of {len(text):,} characters is too long", "write a-b")
+        raise RankSyntaxError("RST-N020", f"a rank range of {len(text):,} characters is too long", "write a-b")
     match = _RANGE.fullmatch(text)
     if match is None:
         raise RankSyntaxError(
-            f"{shown(text)} is not a rank or a range of ranks", "write a number such as 3, or a-b such as 0-3"
+            "RST-N017",
+            f"{shown(text)} is not a rank or a range of ranks",
+            "write a number such as 3, or a-b such as 0-3",
         )
     first, last = (_rank(part, text) for part in (match[1], match[2] or match[1]))
     if first > last:
-        raise RankSyntaxError(f"the range {text.strip()} runs backwards", f"write {last}-{first}")
+        raise RankSyntaxError("RST-N018", f"the range {text.strip()} runs backwards", f"write {last}-{first}")
     return range(first, last + 1)
 
 
 def _rank(digits: str, text: str) -> int:
     if len(digits) > 10 or int(digits) > MAX_RANK:
-        raise RankSyntaxError(f"{shown(text)} is beyond any cluster", f"use ranks below {MAX_RANK:,}")
+        raise RankSyntaxError("RST-N019", f"{shown(text)} is beyond any cluster", f"use ranks below {MAX_RANK:,}")
     return int(digits)
 
 
@@ -70,19 +72,25 @@ def parse_placement(text: str) -> tuple[Segment, ...]:
     [(range(0, 2), range(0, 4)), (range(4, 5), None)]
     """
     if len(text) > MAX_TEXT:
-        raise RankSyntaxError(f"a placement of {len(text):,} characters is too long", "use ranges such as 0-63, or all")
+        raise RankSyntaxError(
+            "RST-N020", f"a placement of {len(text):,} characters is too long", "use ranges such as 0-63, or all"
+        )
     segments = tuple(_segment(part.strip()) for part in text.split(",") if part.strip())
     if not segments:
-        raise RankSyntaxError("the placement is empty", "write all, or ranks such as 0-3")
+        raise RankSyntaxError("RST-N021", "the placement is empty", "write all, or ranks such as 0-3")
     return segments
 
 
 def _segment(text: str) -> Segment:
     resources, *processes = text.split(":")
     if len(processes) > 1:
-        raise RankSyntaxError(f"{shown(text)} has more than one colon", "write resources:processes, such as 0-3:0-7")
+        raise RankSyntaxError(
+            "RST-N022", f"{shown(text)} has more than one colon", "write resources:processes, such as 0-3:0-7"
+        )
     if processes and processes[0].strip().lower() == "all":
-        raise RankSyntaxError(f"in {shown(text)} the processes are 'all'", "name the process ranks, such as 0-3:0-7")
+        raise RankSyntaxError(
+            "RST-N023", f"in {shown(text)} the processes are 'all'", "name the process ranks, such as 0-3:0-7"
+        )
     return Segment(
         resources=None if resources.strip().lower() == "all" else parse_range(resources),
         processes=parse_range(processes[0]) if processes else None,
@@ -102,7 +110,9 @@ def parse_rank_list(value: object) -> tuple[range, ...] | None:
     ranges = []
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int | str):
-            raise RankSyntaxError(f"{shown(item)} is not a rank", "write ranks such as 0-3, or a list such as [0, 1]")
+            raise RankSyntaxError(
+                "RST-N017", f"{shown(item)} is not a rank", "write ranks such as 0-3, or a list such as [0, 1]"
+            )
         if isinstance(item, str) and not item.strip():
             continue
         ranges.append(parse_range(str(item) if isinstance(item, str) or item.bit_length() < 64 else "9" * 11))

@@ -44,8 +44,8 @@ class Section:
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
-    def error(self, key: str, what: str, why: str = "", fix: str = "") -> None:
-        self.findings.error(self.where(key), what, why, fix)
+    def error(self, code: str, key: str, what: str, why: str = "", fix: str = "") -> None:
+        self.findings.error(code, self.where(key), what, why, fix)
 
     def get(self, key: str) -> Any:
         """The value as written, or None; an unresolved interpolation is reported here, where it is needed."""
@@ -55,7 +55,7 @@ class Section:
         if unresolved is None:
             return value
         what = f"{shown(unresolved.text)} cannot be resolved"
-        self.error(key, what, unresolved.reason, "write the value itself, or define what it refers to")
+        self.error("RST-C022", key, what, unresolved.reason, "write the value itself, or define what it refers to")
         return None
 
     def whole_number(
@@ -68,11 +68,11 @@ class Section:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             what = f"is {shown(value)}; it must be a whole number of at least {minimum}"
             is_quoted = isinstance(value, str) and value.strip().isdecimal() and len(value) < 10
-            self.error(key, what, fix=f"write {key}: {int(value) if is_quoted else max(minimum, 1)}")
+            self.error("RST-C024", key, what, fix=f"write {key}: {int(value) if is_quoted else max(minimum, 1)}")
             return default
         if value > (maximum or MAX_ACCELERATORS):
             what = f"is {shown(value)}, more than the {maximum or MAX_ACCELERATORS:,} that Roost plans for"
-            self.error(key, what, fix="write a smaller number")
+            self.error("RST-C025", key, what, fix="write a smaller number")
             return default
         return value
 
@@ -84,12 +84,14 @@ class Section:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_exponent = isinstance(value, str) and EXPONENT.fullmatch(value.strip())
         if (is_number and value > MAX_NUMBER) or (is_exponent and float(value) > MAX_NUMBER):
-            self.error(key, f"is {shown(value)}; it must be at most {MAX_NUMBER:g}", fix="write a smaller number")
+            self.error(
+                "RST-C025", key, f"is {shown(value)}; it must be at most {MAX_NUMBER:g}", fix="write a smaller number"
+            )
             return None
         if not is_number or not value >= 0:
             digits = re.match(r"\s*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
             fix = f"write {key}: {digits[1]}" if digits else "write a plain number, or leave it out"
-            self.error(key, f"is {shown(value)}; it must be a number that is not negative", fix=fix)
+            self.error("RST-C026", key, f"is {shown(value)}; it must be a number that is not negative", fix=fix)
             return None
         return float(value)
 
@@ -98,7 +100,12 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.error(key, f"is {shown(value)}; it must be true or false", fix=f"write {key}: true or {key}: false")
+            self.error(
+                "RST-C027",
+                key,
+                f"is {shown(value)}; it must be true or false",
+                fix=f"write {key}: true or {key}: false",
+            )
             return default
         return value
 
@@ -109,7 +116,7 @@ class Section:
             return None
         is_huge = isinstance(value, int) and value.bit_length() > MAX_BITS
         if isinstance(value, bool) or not isinstance(value, str | int | float) or is_huge:
-            self.error(key, f"is {shown(value)}; it must be a word", fix=f"write {key}: some_name")
+            self.error("RST-C028", key, f"is {shown(value)}; it must be a word", fix=f"write {key}: some_name")
             return None
         return str(value)
 
@@ -120,7 +127,10 @@ class Section:
             return None
         if not isinstance(value, Mapping):
             self.error(
-                key, f"is {shown(value)}; it must be a mapping", fix=f"write {key}: and indent its keys below it"
+                "RST-C029",
+                key,
+                f"is {shown(value)}; it must be a mapping",
+                fix=f"write {key}: and indent its keys below it",
             )
             return None
         return Section(value, (*self.path, key), self.source, self.findings)
@@ -142,17 +152,19 @@ class Section:
         if value is None:
             return []
         if isinstance(value, Mapping):
-            self.error(key, "is a mapping; it must be a list", fix=fix)
+            self.error("RST-C030", key, "is a mapping; it must be a list", fix=fix)
             return []
         if not isinstance(value, list | tuple):
-            self.error(key, f"is {shown(value)}; it must be a list of mappings", fix=fix)
+            self.error("RST-C030", key, f"is {shown(value)}; it must be a list of mappings", fix=fix)
             return []
         sections = []
         for index, item in enumerate(value):
             if isinstance(item, Mapping):
                 sections.append(Section(item, (*self.path, key, index), self.source, self.findings))
             else:
-                self.findings.error(self.where(key, index), f"is {shown(item)}; it must be a mapping", fix=fix)
+                self.findings.error(
+                    "RST-C029", self.where(key, index), f"is {shown(item)}; it must be a mapping", fix=fix
+                )
         return sections
 
     def warn_near_misses(self, known: Iterable[str]) -> None:
@@ -161,7 +173,9 @@ class Section:
         for key in self.values:
             hint = did_you_mean(key, known, NEAR_MISS) if key not in known else ""
             if hint:
-                self.findings.warn(self.where(str(key)), "is not a key Roost knows", hint, "correct the key")
+                self.findings.warn(
+                    "RST-C023", self.where(str(key)), "is not a key Roost knows", hint, "correct the key"
+                )
 
     def refuse_unknown_keys(self, known: Iterable[str], fix: str = "") -> None:
         """Each key that is not known is an error with a hint; for sections that Roost owns."""
@@ -170,4 +184,4 @@ class Section:
             if key not in known:
                 hint = did_you_mean(key, known)
                 mend = "correct the key, or remove it" if hint else fix or f"known keys: {', '.join(known)}"
-                self.findings.error(self.where(str(key)), "is not a key Roost knows", hint, mend)
+                self.findings.error("RST-C023", self.where(str(key)), "is not a key Roost knows", hint, mend)

@@ -44,10 +44,11 @@ def read_yaml(file: Path, findings: Findings) -> Source | None:
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or str(error)
         hint = "; overrides come after it" if "=" in file.name else ""
-        findings.error(here, f"cannot be read: {reason}", fix=f"give the path of a YAML file{hint}")
+        findings.error("RST-C001", here, f"cannot be read: {reason}", fix=f"give the path of a YAML file{hint}")
         return None
     if len(content) > MAX_FILE_BYTES:
         findings.error(
+            "RST-C002",
             here,
             f"is larger than {MAX_FILE_BYTES:,} bytes",
             fix="write long device lists as an expression such as list(range(0,64))",
@@ -57,7 +58,7 @@ def read_yaml(file: Path, findings: Findings) -> Source | None:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         fix = "save it as UTF-8, or give the path of a YAML file"
-        findings.error(here, "is not UTF-8 text", f"byte {error.start} is not", fix)
+        findings.error("RST-C003", here, "is not UTF-8 text", f"byte {error.start} is not", fix)
         return None
     return parse_yaml(text, str(file), findings)
 
@@ -77,21 +78,29 @@ def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None
         place = Where(file, mark.line + 1, mark.column + 1) if mark else Where(file)
         problem = error.problem or error.context or "cannot be parsed"
         findings.error(
-            place, f"is not valid YAML: {problem}", fix="check the indentation and the quotes near this line"
+            "RST-C004",
+            place,
+            f"is not valid YAML: {problem}",
+            fix="check the indentation and the quotes near this line",
         )
         return None
     except (yaml.YAMLError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        findings.error(Where(file), f"is not valid YAML: {reason}", fix="give the path of a text file in YAML")
+        findings.error(
+            "RST-C004", Where(file), f"is not valid YAML: {reason}", fix="give the path of a text file in YAML"
+        )
         return None
     except Refused as refused:
-        findings.error(refused.where, refused.what, fix=refused.fix)
+        findings.error(refused.code, refused.where, refused.what, fix=refused.fix)
         return None
     if values is None:
         values = {}
     if not isinstance(values, dict):
         findings.error(
-            Where(file), f"holds {shown(values)}, not a mapping of keys to values", fix="write key: value lines"
+            "RST-C005",
+            Where(file),
+            f"holds {shown(values)}, not a mapping of keys to values",
+            fix="write key: value lines",
         )
         return None
     return Source(values, file, builder.positions)
@@ -104,7 +113,9 @@ def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
     for _ in range(MAX_DEPTH):
         inner = [part for value in level for part in (value.values() if isinstance(value, Mapping) else value)]
         if any(isinstance(part, int) and part.bit_length() > MAX_BITS for part in inner):
-            findings.error(Where(), "the config holds a number that is beyond all reason", fix="write a smaller number")
+            findings.error(
+                "RST-C010", Where(), "the config holds a number that is beyond all reason", fix="write a smaller number"
+            )
             return False
         level = [part for part in inner if isinstance(part, Mapping | list | tuple)]
         count += len(inner)
@@ -113,6 +124,9 @@ def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
         if count > MAX_GIVEN_VALUES:
             break
     findings.error(
-        Where(), f"the config is nested more than {MAX_DEPTH} deep or contains itself", fix="flatten the config"
+        "RST-C013",
+        Where(),
+        f"the config is nested more than {MAX_DEPTH} deep or contains itself",
+        fix="flatten the config",
     )
     return False

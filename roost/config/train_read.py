@@ -166,13 +166,15 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
         values["engine_options"] = {**usual["engine_options"], **values["engine_options"]}
     values = {**usual, **values}
     if not values.get("task"):
-        train.error("task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
+        train.error("RST-T003", "task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):
-        train.error("task", "has no _target_", fix="name the class of the scenario: _target_: package.module.Class")
+        train.error(
+            "RST-T003", "task", "has no _target_", fix="name the class of the scenario: _target_: package.module.Class"
+        )
     if not values.get("model"):
         values["model"], written["model"] = _model_of(job, root)
     if not values["model"]:
-        train.error("model", "is missing", fix="name the folder of a Hugging Face checkpoint")
+        train.error("RST-T004", "model", "is missing", fix="name the folder of a Hugging Face checkpoint")
         return None, ()
     settings = _settings(values, job, root)
     return settings, resolve_settings(settings, root, job.notation, written, values)
@@ -210,6 +212,7 @@ def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple
             continue
         if ours is not None and ours != theirs:
             train.error(
+                "RST-T008",
                 key.name,
                 f"is {shown(ours)}, but {'.'.join((*above, name))} is {shown(theirs)}",
                 "both mean the same setting",
@@ -253,7 +256,9 @@ def _words(section: Section, name: str) -> tuple[str, ...] | None:
     written = section.get(name)
     if isinstance(written, list | tuple) and written and all(isinstance(word, str) for word in written):
         return tuple(written)
-    section.error(name, f"is {shown(written)}; it must be a list of words", fix=f"write {name}: [q_proj, v_proj]")
+    section.error(
+        "RST-T005", name, f"is {shown(written)}; it must be a list of words", fix=f"write {name}: [q_proj, v_proj]"
+    )
     return None
 
 
@@ -262,7 +267,9 @@ def _number(key: Key, section: Section, name: str) -> float | None:
     is_word = isinstance(written, str) and EXPONENT.fullmatch(written.strip())
     number = float(written) if is_word and float(written) <= MAX_NUMBER else section.number(name)
     if number is not None and key.most is not None and number > key.most:
-        section.error(name, f"is {number:g}; it must be at most {key.most:g}", fix=f"write {name}: {key.most:g}")
+        section.error(
+            "RST-T007", name, f"is {number:g}; it must be at most {key.most:g}", fix=f"write {name}: {key.most:g}"
+        )
     return number
 
 
@@ -281,7 +288,9 @@ def _choice(key: Key, section: Section, name: str) -> Any:
     choices = [str(choice) for choice in key.kind]
     if text is None or text in choices:
         return key.kind(text) if text is not None and isinstance(key.kind, EnumType) else text
-    section.error(name, f"is {shown(text)}", did_you_mean(text, choices), f"write one of {', '.join(choices)}")
+    section.error(
+        "RST-T006", name, f"is {shown(text)}", did_you_mean(text, choices), f"write one of {', '.join(choices)}"
+    )
     return None
 
 
@@ -289,6 +298,7 @@ def _note(name: str, value: Any, place: Where, values: Values, root: Section, no
     """A setting as written; what the notation's other keys amount to must not contradict it."""
     if name in values and not _same(values[name], value):
         root.findings.error(
+            "RST-T008",
             place,
             f"is {shown(value)}, but {_makers(name, root, notation)} it {shown(values[name])}",
             fix="keep one of the two",
@@ -397,6 +407,7 @@ def _minibatches(values: Values, collect: CollectSettings, job: Job, root: Secti
         return int(count or 1)
     if count is not None and math.ceil(samples / size) != count:
         root.findings.error(
+            "RST-T008",
             place,
             f"is {size}, but {_makers('minibatch_size', root, job.notation)} it {samples / count:g}",
             f"{samples} samples in {count} minibatches",
@@ -404,11 +415,14 @@ def _minibatches(values: Values, collect: CollectSettings, job: Job, root: Secti
         )
     why = f"{collect.groups} groups of {collect.group_size} = {samples}"
     if size > samples:
-        root.findings.error(place, f"makes minibatches of {size}, but a step has {samples} samples", why, "lower it")
+        root.findings.error(
+            "RST-T009", place, f"makes minibatches of {size}, but a step has {samples} samples", why, "lower it"
+        )
         return 1
     parts: int = math.ceil(samples / size)
     if samples % size:
         root.findings.warn(
+            "RST-T010",
             place,
             f"makes minibatches of {size}, which do not divide the {samples} samples of a step",
             f"{why}; they are cut evenly into {parts}, of {samples / parts:g} samples on average",

@@ -28,9 +28,9 @@ Position = tuple[str | None, int | None, int | None]
 
 
 class Refused(Exception):
-    def __init__(self, where: Where, what: str, fix: str) -> None:
+    def __init__(self, code: str, where: Where, what: str, fix: str) -> None:
         super().__init__(what)
-        self.where, self.what, self.fix = where, what, fix
+        self.code, self.where, self.what, self.fix = code, where, what, fix
 
 
 class _Scalars(yaml.SafeLoader):
@@ -88,7 +88,9 @@ class ValueBuilder:
             if isinstance(event, yaml.DocumentStartEvent):
                 self.documents += 1
                 if self.documents > 1:
-                    raise self._refusal(event, "holds more than one YAML document", "keep one document in a file")
+                    raise self._refusal(
+                        "RST-C007", event, "holds more than one YAML document", "keep one document in a file"
+                    )
             elif isinstance(event, yaml.ScalarEvent):
                 self._place(event, self._scalar(event), event.anchor)
             elif isinstance(event, yaml.AliasEvent):
@@ -104,32 +106,41 @@ class ValueBuilder:
             return self._whole_number(event)  # by far the most of a long list
         value = self._resolved_scalar(event)
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise self._refusal(event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number")
+            raise self._refusal(
+                "RST-C010", event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number"
+            )
         return value
 
     def _resolved_scalar(self, event: Any) -> Any:
         explicit = event.tag if event.tag and event.tag != "!" else None
         if explicit is not None and explicit not in SCALAR_TAGS:
-            raise self._refusal(event, f"has the tag {explicit}", "remove the tag; configs hold plain values only")
+            raise self._refusal(
+                "RST-C006", event, f"has the tag {explicit}", "remove the tag; configs hold plain values only"
+            )
         tag = explicit or self.scalars.resolve(  # type: ignore[no-untyped-call]
             yaml.ScalarNode, event.value, event.implicit
         )
         try:
             return self.scalars.construct_object(yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
         except ValueError:
-            what, fix = f"{shown(event.value)} is not a value Roost can hold", "write a smaller number, or quote it"
+            code, fix = "RST-C010", "write a smaller number, or quote it"
+            what = f"{shown(event.value)} is not a value Roost can hold"
             if explicit is not None:
-                what, fix = f"{shown(event.value)} is not of its tag {explicit}", "remove the tag"
-            raise self._refusal(event, what, fix) from None
+                code, fix = "RST-C009", "remove the tag"
+                what = f"{shown(event.value)} is not of its tag {explicit}"
+            raise self._refusal(code, event, what, fix) from None
 
     def _whole_number(self, event: Any) -> int:
         if len(event.value) > MAX_DIGITS:
-            raise self._refusal(event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number")
+            raise self._refusal(
+                "RST-C010", event, f"{shown(event.value)} is not a value Roost can hold", "write a smaller number"
+            )
         return int(event.value)
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self.anchors:
             raise self._refusal(
+                "RST-C011",
                 event,
                 f"the alias *{event.anchor} refers to nothing written before it",
                 f"define &{event.anchor} first; a value cannot contain itself",
@@ -140,9 +151,11 @@ class ValueBuilder:
 
     def _open(self, event: Any) -> None:
         if len(self.stack) >= MAX_DEPTH:
-            raise self._refusal(event, f"is nested more than {MAX_DEPTH} deep", "flatten the config")
+            raise self._refusal("RST-C013", event, f"is nested more than {MAX_DEPTH} deep", "flatten the config")
         if event.tag not in PLAIN_TAGS:
-            raise self._refusal(event, f"has the tag {event.tag}", "remove the tag; configs hold plain values only")
+            raise self._refusal(
+                "RST-C006", event, f"has the tag {event.tag}", "remove the tag; configs hold plain values only"
+            )
         path = self._next_path(event)
         value: dict[Any, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         self.stack.append(_Open(value, path, event.anchor, self.count))
@@ -159,6 +172,7 @@ class ValueBuilder:
         self.count += 1
         if self.count > MAX_VALUES:
             raise self._refusal(
+                "RST-C014",
                 event,
                 f"holds more than {MAX_VALUES:,} values once aliases are expanded",
                 "write long device lists as an expression such as list(range(0,64))",
@@ -174,12 +188,12 @@ class ValueBuilder:
 
     def _take_key(self, event: Any, top: _Open, key: Any) -> None:
         if not isinstance(key, str | int | float | bool) and key is not None:
-            raise self._refusal(event, "a key must be a word or a number", KEY_FIX)
+            raise self._refusal("RST-C012", event, "a key must be a word or a number", KEY_FIX)
         path = (*top.path, _path_part(key))
         if key in top.value and key != MERGE_KEY:
             first = self.positions.get(path)
             why = f"it stands at line {first[1]} already" if first else ""
-            self.findings.error(self._where(event, path), "is written twice", why, "keep one of the two")
+            self.findings.error("RST-C008", self._where(event, path), "is written twice", why, "keep one of the two")
         top.key, top.has_key = key, True
         self._note(event, path)
 
@@ -193,7 +207,7 @@ class ValueBuilder:
             self._note(event, path)
             return path
         if not top.has_key:
-            raise self._refusal(event, "a key must be a word or a number", KEY_FIX)
+            raise self._refusal("RST-C012", event, "a key must be a word or a number", KEY_FIX)
         return (*top.path, _path_part(top.key))
 
     def _insert(self, value: Any) -> None:
@@ -213,8 +227,8 @@ class ValueBuilder:
     def _where(self, event: Any, path: KeyPath = ()) -> Where:
         return Where(self.file, event.start_mark.line + 1, event.start_mark.column + 1, path)
 
-    def _refusal(self, event: Any, what: str, fix: str) -> Refused:
-        return Refused(self._where(event), what, fix)
+    def _refusal(self, code: str, event: Any, what: str, fix: str) -> Refused:
+        return Refused(code, self._where(event), what, fix)
 
 
 def _merged(written: dict[Any, Any]) -> dict[Any, Any]:

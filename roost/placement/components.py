@@ -144,7 +144,11 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
     if job.layout is Layout.AS_WRITTEN and job.model_parallel.auto_scheduler:
         where = job.source.where(("cluster", "auto_scheduler"))
         findings.warn(
-            where, "is not used", "the ranks are placed as written", "remove it, or plan with --layout model_parallel"
+            "RST-P003",
+            where,
+            "is not used",
+            "the ranks are placed as written",
+            "remove it, or plan with --layout model_parallel",
         )
     if job.layout is Layout.MODEL_PARALLEL and findings.num_errors == errors:
         layout = lay_out(job, _on_accelerators(job, bound, inventory), inventory.num_accelerators, findings)
@@ -244,6 +248,7 @@ class ComponentPlacement:
         if name not in self._placed:
             findings = Findings()
             findings.error(
+                "RST-P001",
                 Where(),
                 f"there is no component {name}",
                 did_you_mean(name, self._placed),

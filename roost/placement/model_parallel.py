@@ -61,6 +61,7 @@ def lay_out(
     for name in ("rollout",) if is_evaluation else ("actor", "rollout"):
         if name not in bound:
             findings.error(
+                "RST-P020",
                 where,
                 f"has no {name} on accelerators, which the model-parallel layout needs",
                 why="" if num_accelerators else "the machines have no accelerators",
@@ -112,6 +113,7 @@ def _engines(part: Bound, findings: Findings) -> PlacementStrategy | None:
     sizes = part.component.parallel
     if part.count % sizes.model:
         findings.error(
+            "RST-P028",
             part.where,
             f"{part.count} accelerators are not a multiple of {sizes.model}, the size of one engine",
             f"tensor {sizes.tensor} * pipeline {sizes.pipeline}; {part.count % sizes.model} would be left over",
@@ -127,6 +129,7 @@ def _check_contiguous(bound: Mapping[str, Bound], findings: Findings) -> None:
         part = bound.get(name)
         if part is not None and part.ranks.hardware_ranks[-1] - part.ranks.hardware_ranks[0] + 1 != part.count:
             findings.error(
+                "RST-P021",
                 part.where,
                 f"the ranks of {name} have gaps",
                 f"{spell_ranks(part.ranks.hardware_ranks.tolist())}; parallel groups need them in one run",
@@ -139,6 +142,7 @@ def _warn_ignored_processes(bound: Mapping[str, Bound], findings: Findings) -> N
         part = bound.get(name)
         if part is not None and part.ranks.has_explicit_processes:
             findings.warn(
+                "RST-P022",
                 part.where,
                 f"the process ranks of {name} are not used",
                 "the parallel sizes say how many processes there are",
@@ -156,12 +160,15 @@ def _mode(
         if "critic" not in bound:
             _are_apart(job, bound, findings)
             return _auto_mode(bound, num_accelerators, findings, where)
-        findings.warn(key, "is not used", "the dynamic scheduler knows no critic", "remove it, or remove the critic")
+        findings.warn(
+            "RST-P003", key, "is not used", "the dynamic scheduler knows no critic", "remove it, or remove the critic"
+        )
     others = [part for name, part in bound.items() if name.startswith("rollout_")]
     is_multi_agent = bool(others) and all(np.isin(part.devices, actor.devices).all() for part in (rollout, *others))
     if np.array_equal(np.sort(actor.devices), np.sort(rollout.devices)) or is_multi_agent:
         for name in inferring:
             findings.error(
+                "RST-P023",
                 bound[name].where,
                 f"{name} has no place in the collocated mode",
                 "actor and rollout hold the same accelerators",
@@ -192,6 +199,7 @@ def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings) -> bool
         if len(shared):
             is_apart = False
             findings.error(
+                "RST-P024",
                 bound[two].where,
                 f"{one} and {two} share some accelerators but are not collocated",
                 f"{one} has {bound[one].count}, {two} has {bound[two].count}, {len(shared)} are shared",
@@ -201,6 +209,7 @@ def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings) -> bool
     for name in ("inference", "actor_inference"):
         if name in bound and not job.model_parallel.recompute_logprobs:
             findings.error(
+                "RST-P025",
                 bound[name].where,
                 f"{name} has nothing to do",
                 "algorithm.recompute_logprobs is not true",
@@ -218,10 +227,11 @@ def _auto_mode(bound: Mapping[str, Bound], num_accelerators: int, findings: Find
             continue
         if part.ranks.table.labels != (CLUSTER_GROUP,):
             what = f"{name} is placed through a node group, and auto_scheduler hands out the whole cluster"
-            findings.error(part.where, what, fix="leave node_group out, or auto_scheduler")
+            findings.error("RST-P026", part.where, what, fix="leave node_group out, or auto_scheduler")
             return PlacementMode.AUTO
         if part.devices[0] != expected:
             findings.error(
+                "RST-P027",
                 part.where,
                 f"{name} starts at accelerator {part.devices[0]}",
                 f"with auto_scheduler it must start at {expected}",
@@ -230,6 +240,7 @@ def _auto_mode(bound: Mapping[str, Bound], num_accelerators: int, findings: Find
         expected = int(part.devices[-1]) + 1
     if expected != num_accelerators:
         findings.error(
+            "RST-P027",
             where,
             f"the components end at accelerator {expected - 1}",
             f"with auto_scheduler they must end at the last, {num_accelerators - 1}",
@@ -246,12 +257,14 @@ def _check_sizes(bound: Mapping[str, Bound], findings: Findings) -> None:
         tensor = part.component.parallel.tensor
         if tensor > part.count:
             findings.error(
+                "RST-P029",
                 part.where,
                 f"{name} is cut over {tensor} accelerators but has {part.count}",
                 fix=f"give it {tensor} accelerators, or a tensor parallel size of at most {part.count}",
             )
         elif name in ("actor", "critic") and part.count % part.component.parallel.model:
             findings.warn(
+                "RST-P030",
                 part.where,
                 f"{part.count} accelerators are not a multiple of {name}'s model size",
                 f"tensor * pipeline * context = {part.component.parallel.model}",
@@ -281,6 +294,7 @@ def _rollout_strategy(
     if mode is PlacementMode.AUTO and job.model_parallel.use_pre_process_policy:
         if actor.count % sizes.model or rollout.count % sizes.model:
             findings.error(
+                "RST-P028",
                 actor.where,
                 f"actor has {actor.count} and rollout {rollout.count} accelerators, not multiples of {sizes.model}",
                 "use_pre_process_policy lets rollout start engines of that size on both",
@@ -297,6 +311,7 @@ def _collocated_rollout(rollout: Bound, actor: Bound, findings: Findings) -> Pla
     sizes, actor_tensor = rollout.component.parallel, actor.component.parallel.tensor
     if actor_tensor > sizes.tensor and actor_tensor % sizes.tensor:
         findings.error(
+            "RST-P031",
             rollout.where,
             f"actor's tensor size {actor_tensor} is not a multiple of rollout's {sizes.tensor}",
             "engine shards could not be laid on the learner shards they are made from",
@@ -306,6 +321,7 @@ def _collocated_rollout(rollout: Bound, actor: Bound, findings: Findings) -> Pla
     block = sizes.model * max(actor_tensor // sizes.tensor, 1)
     if rollout.count % block:
         findings.error(
+            "RST-P028",
             rollout.where,
             f"{rollout.count} accelerators are not a multiple of {block}",
             f"engine size {sizes.model} * stride {block // sizes.model}",

@@ -211,6 +211,7 @@ def _place_from_dict(data: Mapping[str, Any]) -> Where:
 def finding_to_dict(finding: Finding) -> dict[str, Any]:
     return {
         "severity": finding.severity.value,
+        "code": finding.code,
         **_place_to_dict(finding.where),
         "what": finding.what,
         "why": finding.why,
@@ -219,7 +220,8 @@ def finding_to_dict(finding: Finding) -> dict[str, Any]:
 
 
 def _finding_from_dict(data: Mapping[str, Any]) -> Finding:
-    return Finding(_place_from_dict(data), data["what"], data["why"], data["fix"], Severity(data["severity"]))
+    code = data.get("code", "")  # plans of older versions have none
+    return Finding(code, _place_from_dict(data), data["what"], data["why"], data["fix"], Severity(data["severity"]))
 
 
 def read_plan_file(file: Path, findings: Findings) -> Plan | None:
@@ -235,11 +237,13 @@ def read_plan_file(file: Path, findings: Findings) -> Plan | None:
         return None  # whoever reads it as a config says what is wrong
     except ConfigError as error:
         for finding in error.findings:
-            findings.error(replace(finding.where, file=str(file)), finding.what, finding.why, finding.fix)
+            findings.error(finding.code, replace(finding.where, file=str(file)), finding.what, finding.why, finding.fix)
         return None
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
-        findings.error(Where(str(file)), f"is a plan that cannot be read: {reason}", fix="write it again with --json")
+        findings.error(
+            "RST-C033", Where(str(file)), f"is a plan that cannot be read: {reason}", fix="write it again with --json"
+        )
         return None
 
 
@@ -248,7 +252,7 @@ def plan_from_json(text: str) -> Plan:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         findings = Findings()
-        findings.error(Where(), f"is not JSON: {error}", fix="give what roost plan --json wrote")
+        findings.error("RST-C033", Where(), f"is not JSON: {error}", fix="give what roost plan --json wrote")
         raise ConfigError(findings.errors) from None
     return plan_from_dict(data)
 
@@ -259,7 +263,10 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema != SCHEMA:
         findings.error(
-            Where(path=("schema",)), f"is {shown(schema)}, not {SCHEMA}", fix="give a file that roost plan --json wrote"
+            "RST-C034",
+            Where(path=("schema",)),
+            f"is {shown(schema)}, not {SCHEMA}",
+            fix="give a file that roost plan --json wrote",
         )
         findings.raise_errors()
     try:
@@ -280,7 +287,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        findings.error(Where(), f"is not a whole plan: {what}", fix="write it again with roost plan --json")
+        findings.error("RST-C035", Where(), f"is not a whole plan: {what}", fix="write it again with roost plan --json")
         findings.raise_errors()
         raise
 

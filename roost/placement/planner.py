@@ -79,7 +79,9 @@ def try_plan(
     notation, layout = _chosen(Notation, notation, findings), _chosen(Layout, layout, findings)
     if accelerators_per_node is not None and not _is_count(accelerators_per_node):
         what = f"is {shown(accelerators_per_node)}; it must be a whole number"
-        findings.error(Where(path=("accelerators_per_node",)), what, fix=f"give 0 to {MAX_ACCELERATORS_PER_NODE}")
+        findings.error(
+            "RST-C024", Where(path=("accelerators_per_node",)), what, fix=f"give 0 to {MAX_ACCELERATORS_PER_NODE}"
+        )
         return None
     job = _read(job_or_path, findings, overrides, notation, layout, strict)
     known = _known_machines(inventory, findings)
@@ -91,7 +93,7 @@ def try_plan(
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
     if placed is None or machines is None or findings.has_errors:
         if not findings.has_errors:  # a mistake of Roost's own, about which silence would be worse
-            findings.error(job.source.where(), "cannot be planned", fix="please report this config")
+            findings.error("RST-P004", job.source.where(), "cannot be planned", fix="please report this config")
         return None
     components = tuple(_component_plan(part, job, registry) for part in placed.components)
     places = {component.name: component.where for component in job.components}
@@ -146,7 +148,7 @@ def _known_machines(inventory: Any, findings: Findings) -> Inventory | None:
     except ConfigError as error:
         for finding in error.findings:
             where = finding.where if str(finding.where) else Where("inventory")
-            findings.error(where, finding.what, finding.why, finding.fix)
+            findings.error(finding.code, where, finding.what, finding.why, finding.fix)
         return None
 
 
@@ -160,7 +162,9 @@ def _chosen(kind: type[Choice], value: Choice | str | None, findings: Findings) 
     if value is None or value in names:
         return None if value is None else kind(value)
     what = f"{shown(value)} is no {kind.__name__.lower()}"
-    findings.error(Where(path=(kind.__name__.lower(),)), what, did_you_mean(value, names), f"use {', '.join(names)}")
+    findings.error(
+        "RST-C036", Where(path=(kind.__name__.lower(),)), what, did_you_mean(value, names), f"use {', '.join(names)}"
+    )
     return None
 
 

@@ -38,6 +38,7 @@ def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> Bo
     if table.total == 0:
         kinds = " or ".join(dict.fromkeys(table.kinds))
         findings.error(
+            "RST-P005",
             asks.groups_where,
             f"no {kinds} exists in {', '.join(asks.node_groups)}",
             fix=f"describe the {kinds} devices of the group, or name another node group",
@@ -70,13 +71,18 @@ def _segment_ranges(
     for segment in segments:
         if segment.resources is None and table.is_mixed:
             findings.error(
-                where, "'all' is ambiguous here", _mixture(table), "write the node ranks, or name groups of one kind"
+                "RST-P006",
+                where,
+                "'all' is ambiguous here",
+                _mixture(table),
+                "write the node ranks, or name groups of one kind",
             )
             return None
         resources = range(table.total) if segment.resources is None else segment.resources
         if resources[-1] >= table.total:
             kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
             findings.error(
+                "RST-P007",
                 where,
                 f"{segment.text!r} names rank {resources[-1]}, which is out of range",
                 f"{', '.join(table.labels)} has {counted(table.total, kind)}, counted from 0",
@@ -84,6 +90,7 @@ def _segment_ranges(
             )
         if resources[0] <= last_resource:
             findings.error(
+                "RST-P008",
                 where,
                 f"{segment.text!r} names rank {resources[0]} again or out of order",
                 f"the segment before it ends at {last_resource}",
@@ -92,6 +99,7 @@ def _segment_ranges(
         processes = segment.processes or range(next_process, next_process + len(resources))
         if processes[0] != next_process:
             findings.error(
+                "RST-P009",
                 where,
                 f"the processes of {segment.text!r} start at {processes[0]}",
                 f"process ranks run from 0 without gaps, so {next_process} comes next",
@@ -100,7 +108,7 @@ def _segment_ranges(
         last_resource, next_process = resources[-1], processes[-1] + 1
         if next_process > MAX_PROCESSES:
             what = f"makes {next_process:,} processes, more than the {MAX_PROCESSES:,} that Roost plans for"
-            findings.error(where, what, fix="use fewer processes")
+            findings.error("RST-P010", where, what, fix="use fewer processes")
         pairs.append((resources, processes))
     return pairs if findings.num_errors == errors else None
 
@@ -119,6 +127,7 @@ def _device_strategy(
         more = "processes" if len(processes) > len(resources) else "resources"
         if many % few:
             findings.error(
+                "RST-P011",
                 where,
                 f"{len(processes)} processes cannot be spread evenly over {len(resources)} resources",
                 f"{many} % {few} = {many % few}",
@@ -147,6 +156,7 @@ def _node_strategy(
         share, rest = divmod(len(processes), len(resources))
         if share == 0:
             findings.error(
+                "RST-P012",
                 where,
                 f"{len(processes)} processes cannot run across {len(resources)} nodes",
                 "a process runs on one node",
@@ -155,6 +165,7 @@ def _node_strategy(
             return None
         if rest:
             findings.warn(
+                "RST-P013",
                 where,
                 f"{len(processes)} processes do not divide evenly over {len(resources)} nodes",
                 f"{counted(rest, 'node')} of them get {share + 1}, the others {share}",

@@ -43,15 +43,21 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     def __init__(self, hardware_ranks_list: Sequence[Sequence[int]], node_group_label: GroupLabels = None) -> None:
         if not is_list(hardware_ranks_list) or not all(is_list(listed) for listed in hardware_ranks_list):
             refuse(
+                "RST-P035",
                 f"hardware_ranks_list is {shown(hardware_ranks_list)}; it must be a list of lists of ranks",
                 "list the ranks of each process, such as [[0], [1]]",
             )
         if not len(hardware_ranks_list):
-            refuse("hardware_ranks_list must not be empty", "list the ranks of each process, such as [[0], [1]]")
+            refuse(
+                "RST-P036",
+                "hardware_ranks_list must not be empty",
+                "list the ranks of each process, such as [[0], [1]]",
+            )
         for process, listed in enumerate(hardware_ranks_list):
             check_ranks(listed, f"process {process}")
             if len(set(listed)) < len(listed):
                 refuse(
+                    "RST-P038",
                     f"the ranks of a process must be unique: process {process} has {shown(list(listed))}",
                     "name each rank once",
                 )
@@ -109,6 +115,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         check_count(self.stride, "stride")
         if self.end_hardware_rank < self.start_hardware_rank:
             refuse(
+                "RST-P040",
                 f"end_hardware_rank {self.end_hardware_rank} is before start_hardware_rank {self.start_hardware_rank}",
                 "swap the two",
             )
@@ -119,6 +126,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         if count % block:
             whole = count // block * block
             refuse(
+                "RST-P041",
                 f"{count} resources cannot be cut into blocks of {block}, so some would be left over",
                 f"end at rank {self.start_hardware_rank + (whole or block) - 1}",
                 f"{self.num_hardware_per_process} per process * stride {self.stride}; {count % block} would be left",
@@ -167,11 +175,12 @@ class NodePlacementStrategy(PlacementStrategy):
     def __init__(self, node_ranks: Sequence[int] | Ints, node_group_label: GroupLabels = None) -> None:
         if not is_list(node_ranks):
             refuse(
+                "RST-P035",
                 f"node_ranks is {shown(node_ranks)}; it must be a list",
                 "list the node of each process, such as [0] * 4",
             )
         if not len(node_ranks):
-            refuse("node_ranks must not be empty", "list the node of each process, such as [0] * 4")
+            refuse("RST-P036", "node_ranks must not be empty", "list the node of each process, such as [0] * 4")
         check_ranks(node_ranks, "the strategy")
         object.__setattr__(self, "node_ranks", np.sort(np.asarray(node_ranks, np.int64)))
         object.__setattr__(self, "labels", as_labels(node_group_label))
@@ -185,6 +194,7 @@ class NodePlacementStrategy(PlacementStrategy):
         nodes = table.node_table()
         if len(np.unique(nodes.nodes)) < len(nodes.nodes):
             findings.error(
+                "RST-P019",
                 where,
                 f"node groups {', '.join(self.labels)} have nodes in common, so node ranks would be ambiguous",
                 fix="name groups without common nodes",

@@ -64,6 +64,7 @@ def inventory_of(cluster: Any) -> Inventory:
 
 def report_unknown_group(error: UnknownGroup, findings: Findings, where: Where) -> None:
     findings.error(
+        "RST-P014",
         where,
         f"names node group {error.label}, which is not declared",
         did_you_mean(error.label, error.known),
@@ -89,9 +90,9 @@ def without_devices(
     )
 
 
-def refuse(what: str, fix: str, why: str = "") -> None:
+def refuse(code: str, what: str, fix: str, why: str = "") -> None:
     findings = Findings()
-    findings.error(Where(), what, why, fix)
+    findings.error(code, Where(), what, why, fix)
     findings.raise_errors()
 
 
@@ -101,17 +102,18 @@ def is_list(value: object) -> bool:
 
 def check_count(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        refuse(f"{name} is {shown(value)}; it must be a whole number of at least 1", f"give {name}=1")
+        refuse("RST-P039", f"{name} is {shown(value)}; it must be a whole number of at least 1", f"give {name}=1")
 
 
 def check_ranks(ranks: Sequence[int] | Ints, owner: str) -> None:
     if not len(ranks):
-        refuse(f"{owner} has no ranks", "name at least one rank")
+        refuse("RST-P036", f"{owner} has no ranks", "name at least one rank")
     if isinstance(ranks, np.ndarray) and ranks.dtype.kind in "iu" and ranks.ndim == 1 and ranks.min() >= 0:
         return
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or not 0 <= rank <= 10**9:
             refuse(
+                "RST-P037",
                 f"{owner} has the rank {shown(rank)}; ranks are whole numbers that are not negative",
                 "number ranks from 0",
             )
@@ -132,6 +134,7 @@ def has_devices(
         else f"have no {' or '.join(table.kinds)}"
     )
     findings.error(
+        "RST-P015",
         where,
         f"the nodes of {', '.join(table.labels)} {what}, so no device can be assigned there",
         fix=fix,
@@ -145,6 +148,7 @@ def in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where
         return True
     kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
     findings.error(
+        "RST-P007",
         where,
         f"{noun} {beyond[0]} is out of range",
         f"{', '.join(table.labels)} has {counted(table.total, kind)}, counted from 0",
@@ -173,6 +177,7 @@ def on_single_nodes(
             process = int(np.searchsorted(offsets, astray[0], side="right") - 1)
             own = slice(offsets[process], offsets[process + 1])
             findings.error(
+                "RST-P016",
                 where,
                 f"process {process} would span nodes; all its resources must be on the same node",
                 f"ranks {spell_ranks(ranks[own].tolist())} are on nodes {spell_ranks(np.unique(nodes[own]).tolist())}",
@@ -196,6 +201,7 @@ def _of_one_kind(
         own = devices[start:stop]
         if len({kind for kind, _, _ in own}) > 1:
             findings.error(
+                "RST-P017",
                 where,
                 f"process {process} would hold {' and '.join(sorted({kind for kind, _, _ in own}))}",
                 fix="give it resources of one kind",
@@ -203,6 +209,7 @@ def _of_one_kind(
             return False
         if len(set(own)) < len(own):
             findings.error(
+                "RST-P018",
                 where,
                 f"process {process} would hold the same device twice",
                 f"node groups {', '.join(table.labels)} overlap",

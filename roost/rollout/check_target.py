@@ -118,7 +118,7 @@ def check_target(config: Any, where: Where, part: Part, findings: Findings) -> b
     >>> check_target({"_target_": "datetime.tiem"}, Where(path=("clock",)), part, findings)
     False
     >>> print(*findings.found)
-    error: clock._target_: datetime.tiem is not found
+    error RST-A001: clock._target_: datetime.tiem is not found
       why: datetime has no tiem
       fix: did you mean time?
     """
@@ -129,7 +129,9 @@ def check_target(config: Any, where: Where, part: Part, findings: Findings) -> b
     kind = next((each for each in part.kinds if _lacks(target, each) == ()), None)
     if kind is None:
         why = " and ".join(f"it has no {', '.join(_lacks(target, each))}" for each in part.kinds)
-        findings.error(where.under(TARGET), f"{config[TARGET]} is no {part.name}", why, f"see {part.protocol}")
+        findings.error(
+            "RST-A003", where.under(TARGET), f"{config[TARGET]} is no {part.name}", why, f"see {part.protocol}"
+        )
         return False
     if ARGUMENTS not in config:
         check_call(
@@ -172,7 +174,7 @@ def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
         if any(_lacks(type(config), each) == () for each in part.kinds):
             return None  # made already, by whoever calls from Python
         fix = f"write _target_: {part.example} under it, or a class of your own"
-        findings.error(where, f"is no {part.name}", f"it is {shown(config)}", fix)
+        findings.error("RST-A004", where, f"is no {part.name}", f"it is {shown(config)}", fix)
         return None
     written = config.get(TARGET)
     if not isinstance(written, str) or not written:
@@ -180,7 +182,7 @@ def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
         near = hint.removeprefix("did you mean ").removesuffix("?")
         why = f"there is {near}" if near else "" if written is None else f"_target_ is {shown(written)}"
         fix = f"write _target_: {part.example}, or a class of your own"
-        findings.error(where, f"the {part.name} has no class", why, fix)
+        findings.error("RST-A005", where, f"the {part.name} has no class", why, fix)
         return None
     return find_callable(written, where.under(TARGET), "a class", findings)
 
@@ -192,10 +194,10 @@ def find_callable(written: str, where: Where, what: str, findings: Findings) -> 
     except NotLocated as error:
         fix = did_you_mean(error.part, error.known)
         fix = fix or f"name {what} in a file of this folder, or of one in PYTHONPATH, as module.Name"
-        findings.error(where, f"{written} is not found", error.why, fix)
+        findings.error("RST-A001", where, f"{written} is not found", error.why, fix)
         return None
     if not callable(found):
-        findings.error(where, f"{written} is not {what}", f"it is {shown(found)}", f"name {what}")
+        findings.error("RST-A002", where, f"{written} is not {what}", f"it is {shown(found)}", f"name {what}")
         return None
     return found
 
@@ -230,19 +232,23 @@ def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], whe
     why = f"every {call.what} is made with it"
     for name in kind.given:
         if name not in named and not takes_any:
-            findings.error(call.where, f"{call.written} does not take {name}", why, f"add {name} to its parameters")
+            findings.error(
+                "RST-A008", call.where, f"{call.written} does not take {name}", why, f"add {name} to its parameters"
+            )
     given = {*kind.given, *(name for name in kind.offered if name in named)}
     own = {name: each for name, each in named.items() if name not in given}
     for name, parameter in own.items():
         if parameter.default is parameter.empty and name not in keys and name not in kind.perhaps:
-            findings.error(where, f"{name} is missing", f"{call.written} has no default for it", f"add {name}: ...")
+            findings.error(
+                "RST-A007", where, f"{name} is missing", f"{call.written} has no default for it", f"add {name}: ..."
+            )
     for key in keys:
         if key in given:
-            findings.error(where.under(key), f"{key} cannot be set", why, "leave it out")
+            findings.error("RST-A009", where.under(key), f"{key} cannot be set", why, "leave it out")
         elif key not in own and not takes_any:
             takes = f"it takes {', '.join(own)}" if own else "it takes no keys"
             fix = did_you_mean(key, own) or "leave it out"
-            findings.error(where.under(key), f"{key} is not a key of {call.written}", takes, fix)
+            findings.error("RST-A006", where.under(key), f"{key} is not a key of {call.written}", takes, fix)
 
 
 SCENARIO = Part(

@@ -153,6 +153,7 @@ def check_totals(
         for need in _needs(demand, supply):
             if need.exceeds(need.total):
                 findings.error(
+                    "RST-R019",
                     Where(file),
                     f"node {demand.node}, {supply.name}, has {need.amount(_rounded_down(need.total))}, "
                     f"the plan needs {_number(need.needed)} there",
@@ -191,6 +192,7 @@ def check_own_process(
         for need, rest in zip(_needs(demand, supply), _needs(demand, left), strict=True):
             if rest.exceeds(rest.total) and not need.exceeds(need.total):
                 findings.error(
+                    "RST-R020",
                     Where(),
                     f"node {demand.node}, {supply.name}: {need.amount(need.needed)} needed, "
                     f"{_number(need.total - rest.total)} of {_number(_rounded_down(need.total))} held by another "
@@ -333,6 +335,7 @@ def _match(plan: Plan, used: Sequence[int], live: Inventory, findings: Findings)
     if absent and any(host and host in ranks_of_host for host in hosts.values()):
         # Some of the machines are the planned ones, so a stranger in the place of another is no accident to pass over.
         findings.error(
+            "RST-R011",
             Where(plan.file, path=("node", absent[0])),
             f"the plan uses hosts that are not in the cluster: {_listed([hosts[node] for node in absent])}",
             f"{len(absent)} of {counted(len(used), 'node')} that the plan uses cannot be matched",
@@ -349,6 +352,7 @@ def _match_by_rank(plan: Plan, hosts: dict[int, str], live: Inventory, findings:
     beyond = [node for node in hosts if node >= live.num_nodes]
     if beyond:
         findings.error(
+            "RST-R012",
             Where(plan.file, path=("node", beyond[0])),
             f"the plan uses {counted(len(hosts), 'node')} ({spell_ranks(list(hosts))}), "
             f"the cluster has {counted(live.num_nodes, 'node')}",
@@ -361,6 +365,7 @@ def _match_by_rank(plan: Plan, hosts: dict[int, str], live: Inventory, findings:
         differ = "differs" if len(others) == 1 else "differ"
         pairs = [f"{hosts[node]} is now {_called(live.nodes[node], node)}" for node in others]
         findings.warn(
+            "RST-R013",
             Where(plan.file, path=("node", others[0])),
             f"nodes are matched by rank, and {counted(len(others), 'host')} {differ}: {_listed(pairs)}",
             "hosts match only where each is in the plan once and in the cluster once",
@@ -374,6 +379,7 @@ def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Wher
     name = _called(there, live_rank)
     if used[-1] >= there.accelerators:
         findings.error(
+            "RST-R014",
             where,
             f"{name} has {counted(there.accelerators, 'accelerator')}, "
             f"the plan uses {spell_ranks(used.tolist())} there",
@@ -384,6 +390,7 @@ def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Wher
             return
     if there.accelerator_type == AcceleratorType.SIMULATED != planned.accelerator_type:
         findings.warn(
+            "RST-R015",
             where,
             f"{name} simulates its accelerators, the plan is for {planned.accelerator_type}",
             "processes run on its CPU and are told apart as they would be on real ones",
@@ -392,6 +399,7 @@ def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Wher
         return
     if there.accelerator_type != planned.accelerator_type:
         findings.error(
+            "RST-R016",
             where,
             f"{name} has accelerators of type {there.accelerator_type}, the plan is for {planned.accelerator_type}",
             "processes are limited to their accelerators by variables that differ between types",
@@ -400,12 +408,14 @@ def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Wher
         return
     if not _is_model(planned.accelerator_model, there.accelerator_model):
         findings.warn(
+            "RST-R017",
             where,
             f"{name} has {there.accelerator_model}, the plan is for {planned.accelerator_model}",
             fix=f"check that this machine is meant, or {PLAN_AGAIN}",
         )
     if planned.memory_gb and there.memory_gb and there.memory_gb < planned.memory_gb * (1 - MEMORY_TOLERANCE):
         findings.warn(
+            "RST-R018",
             where,
             f"{name} has accelerators of {there.memory_gb:.1f} GB, the plan is for {planned.memory_gb:.1f} GB",
             "what was planned to be in memory together may not fit",

@@ -35,7 +35,7 @@ def order_nodes(
     by_address = sorted(reports, key=_address_order)
     wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
     if len(by_address) < wanted:
-        findings.error(CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
+        findings.error("RST-R001", CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
     has_ranks = any(_written(report) for report in by_address)
     ordered = _by_rank(by_address, num_nodes, findings) if has_ranks else by_address
     if findings.num_errors > errors:
@@ -44,6 +44,7 @@ def order_nodes(
         _warn_of_shared_addresses(ordered, len(ordered) if num_nodes is None else num_nodes, findings)
     if num_nodes is not None and num_nodes < len(ordered):
         findings.warn(
+            "RST-R002",
             CLUSTER,
             f"{len(ordered) - num_nodes} of {len(ordered)} nodes are left out: {_names(ordered[num_nodes:])}",
             f"num_nodes is {num_nodes}",
@@ -84,6 +85,7 @@ def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Finding
     for report in reports:
         if _written(report) and _rank(report) is None:
             findings.error(
+                "RST-R004",
                 CLUSTER,
                 f"{report.name} has {_variable(report)}={shown(_written(report))}, which is not a node rank",
                 f"ranks of {counted(total, 'node')} are whole numbers from 0 to {total - 1}",
@@ -92,6 +94,7 @@ def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Finding
     for rank, nodes in sorted(ranked.items()):
         if len(nodes) > 1:
             findings.error(
+                "RST-R005",
                 CLUSTER,
                 f"{len(nodes)} nodes have the rank {rank}: {_names(nodes)}",
                 f"{_variable(nodes[0])}={rank} is set on each of them",
@@ -106,6 +109,7 @@ def _find_nodes_without_rank(reports: Sequence[NodeReport], free: Iterator[int],
     without = [report for report in reports if not _written(report)]
     if without:
         findings.error(
+            "RST-R003",
             CLUSTER,
             f"{len(without)} of {len(reports)} nodes have no rank: {_names(without)}",
             f"{_variable(next(report for report in reports if _written(report)))} must be set on all nodes or on none",
@@ -118,6 +122,7 @@ def _find_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) ->
     if missing:
         beyond = [ranked[rank] for rank in sorted(ranked) if rank >= count]
         findings.error(
+            "RST-R006",
             CLUSTER,
             f"no node has the rank {spell_ranks(missing)}",
             f"the ranks of {counted(count, 'node')} are 0 to {count - 1}; written are {spell_ranks(sorted(ranked))}",
@@ -146,6 +151,7 @@ def _warn_of_shared_addresses(ordered: Sequence[NodeReport], used: int, findings
     for address, ranks in sharing.items():
         if len(ranks) > 1 and ranks[0] < used:
             findings.warn(
+                "RST-R007",
                 CLUSTER,
                 f"{len(ranks)} nodes share the address {address}; they are ordered by their Ray ids",
                 "the ids are new whenever Ray starts, so after a restart the order is arbitrary",
@@ -204,11 +210,19 @@ def check_versions(reports: Sequence[NodeReport], findings: Findings) -> None:
     ):
         for what in _other_versions(word, reports, leading, version_of):
             findings.error(
-                CLUSTER, what, "workers on these nodes could not talk to the driver", fix.format(version_of(leading))
+                "RST-R008",
+                CLUSTER,
+                what,
+                "workers on these nodes could not talk to the driver",
+                fix.format(version_of(leading)),
             )
     for what in _other_versions("Roost", reports, leading, lambda report: report.roost_version):
         findings.warn(
-            CLUSTER, what, "they may understand a plan differently", f"install roost=={leading.roost_version} there"
+            "RST-R008",
+            CLUSTER,
+            what,
+            "they may understand a plan differently",
+            f"install roost=={leading.roost_version} there",
         )
 
 
@@ -240,6 +254,7 @@ def check_device_counts(reports: Iterable[NodeReport], findings: Findings) -> No
     for report in reports:
         if report.detection_problem:
             findings.error(
+                "RST-R009",
                 CLUSTER,
                 f"the accelerators of {report.name} cannot be counted: {' '.join(report.detection_problem.split())}",
                 fix=f"fix this on {report.address}, then start Ray there again",
@@ -248,6 +263,7 @@ def check_device_counts(reports: Iterable[NodeReport], findings: Findings) -> No
             found = counted(len(report.physical_ids), "accelerator") if report.physical_ids else "no accelerators"
             why, fix = _remedy(report)
             findings.error(
+                "RST-R010",
                 CLUSTER,
                 f"Ray counts {report.ray_accelerators} {report.ray_resource} on {report.name}, "
                 f"where Roost finds {found}",
@@ -276,6 +292,7 @@ def _remedy(report: NodeReport) -> tuple[str, str]:
 def report_interpreter(rank: int, node: str, wrong: str, findings: Findings) -> None:
     """An interpreter that a node itself has tried."""
     findings.error(
+        "RST-R021",
         Where(CLUSTER.file, path=("node", rank)),
         f"workers cannot run under the interpreter that is configured for {node}",
         wrong,
@@ -286,6 +303,7 @@ def report_interpreter(rank: int, node: str, wrong: str, findings: Findings) -> 
 def report_device(rank: int, kind: str, problem: str, findings: Findings) -> None:
     """A declared device whose node says something else of it, or nothing that is needed."""
     findings.error(
+        "RST-R022",
         Where(CLUSTER.file, path=("node", rank)),
         f"a {kind} on this node is not described well",
         problem,

@@ -204,7 +204,7 @@ def check_local_models(job: Job, settings: TrainSettings, findings: Findings) ->
     fix = "name a folder with a Hugging Face checkpoint"
     for where, model in _models(job, settings):
         if model_place(model) is ModelPlace.MISSING:
-            findings.error(where, f"{shown(model)} does not exist", fix=fix_of_missing(job, where, fix))
+            findings.error("RST-E003", where, f"{shown(model)} does not exist", fix=fix_of_missing(job, where, fix))
 
 
 def fix_of_missing(job: Job, where: Where, otherwise: str) -> str:
@@ -226,7 +226,7 @@ def check_hub_models(job: Job, settings: TrainSettings, say: Callable[[str], Non
         wrong = check_on_hub(model, say) if model_place(model) is ModelPlace.HUB else None
         if wrong is not None:
             fix = "give the path of a folder with a Hugging Face checkpoint, or a model's name on the hub"
-            findings.error(where, f"{shown(model)} {wrong}", fix=fix_of_missing(job, where, fix))
+            findings.error("RST-E005", where, f"{shown(model)} {wrong}", fix=fix_of_missing(job, where, fix))
     findings.raise_errors()
 
 
@@ -242,6 +242,7 @@ def _plan_here(job: Job, machine: ThisMachine, findings: Findings) -> Plan | Non
         return _plan_errors(job, findings)
     path = ("cluster", "num_gpus_per_node") if job.notation is Notation.RLINF else ("num_gpus_per_node",)
     findings.error(
+        "RST-L001",
         job.source.where(path),
         "is not written, and this machine has no accelerators",
         "accelerators that are not there are simulated on the CPU, as many as the config says",
@@ -260,7 +261,7 @@ def _plan_errors(job: Job, findings: Findings, machine: ThisMachine | None = Non
     plan = try_plan(job, found, None if machine is None else machine.inventory)
     for finding in found.found:
         if finding.severity is Severity.ERROR:
-            findings.error(finding.where, finding.what, finding.why, finding.fix)
+            findings.error(finding.code, finding.where, finding.what, finding.why, finding.fix)
     return plan
 
 
@@ -277,6 +278,7 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
     except EngineError as error:
         where: Where = setting_place("engine", job)
         findings.error(
+            "RST-E008",
             where if written is None else setting_place("engine_options", job).under("python"),
             f"{name} cannot be started with {python}",
             str(error),

@@ -71,14 +71,16 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
     except Exception as error:  # whatever a user's class raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "correct the keys that it names"
-        findings.error(where, f"{task['_target_']} cannot be made from these keys", why, fix)
+        findings.error("RST-A010", where, f"{task['_target_']} cannot be made from these keys", why, fix)
         return None
     if not check_target(made, where, SCENARIO, findings):  # a function may give anything
         return None
     wrong = _wrong_size(made)
     if wrong:
         fix = "give a whole number, 1 or more"
-        findings.error(where, f"{task['_target_']} has no tasks to learn from", f"size(Split.TRAIN) {wrong}", fix)
+        findings.error(
+            "RST-A011", where, f"{task['_target_']} has no tasks to learn from", f"size(Split.TRAIN) {wrong}", fix
+        )
         return None
     scenario: Scenario = made
     return scenario

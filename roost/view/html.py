@@ -261,6 +261,7 @@ def _finding(finding: Finding) -> dict[str, str]:
     where = finding.where
     return {
         "severity": finding.severity.value,
+        "code": finding.code,
         "where": str(replace(where, path=())),
         "path": where.key_path,
         "what": finding.what,

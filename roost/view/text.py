@@ -119,7 +119,7 @@ def print_findings(findings: Iterable[Finding], console: Console) -> None:
     """Findings with their place, their reason and their fix; notes come last, and a hint that several share once."""
     hints: dict[str, None] = {}
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
-        line = Text.assemble((finding.severity.value, f"bold {COLOURS[finding.severity]}"), " ")
+        line = Text.assemble((finding.heading, f"bold {COLOURS[finding.severity]}"), ": ")
         if str(finding.where):
             line.append(f"{finding.where}: ", style="cyan")
         line.append(finding.what)

@@ -110,7 +110,7 @@ def test_train_prints_what_plan_warns_of(tmp_path):
     )
     overrides = ("+reward_clip=5",)
     planned = [line for line in run("plan", job, *overrides, width=300).stderr.splitlines() if "warning" in line]
-    keys = [line.split(": ")[0].split()[-1] for line in planned]
+    keys = [line.split(": ")[1].split()[-1] for line in planned]
     assert keys == ["whiten_rewards", "critic_warmup", "reward_clip"]
     trained = run("train", job, *overrides, "--runs", tmp_path / "runs", width=300)
     assert trained.exit_code == 1

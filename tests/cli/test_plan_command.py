@@ -145,7 +145,8 @@ def test_mistakes_show_place_reason_and_mend(tmp_path):
     assert result.exit_code == 1
     assert result.stdout == ""
     assert lines_of(result.stderr) == [
-        f"error {tmp_path}/job.yaml:4:25 cluster.component_placement.actor: '0-8' names rank 8, which is out of range",
+        f"error RST-P007: {tmp_path}/job.yaml:4:25 cluster.component_placement.actor: "
+        "'0-8' names rank 8, which is out of range",
         "  why  cluster has 8 accelerators, counted from 0",
         "  fix  use ranks up to 7",
     ]

@@ -1,19 +1,21 @@
 """Every finding with an example: the catalogue, how an example is run, and the pages in docs/findings.
 
-python -m tests.findings.catalogue    writes the pages
+python -m tests.findings.catalogue    writes the pages, and the examples that `roost explain-finding` shows
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import indent
 from unittest.mock import patch
 
 import yaml
@@ -22,12 +24,15 @@ from typer.main import get_command
 
 import roost
 from roost.cli import check, convert, diff, explain, main, plan, train
+from roost.config.finding_codes import ROOMS, FindingKind, finding_kinds
 from roost.config.findings import Finding, Findings
 from roost.view.text import print_findings
 
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "findings"
 INDEX = "README.md"
+CODES = "codes.md"
+SHIPPED = HERE.parents[1] / "roost" / "config" / "finding_examples.json"
 FOLDER = "/home/me/job"  # what messages show instead of the temporary folder of a run
 REPEATED = re.compile(r"‹([^›]*)›×(\d+)")
 COMMANDS = (check, convert, diff, explain, plan, train)
@@ -169,11 +174,34 @@ def findings_pages(found: Mapping[str, Found] | None = None) -> dict[str, str]:
     if found is None:
         found = {example.title: run(example) for chapter in chapters for example in chapter.examples}
     pages = {INDEX: "\n\n".join([INTRODUCTION, "\n".join(_index(chapters, found))]) + "\n"}
+    pages[CODES] = "\n\n".join(_codes(chapters, found)) + "\n"
     for chapter in chapters:
         parts = [f"# {chapter.title}", GENERATED, f"{chapter.about} [All findings](README.md)"]
         parts += ["\n\n".join(_example(example, found[example.title])) for example in chapter.examples]
         pages[f"{chapter.page}.md"] = "\n\n".join(parts) + "\n"
     return pages
+
+
+def shipped_examples(found: Mapping[str, Found] | None = None) -> str:
+    """The text of finding_examples.json: for each code its shortest example, as files, command and message."""
+    examples = [example for chapter in read_catalogue() for example in chapter.examples]
+    if found is None:
+        found = {example.title: run(example) for example in examples}
+    texts: dict[str, list[str]] = {}
+    for example in examples:
+        finding = example.promised(found[example.title])
+        texts.setdefault(finding.code, []).append("\n".join(_shipped(example, finding)))
+    shortest = {code: min(texts[code], key=len) for code in sorted(texts)}
+    return json.dumps(shortest, indent=1, ensure_ascii=False) + "\n"
+
+
+def _shipped(example: Example, finding: Finding) -> Iterator[str]:
+    for name, text in example.texts.items():
+        yield f"{name}\n{indent(text.rstrip(), '    ')}\n"
+    if example.python is not None:
+        yield f"{indent(example.python.rstrip(), '    ')}\n\n{finding}"
+    else:
+        yield f"$ {_command_line(example)}\n{_printed((finding,)).rstrip()}"
 
 
 def written_pages() -> dict[str, str]:
@@ -192,26 +220,71 @@ your message; `…` stands for your own values. An **error** stops the plan, a *
 plan, a **note** needs no action. A finding has its position as `file:line:column key.path`, what is wrong, why (the
 numbers), and how to fix it.
 
+Each message begins with its severity and its code, such as `error RST-P007`. A code names one kind of mistake and does
+not change between releases; [codes](codes.md) explains each, and so does `roost explain-finding RST-P007`.
+
 In the examples, `‹text›×N` is text repeated N times. The tests compare these pages with what Roost reports."""
 
 
 def _index(chapters: tuple[Chapter, ...], found: Mapping[str, Found]) -> Iterator[str]:
     """A row for each example; messages that several places give are told apart by the key they are about."""
     uses = Counter(example.expects for chapter in chapters for example in chapter.examples)
-    yield "| message | severity | example |"
-    yield "|---|---|---|"
+    yield "| code | message | severity | example |"
+    yield "|---|---|---|---|"
     for chapter in chapters:
-        yield f"| **[{chapter.title}]({chapter.page}.md)** | | |"
+        yield f"| | **[{chapter.title}]({chapter.page}.md)** | | |"
         for example in chapter.examples:
             finding = example.promised(found[example.title])
             keys = [part for part in finding.where.path if isinstance(part, str)]
             key = f"{keys[-1]}: " if keys and uses[example.expects] > 1 else ""
             message = f"{key}{example.expects}".replace("|", "\\|")
-            yield f"| `{message}` | {finding.severity.value} | [{example.title}]({chapter.page}.md#{example.title}) |"
+            link = f"[{example.title}]({chapter.page}.md#{example.title})"
+            yield f"| {_code_link(finding.code)} | `{message}` | {finding.severity.value} | {link} |"
+
+
+CODES_INTRODUCTION = f"""\
+# Codes of findings
+
+{GENERATED}
+
+The code in a message, such as `error RST-P007`, names one kind of mistake. It does not change between releases, so it
+can be searched for and linked to. `roost explain-finding RST-P007` prints the same text with an example; `p007` is
+enough. The letter says what the finding is about. [All messages](README.md)"""
+
+
+def _codes(chapters: tuple[Chapter, ...], found: Mapping[str, Found]) -> Iterator[str]:
+    """An index of all codes, and for each its meaning and its examples under a heading that can be linked to."""
+    examples: dict[str, list[str]] = {}
+    for chapter in chapters:
+        for example in chapter.examples:
+            code = example.promised(found[example.title]).code
+            examples.setdefault(code, []).append(f"[{example.title}]({chapter.page}.md#{example.title})")
+    kinds = finding_kinds().values()
+    yield CODES_INTRODUCTION
+    rows = [f"| [{kind.code}](#{kind.code.lower()}) | {kind.title} | {kind.room} |" for kind in kinds]
+    yield "\n".join(["| code | meaning | about |", "|---|---|---|", *rows])
+    for letter, room in ROOMS.items():
+        yield f"## {letter}: {room}"
+        for kind in kinds:
+            if kind.room == room:
+                yield "\n\n".join(_meaning(kind, examples.get(kind.code, [])))
+
+
+def _meaning(kind: FindingKind, examples: Sequence[str]) -> Iterator[str]:
+    yield f"### {kind.code}"
+    yield f"**{kind.title}.** {kind.explanation}"
+    if examples:
+        yield f"Example{'s' if len(examples) > 1 else ''}: {', '.join(examples)}"
+
+
+def _code_link(code: str) -> str:
+    return f"[{code}]({CODES}#{code.lower()})"
 
 
 def _example(example: Example, found: Found) -> Iterator[str]:
+    code = example.promised(found).code
     yield f"## {example.title}"
+    yield f"{_code_link(code)}: {finding_kinds()[code].title}."
     texts = example.texts
     for name, text in texts.items():
         if len(texts) > 1 or example.python is not None:
@@ -223,8 +296,12 @@ def _example(example: Example, found: Found) -> Iterator[str]:
         yield _block("python", example.python)
         yield _block("text", "\n".join(str(finding) for finding in found[:MAX_SHOWN]))
     else:
-        variables = "".join(f"{name}={value} " for name, value in example.environment.items())
-        yield _block("console", f"$ {variables}roost {' '.join(example.words)}\n{_printed(found)}")
+        yield _block("console", f"$ {_command_line(example)}\n{_printed(found)}")
+
+
+def _command_line(example: Example) -> str:
+    variables = "".join(f"{name}={value} " for name, value in example.environment.items())
+    return f"{variables}roost {' '.join(example.words)}"
 
 
 def _printed(found: Found) -> str:
@@ -240,7 +317,9 @@ def _block(language: str, text: str) -> str:
 
 if __name__ == "__main__":
     PAGES.mkdir(exist_ok=True)
-    pages = findings_pages()
+    examples = {example.title: run(example) for chapter in read_catalogue() for example in chapter.examples}
+    pages = findings_pages(examples)
+    SHIPPED.write_text(shipped_examples(examples), encoding="utf-8")
     for name in written_pages().keys() - pages.keys():
         (PAGES / name).unlink()
     for name, text in pages.items():

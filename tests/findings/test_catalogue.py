@@ -21,7 +21,7 @@ from roost.config.section import Section
 from roost.config.yaml_events import Refused, ValueBuilder
 from roost.placement.memory.residency import MemoryRefused
 from roost.placement.strategy import refuse
-from tests.findings.catalogue import findings_pages, read_catalogue, run, written_pages
+from tests.findings.catalogue import SHIPPED, findings_pages, read_catalogue, run, shipped_examples, written_pages
 
 ROOT = Path(roost.__file__).parent
 EXAMPLES = [pytest.param(example, id=example.title) for chapter in read_catalogue() for example in chapter.examples]
@@ -192,3 +192,8 @@ def test_pages_are_what_the_code_says(runs):
     written, pages = written_pages(), findings_pages(runs.found)
     stale = sorted(name for name in written.keys() | pages.keys() if written.get(name) != pages.get(name))
     assert not stale, "run: python -m tests.findings.catalogue"
+
+
+def test_shipped_examples_are_what_the_code_says(runs):
+    written = SHIPPED.read_text(encoding="utf-8")
+    assert written == shipped_examples(runs.found), "run: python -m tests.findings.catalogue"

@@ -13,10 +13,11 @@ from pydantic_core import ErrorDetails
 class Problem:
     """One mistake: in which field, what is wrong, and what to write instead.
 
-    >>> print(Problem(("camera_serials", 0), "1234 is not text", 'put it in quotes: "1234"'))
+    >>> print(Problem("RST-H042", ("camera_serials", 0), "1234 is not text", 'put it in quotes: "1234"'))
     camera_serials[0]: 1234 is not text; put it in quotes: "1234"
     """
 
+    code: str  # of the finding
     field: tuple[str | int, ...]
     what: str
     fix: str
@@ -46,18 +47,22 @@ def explain(kind: str, kind_class: type[BaseModel], error: ErrorDetails) -> Prob
     field, value, context = error["loc"], error["input"], error.get("ctx", {})
     if error["type"] == "missing":
         description = kind_class.model_fields[str(field[0])].description if len(field) == 1 else None
-        return Problem(field, "is missing", f"add {field[-1]}" + (f", {description}" if description else ""))
+        return Problem(
+            "RST-H040", field, "is missing", f"add {field[-1]}" + (f", {description}" if description else "")
+        )
     if error["type"] == "extra_forbidden" and len(field) == 1:
-        return Problem(field, f"is not a field of {kind}", _nearest_field(kind_class, str(field[0])))
+        return Problem("RST-H041", field, f"is not a field of {kind}", _nearest_field(kind_class, str(field[0])))
     if "fix" in context:  # raised by a check that knows what to write
-        return Problem(field, error["msg"], context["fix"])
+        return Problem("RST-H043", field, error["msg"], context["fix"])
     if error["type"] == "literal_error":
-        return Problem(field, f"{value!r} is not one of the choices", f"write {context['expected']}")
+        return Problem("RST-H042", field, f"{value!r} is not one of the choices", f"write {context['expected']}")
     if error["type"] in EXPECTED:
         expected = EXPECTED[error["type"]]
-        return Problem(field, f"{value!r} is not {expected}", _as_expected(expected, value))
+        return Problem("RST-H042", field, f"{value!r} is not {expected}", _as_expected(expected, value))
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return Problem(field, f"{value!r} is not allowed", f"it {reason}" if reason.startswith("should") else reason)
+    return Problem(
+        "RST-H042", field, f"{value!r} is not allowed", f"it {reason}" if reason.startswith("should") else reason
+    )
 
 
 def _nearest_field(kind_class: type[BaseModel], name: str) -> str:

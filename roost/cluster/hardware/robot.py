@@ -60,7 +60,11 @@ def parse_config(kind_class: type[Config], mapping: object) -> Config | list[Pro
     gripper: is not a field of Franka; did you mean gripper_type?
     """
     if not isinstance(mapping, Mapping):
-        return [Problem((), f"{mapping!r} is not a mapping of fields", "write `node_rank: 0` and the other fields")]
+        return [
+            Problem(
+                "RST-H042", (), f"{mapping!r} is not a mapping of fields", "write `node_rank: 0` and the other fields"
+            )
+        ]
     try:
         return kind_class.model_validate(dict(mapping))
     except ValidationError as error:

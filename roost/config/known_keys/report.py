@@ -53,6 +53,7 @@ def report_unread(uses: Sequence[KeyUse], root: Section) -> None:
     listed = ", ".join(f"{name} {count}" for name, count in sections.most_common(MAX_NAMES))
     slips = [f"{use.where.key_path} ({use.hint})" for use in unread if use.hint][:3]
     root.findings.note(
+        "RST-T042",
         root.where(),
         f"only places, for it has no section train: {counted(len(unread), 'key')} about training "
         f"{'is' if len(unread) == 1 else 'are'} not used ({listed})" + "".join(f"; unknown: {slip}" for slip in slips),
@@ -65,7 +66,7 @@ def _warn_unknown(uses: Iterable[KeyUse], notation: Notation, findings: Findings
         if use.known.effect is Effect.UNKNOWN:
             what = "is not a key Roost knows"
             why = use.hint or f"{notation.program} does not know it either"
-            findings.warn(use.where, what, why, "correct the key" if use.hint else "remove it")
+            findings.warn("RST-C023", use.where, what, why, "correct the key" if use.hint else "remove it")
 
 
 def _warn_unfollowed(uses: Iterable[KeyUse], root: Section) -> None:
@@ -81,7 +82,7 @@ def _warn_unfollowed(uses: Iterable[KeyUse], root: Section) -> None:
             names = _names(group)
             what = f"{names} {'are' if ', ' in names else 'is'} not followed"
             where = root.where(*([section] if section else []))
-        root.findings.warn(where, what, reason, group[0].known.instead)
+        root.findings.warn("RST-T014", where, what, reason, group[0].known.instead)
 
 
 def _note_unused(uses: Iterable[KeyUse], root: Section) -> None:
@@ -96,7 +97,7 @@ def _note_unused(uses: Iterable[KeyUse], root: Section) -> None:
             same = [use for use in group if use.known.effect is effect]
             parts += [f"{_names(same)} ({effect.value})"] if same else []
         what = f"{counted(len(group), 'key')} not used: {', '.join(parts)}"
-        root.findings.note(root.where(*([section] if section else [])), what, fix=_explain(root))
+        root.findings.note("RST-T041", root.where(*([section] if section else [])), what, fix=_explain(root))
 
 
 def _names(uses: Sequence[KeyUse]) -> str:

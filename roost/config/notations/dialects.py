@@ -196,7 +196,9 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
             continue
         if not (isinstance(value, Unresolved) or value in unlike.harmless):
             what = f"is {shown(value)}, which Roost does not follow"
-            root.findings.warn(section.where(key), what, "the run will differ from the other program's", unlike.instead)
+            root.findings.warn(
+                "RST-T014", section.where(key), what, "the run will differ from the other program's", unlike.instead
+            )
     _warn_half(root, notation, values)
 
 
@@ -206,6 +208,7 @@ def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> 
     value = section.values.get(key)
     if str(value).lower().removeprefix("torch.") in HALF and "compute_dtype" not in values:
         root.findings.warn(
+            "RST-T015",
             section.where(key),
             f"is {shown(value)}, but the learner will compute in float32",
             "losses of 16 bits would have to be scaled, which Roost does not do",

@@ -45,6 +45,7 @@ def read_loop(root: Section) -> Job:
     if inference:
         if len(inference) % per_server:
             server.findings.warn(
+                "RST-N043",
                 allocation.where("inference_gpus"),
                 f"the last server gets {counted(len(inference) % per_server, 'GPU')} instead of {per_server}",
                 f"{counted(len(inference), 'GPU')} / {per_server} per server",
@@ -83,18 +84,20 @@ def _read_gpus(allocation: Section, key: str) -> Sequence[int]:
     value = allocation.get(key)
     if value is None:
         if allocation.values.get(key) is None:
-            allocation.error(key, "is missing", fix=f"write {key}: [0, 1, 2, 3]")
+            allocation.error("RST-N041", key, "is missing", fix=f"write {key}: [0, 1, 2, 3]")
         return ()
     try:
         gpus = parse_devices(value)
     except ExpressionError as error:
-        allocation.error(key, error.what, fix=error.fix)
+        allocation.error(error.code, key, error.what, fix=error.fix)
         return ()
     if not gpus:
-        allocation.error(key, "names no GPU", fix=f"write {key}: [0]")
+        allocation.error("RST-N031", key, "names no GPU", fix=f"write {key}: [0]")
     if len(set(gpus)) < len(gpus):
         repeated = sorted(gpu for gpu, times in Counter(gpus).items() if times > 1)
-        allocation.error(key, "names a GPU twice", f"repeated: {spell_ranks(repeated)}", "name each GPU once")
+        allocation.error(
+            "RST-N042", key, "names a GPU twice", f"repeated: {spell_ranks(repeated)}", "name each GPU once"
+        )
         return ()
     return gpus
 
@@ -104,6 +107,7 @@ def _settings(root: Section, rl: Section) -> dict[str, object]:
     settings: dict[str, object] = {"async_rollouts": rl.flag("async_rollouts")}
     if settings["async_rollouts"] and rl.values.get("recompute_rollout_probs") is True:
         rl.error(
+            "RST-T032",
             "recompute_rollout_probs",
             "cannot be done for rollouts of an older policy",
             "async_rollouts is true, so the learner no longer has the weights that generated them",
@@ -113,6 +117,8 @@ def _settings(root: Section, rl: Section) -> dict[str, object]:
         settings[key] = rl.number(key)
     cap = root.below("llm").number("max_gpu_mem_utilization")
     if cap is not None and cap > 1:
-        root.below("llm").error("max_gpu_mem_utilization", f"is {cap:g}; it is a part of the GPU", fix="write 0.9")
+        root.below("llm").error(
+            "RST-M001", "max_gpu_mem_utilization", f"is {cap:g}; it is a part of the GPU", fix="write 0.9"
+        )
     settings["max_gpu_mem_utilization"] = cap
     return settings

@@ -124,10 +124,13 @@ def _check_supported(root: Section) -> None:
     optimizer = root.below("rl", "optimization", "optimizer")
     target = optimizer.text("_target_")
     if target is not None and target.rsplit(".", 1)[-1] != "AdamW":
-        optimizer.error("_target_", f"is {shown(target)}; the optimizer is AdamW", fix="write torch.optim.AdamW")
+        optimizer.error(
+            "RST-T011", "_target_", f"is {shown(target)}; the optimizer is AdamW", fix="write torch.optim.AdamW"
+        )
     llm = root.below("llm")
     if llm.get("adapter_path") is not None:
         llm.error(
+            "RST-T012",
             "adapter_path",
             "is an adapter to start from, which training does not take",
             "a new adapter is trained on base_model_path; ml-loop refuses it as well",
@@ -143,7 +146,7 @@ def _schedule(scheduler: Section) -> Schedule | None:
     if found is None:
         known = ", ".join(SCHEDULES)
         fix = "write lr_scheduler_type: linear or lr_scheduler_type: cosine in train, and remove it"
-        scheduler.error("_target_", f"{target} is not supported", f"of these Roost knows {known}", fix)
+        scheduler.error("RST-T013", "_target_", f"{target} is not supported", f"of these Roost knows {known}", fix)
     return found
 
 

@@ -49,13 +49,15 @@ def read_job(
         job = read_loop(root)
     if len(job.components) > MAX_COMPONENTS:
         what = f"places {len(job.components):,} components, more than the {MAX_COMPONENTS} that Roost plans for"
-        root.findings.error(root.where(), what, fix="place fewer components")
+        root.findings.error("RST-N006", root.where(), what, fix="place fewer components")
         return None
     for component in job.components:
         if not component.name.isprintable():
-            findings.error(component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _")
+            findings.error(
+                "RST-N007", component.where, f"{shown(component.name)} is not a name", fix="use letters, digits and _"
+            )
     if needs_components and not job.components and not findings.has_errors:
-        root.findings.error(root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
+        root.findings.error("RST-N005", root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     training, resolved = read_training(root, job)
     lag = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
     uses = key_uses(root, notation)
@@ -92,9 +94,10 @@ def recognise(root: Section) -> Notation | None:
         _warn_second_notation(root, found)
         return Notation.RLINF
     if not values:
-        root.findings.error(root.where(), "is empty", fix=f"write one of: {'; '.join(_SIGNS.values())}")
+        root.findings.error("RST-N003", root.where(), "is empty", fix=f"write one of: {'; '.join(_SIGNS.values())}")
     elif not found:
         root.findings.error(
+            "RST-N001",
             root.where(),
             "is in none of the notations Roost knows",
             _likely_slip(values) or f"none of these keys is there: {'; '.join(_SIGNS.values())}",
@@ -102,6 +105,7 @@ def recognise(root: Section) -> Notation | None:
         )
     else:
         root.findings.error(
+            "RST-N002",
             root.where(),
             f"could be {' or '.join(_SIGNS[notation] for notation in found)}",
             fix="name the notation with --notation rlinf, roll or loop",
@@ -114,7 +118,7 @@ def _warn_second_notation(root: Section, found: list[Notation]) -> None:
     has_roles = any(isinstance(value, Mapping) and "device_mapping" in value for value in root.values.values())
     if has_roles or Notation.LOOP in found:
         what = f"is read as {_SIGNS[Notation.RLINF]}, though it has keys of another notation as well"
-        root.findings.warn(root.where(), what, fix="remove them, or name the notation with --notation")
+        root.findings.warn("RST-N004", root.where(), what, fix="remove them, or name the notation with --notation")
 
 
 def _likely_slip(values: Mapping[Any, Any]) -> str:

@@ -59,7 +59,12 @@ def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bo
     cluster = root.mapping("cluster")
     if cluster is None:
         if root.get("cluster") is None:
-            root.error("cluster", "is missing", fix="write a cluster section with num_nodes and component_placement")
+            root.error(
+                "RST-N009",
+                "cluster",
+                "is missing",
+                fix="write a cluster section with num_nodes and component_placement",
+            )
         cluster = root.below("cluster")
     _refuse_misplaced_components(cluster)
     components = _read_components(cluster, root, needs_components)
@@ -108,7 +113,7 @@ def _refuse_misplaced_components(cluster: Section) -> None:
     ]  # fmt: skip
     for key in misplaced:
         fix = f"move it into cluster.component_placement: {{{key}: ...}}"
-        cluster.error(key, "is a component, but stands outside component_placement", fix=fix)
+        cluster.error("RST-N011", key, "is a component, but stands outside component_placement", fix=fix)
     cluster.refuse_unknown_keys([*CLUSTER_KEYS, *misplaced], fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
 
 
@@ -118,7 +123,9 @@ def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[
     placements = cluster.mapping("component_placement")
     if placements is None:
         if is_needed and cluster.get("component_placement") is None:
-            cluster.error("component_placement", "is missing", fix="write component_placement: {actor: all}")
+            cluster.error(
+                "RST-N010", "component_placement", "is missing", fix="write component_placement: {actor: all}"
+            )
         return ()
     components: dict[str, Component] = {}
     for key in placements.values:
@@ -127,9 +134,12 @@ def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[
             name = name.strip()
             where = placements.where(str(key))
             if not name:
-                placements.error(str(key), "names a component with an empty name", fix="remove the extra comma")
+                placements.error(
+                    "RST-N008", str(key), "names a component with an empty name", fix="remove the extra comma"
+                )
             elif name in components:
                 placements.error(
+                    "RST-N012",
                     str(key),
                     f"places {name} a second time",
                     f"the first is at {components[name].where}",
@@ -166,7 +176,9 @@ def _warn_misspelt(placements: Section, key: str, name: str) -> None:
     """A component may have any name, but one that is nearly a usual name is mostly a slip."""
     hint = did_you_mean(name, USUAL_COMPONENTS, NEAR_MISS)
     if name not in USUAL_COMPONENTS and hint:
-        placements.findings.warn(placements.where(key), f"{name} is not a usual component", hint, "correct the name")
+        placements.findings.warn(
+            "RST-N013", placements.where(key), f"{name} is not a usual component", hint, "correct the name"
+        )
 
 
 def _read_rank_map(placements: Section, key: object) -> RankMap | None:
@@ -181,7 +193,7 @@ def _read_rank_map(placements: Section, key: object) -> RankMap | None:
     entry.refuse_unknown_keys(("node_group", "placement"))
     groups = _read_group_labels(entry)
     if "placement" not in entry:
-        placements.error(name, "has no placement", fix="write placement: all, or ranks such as 0-3")
+        placements.error("RST-N014", name, "has no placement", fix="write placement: all, or ranks such as 0-3")
         return None
     segments = _read_segments(entry, "placement", "placement")
     if segments is None or groups is None:
@@ -195,6 +207,7 @@ def _read_segments(section: Section, key: object, shown_key: str) -> tuple[Segme
         return None  # reported as unresolved
     if isinstance(value, bool) or not isinstance(value, int | str):
         section.error(
+            "RST-N015",
             shown_key,
             f"is {shown(value)}; it must be ranks",
             fix="write all, a rank such as 0, or ranges such as 0-3 or 0-1:0-3,4-7",
@@ -203,7 +216,7 @@ def _read_segments(section: Section, key: object, shown_key: str) -> tuple[Segme
     try:
         return parse_placement(str(value) if isinstance(value, str) or value.bit_length() < 64 else "9" * 11)
     except RankSyntaxError as error:
-        section.error(shown_key, error.what, fix=error.fix)
+        section.error(error.code, shown_key, error.what, fix=error.fix)
         return None
 
 
@@ -215,6 +228,7 @@ def _read_group_labels(entry: Section) -> tuple[str, ...] | None:
     labels = [str(part).strip() for part in parts if isinstance(part, str | int | float) and not isinstance(part, bool)]
     if len(labels) != len(parts) or not all(labels) or not labels:
         entry.error(
+            "RST-N016",
             "node_group",
             f"is {shown(value)}; it must be a label or a list of labels",
             fix='write node_group: a800, or node_group: "a800,4090"',

@@ -87,7 +87,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_evaluation(runner: Section) -> None:
     if runner.get("only_eval"):
         what, why = "is true, but Roost trains", "RLinf would only evaluate the model"
-        runner.error("only_eval", what, why, "write only_eval: false, or remove it")
+        runner.error("RST-T016", "only_eval", what, why, "write only_eval: false, or remove it")
 
 
 def _length(runner: Section, is_counted: bool) -> dict[str, int]:
@@ -97,6 +97,7 @@ def _length(runner: Section, is_counted: bool) -> dict[str, int]:
     epochs = whole_number(runner, "max_epochs", 1)
     if is_open and not is_counted and runner.get("max_epochs") in (None, -1):
         runner.error(
+            "RST-T017",
             "max_steps",
             "is -1, which leaves the end to max_epochs, but that is not given",
             fix="write max_epochs: 1 for one pass over the data, or a number of max_steps",

@@ -105,6 +105,7 @@ def read_roll(root: Section, strict: bool = False) -> Job:
             continue
         if component.name in components:
             section.findings.error(
+                "RST-N012",
                 section.where(),
                 f"is {component.name} in Roost, and so is {components[component.name].written_name}",
                 fix="keep one of the two",
@@ -149,7 +150,10 @@ def _roles(root: Section) -> Iterator[tuple[str, Section]]:
         if not isinstance(value, Mapping):
             if key in USUAL_ROLES:
                 root.error(
-                    key, f"is {shown(value)}; it must be a mapping", fix="write device_mapping or world_size below it"
+                    "RST-C029",
+                    key,
+                    f"is {shown(value)}; it must be a mapping",
+                    fix="write device_mapping or world_size below it",
                 )
             continue
         section = Section(value, (key,), root.source, root.findings)
@@ -157,6 +161,7 @@ def _roles(root: Section) -> Iterator[tuple[str, Section]]:
             yield key, section
         elif key in USUAL_ROLES and key not in NESTED_ROLES:
             root.findings.warn(
+                "RST-N028",
                 section.where(),
                 "is not placed",
                 "it has neither device_mapping nor world_size",
@@ -168,7 +173,10 @@ def _roles(root: Section) -> Iterator[tuple[str, Section]]:
                     yield f"{key}.{name}", Section(inner, (key, str(name)), root.source, root.findings)
                 elif key == "rewards":
                     section.error(
-                        str(name), f"is {shown(inner)}; it must be a role", fix="write world_size: 8 below it"
+                        "RST-N029",
+                        str(name),
+                        f"is {shown(inner)}; it must be a role",
+                        fix="write world_size: 8 below it",
                     )
 
 
@@ -180,7 +188,7 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
     env = {**_variables(root), **_variables(section)}
     if role in ENV_MANAGERS and section.get("device_mapping") is not None:
         section.findings.warn(
-            section.where("device_mapping"), "is not used", "environments run on CPUs in ROLL", "remove it"
+            "RST-N040", section.where("device_mapping"), "is not used", "environments run on CPUs in ROLL", "remove it"
         )
     if section.values.get("device_mapping") is not None and role not in ENV_MANAGERS:
         asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
@@ -202,11 +210,14 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
     try:
         devices = parse_devices(written_devices)
     except ExpressionError as error:
-        section.error("device_mapping", error.what, fix=error.fix)
+        section.error(error.code, "device_mapping", error.what, fix=error.fix)
         return None
     if not devices:
         section.error(
-            "device_mapping", "names no device", fix="write list(range(0,8)), or leave it out and give world_size"
+            "RST-N031",
+            "device_mapping",
+            "names no device",
+            fix="write list(range(0,8)), or leave it out and give world_size",
         )
         return None
     per_worker = _devices_per_worker(section, strategy, parallel, strict)
@@ -215,6 +226,7 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
     if len(devices) % per_worker:
         whole = len(devices) // per_worker * per_worker
         section.error(
+            "RST-N032",
             "device_mapping",
             f"names {len(devices)} devices, which {per_worker} per worker do not divide",
             f"{len(devices)} % {per_worker} = {len(devices) % per_worker}",
@@ -223,6 +235,7 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
         return None
     if strategy == "megatron_train" and len(devices) % parallel.model:
         section.error(
+            "RST-N033",
             "device_mapping",
             f"names {len(devices)} devices, which the model's {parallel.model} parts do not divide",
             f"tensor {parallel.tensor} * pipeline {parallel.pipeline} * context {parallel.context}",
@@ -233,6 +246,7 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
     replicas = engine.whole_number("data_parallel_size", 1, 1) or 1
     if strategy == "vllm" and replicas not in (1, len(devices) // per_worker):
         engine.error(
+            "RST-N036",
             "data_parallel_size",
             f"is {replicas}, but there are {len(devices) // per_worker} workers",
             fix="leave data_parallel_size out",
@@ -240,6 +254,7 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
     written = section.whole_number("world_size", minimum=0)
     if written is not None and written != len(devices) // per_worker:
         section.error(
+            "RST-N036",
             "world_size",
             f"is {written}, but the devices make {len(devices) // per_worker} workers",
             f"{len(devices)} devices / {per_worker} per worker",
@@ -255,6 +270,7 @@ def _check_repeated(section: Section, devices: list[int], per_worker: int) -> No
         own = devices[start : start + per_worker]
         if len(set(own)) < len(own):
             section.error(
+                "RST-N034",
                 "device_mapping",
                 f"gives worker {start // per_worker} the same device twice",
                 f"devices {own}",
@@ -263,6 +279,7 @@ def _check_repeated(section: Section, devices: list[int], per_worker: int) -> No
             return
     repeated = Counter(devices).most_common(1)[0][0]
     section.findings.warn(
+        "RST-N035",
         section.where("device_mapping"),
         f"puts several workers on device {repeated}",
         fix="name each device once unless the workers are meant to share it",
@@ -284,6 +301,7 @@ def _devices_per_worker(section: Section, strategy: str | None, parallel: Parall
     else:
         if strategy == "sglang" and parallel.model > (written or 1):
             section.findings.warn(
+                "RST-N038",
                 section.where("num_gpus_per_worker"),
                 f"gives each worker {written or 1} of the {parallel.model} devices that its engine is cut over",
                 f"tensor {parallel.tensor} * pipeline {parallel.pipeline}",
@@ -293,6 +311,7 @@ def _devices_per_worker(section: Section, strategy: str | None, parallel: Parall
     if written is not None and written != derived:
         report = section.findings.error if strict else section.findings.warn
         report(
+            "RST-N037",
             section.where("num_gpus_per_worker"),
             f"is {written}, but {derived} is used",
             reason,
@@ -309,7 +328,7 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
     hint = did_you_mean(name, STRATEGIES, NEAR_MISS - 0.1) if name is not None and name not in STRATEGIES else ""
     if hint:
         section.findings.warn(
-            arguments.where("strategy_name"), f"{name} is not a strategy Roost knows", hint, "correct it"
+            "RST-N030", arguments.where("strategy_name"), f"{name} is not a strategy Roost knows", hint, "correct it"
         )
     config = arguments.mapping("strategy_config") or arguments.below("strategy_config")
     config.warn_near_misses(STRATEGY_SIZES)
@@ -333,6 +352,7 @@ def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
         return _read_env_manager(section)
     if section.get("num_gpus_per_worker") not in (None, 0):
         section.findings.warn(
+            "RST-N039",
             section.where("num_gpus_per_worker"),
             "is not used",
             "a role without device_mapping has no devices",
@@ -342,6 +362,7 @@ def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
     if count is None:
         if section.get("world_size") is None:
             section.findings.error(
+                "RST-N028",
                 section.where(),
                 "has neither device_mapping nor world_size",
                 fix="write device_mapping for accelerators, or world_size for workers on CPUs",
@@ -362,12 +383,16 @@ def _read_env_manager(section: Section) -> CpuWorkers | None:
     written = section.whole_number("world_size", 1)
     if written is not None and "num_env_groups" in section and written != count:
         why = f"{environments} environments / {per_worker} per worker"
-        section.error("world_size", f"is {written}, but the environments make {count} workers", why, "leave it out")
+        section.error(
+            "RST-N036", "world_size", f"is {written}, but the environments make {count} workers", why, "leave it out"
+        )
     if written is not None and "num_env_groups" not in section:
         count = written
     if count > MAX_PROCESSES:
         what = f"makes {count:,} workers, more than the {MAX_PROCESSES:,} that Roost plans for"
-        section.error("num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer")
+        section.error(
+            "RST-P010", "num_env_groups", what, f"{environments:,} environments / {per_worker} per worker", "use fewer"
+        )
         return None
     return CpuWorkers(count)
 
@@ -378,10 +403,13 @@ def _variables(section: Section) -> dict[str, str]:
     for key in variables.values:
         value = variables.get(key)
         if key in PROTECTED_VARIABLES:
-            variables.error(str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
+            variables.error("RST-H028", str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
         elif isinstance(value, Mapping | list):
             variables.error(
-                str(key), f"is {shown(value)}; an environment variable holds text", fix="write a single value"
+                "RST-H026",
+                str(key),
+                f"is {shown(value)}; an environment variable holds text",
+                fix="write a single value",
             )
         elif value is not None or variables.values[key] is None:
             found[str(key)] = str(value)
@@ -393,7 +421,9 @@ def _refuse_misspelt_keys(section: Section) -> None:
     for key in section.values:
         hint = did_you_mean(key, PLACEMENT_KEYS, NEAR_MISS)
         if key not in PLACEMENT_KEYS and hint and key != "num_gpus_per_node":
-            section.error(str(key), "is not a key Roost knows", hint, f"placement keys: {', '.join(PLACEMENT_KEYS)}")
+            section.error(
+                "RST-C023", str(key), "is not a key Roost knows", hint, f"placement keys: {', '.join(PLACEMENT_KEYS)}"
+            )
 
 
 def _settings(root: Section) -> dict[str, object]:
@@ -403,6 +433,7 @@ def _settings(root: Section) -> dict[str, object]:
         return {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:
         root.error(
+            "RST-C026",
             "async_generation_ratio",
             f"is {shown(value)}; it must be a number that is not negative",
             fix="write 0 for synchronous, or 1",

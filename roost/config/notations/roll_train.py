@@ -70,6 +70,7 @@ def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
     if estimator is None:
         key = "reward_normalization" if "train_env_manager" in root else "norm_mean_type"
         root.error(
+            "RST-T018",
             key,
             f"takes the mean over {shown(mean)} and the standard deviation over {shown(std)}, "
             "which Roost does not support",
@@ -85,6 +86,7 @@ def _warn_discount(root: Section) -> None:
     gamma = root.get("gamma")
     if gamma not in (None, 1):
         root.findings.warn(
+            "RST-T019",
             root.where("gamma"),
             f"is {shown(gamma)}, but without a critic all tokens of a sample have one advantage",
             "ROLL discounts the reward at every token before the last",
@@ -97,6 +99,7 @@ def _warn_domains(root: Section) -> None:
     domains = len(root.below("rewards").values)
     if domains > 1 and "train_env_manager" not in root:
         root.findings.warn(
+            "RST-T020",
             root.where("whiten_advantages"),
             "is done over all samples of a step together",
             f"ROLL does it for each of the {domains} domains of rewards alone",
@@ -217,7 +220,7 @@ def _sampling(root: Section) -> dict[str, Any]:
     block = root.below("actor_infer" if has_own else "train_env_manager", "generating_args")
     top_p = block.number("top_p")
     if top_p is not None and top_p > 1:
-        block.error("top_p", f"is {top_p:g}; it must be at most 1", fix="write top_p: 1")
+        block.error("RST-T007", "top_p", f"is {top_p:g}; it must be at most 1", fix="write top_p: 1")
     return {
         "max_new_tokens": _max_tokens(root, block),
         "temperature": block.number("temperature"),
@@ -240,11 +243,17 @@ def _max_tokens(root: Section, block: Section) -> int | None:
     if left is None:
         return written
     if left < 1:
-        root.error("sequence_length", f"leaves {left} tokens for a completion", why, "write a larger sequence_length")
+        root.error(
+            "RST-T021",
+            "sequence_length",
+            f"leaves {left} tokens for a completion",
+            why,
+            "write a larger sequence_length",
+        )
         return None
     if written not in (None, left):
         what = f"is {shown(written)}, but completions get {left} tokens, as in ROLL"
-        root.findings.warn(block.where("max_new_tokens"), what, why, f"write {left}, or leave it out")
+        root.findings.warn("RST-T022", block.where("max_new_tokens"), what, why, f"write {left}, or leave it out")
     return left
 
 

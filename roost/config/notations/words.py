@@ -47,7 +47,9 @@ def named(section: Section, key: str, meanings: Mapping[str, Any]) -> Any:
     found = meanings.get(word)
     if found is None:
         why = f"of these words Roost knows {', '.join(meanings)}"
-        section.error(key, f"{word} is not supported", why, "remove it, and say what you want in the section train")
+        section.error(
+            "RST-T013", key, f"{word} is not supported", why, "remove it, and say what you want in the section train"
+        )
     return found
 
 

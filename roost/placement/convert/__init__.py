@@ -36,20 +36,20 @@ def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> dict[str
     if made is None:
         for finding in again.errors:
             what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
-            findings.error(Where(), what, finding.why, finding.fix)
+            findings.error("RST-N044", Where(), what, finding.why, finding.fix)
         return None
     for change in diff_plans(plan, made):
         if change.subject in _ABOUT_PLACES:
             what = f"{notation.value} cannot say this placement: {change}"
-            findings.error(Where(), what, fix="keep the notation it is written in")
+            findings.error("RST-N045", Where(), what, fix="keep the notation it is written in")
         elif change.subject in _LOSSES and not _is_said_otherwise(change.component, plan, made):
             what = f"{notation.value} does not say this: {change}"
-            findings.warn(Where(), what, fix="set it again where the job is trained")
+            findings.warn("RST-N046", Where(), what, fix="set it again where the job is trained")
     for part in plan.components:
         lost = _lost_settings(part.model, made[part.name].model)
         if lost:
             what = f"{notation.value} does not say {', '.join(lost)} of {part.name}"
-            findings.warn(Where(path=(part.name,)), what, fix="set it again where the job is trained")
+            findings.warn("RST-N046", Where(path=(part.name,)), what, fix="set it again where the job is trained")
     return config if findings.num_errors == errors else None
 
 

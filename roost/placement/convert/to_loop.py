@@ -17,6 +17,7 @@ _KEEP = "keep the notation it is written in"
 def to_loop(plan: Plan, findings: Findings) -> dict[str, Any]:
     if plan.inventory.num_nodes > 1:
         findings.error(
+            "RST-N047",
             Where(path=("nodes",)),
             "ml-loop runs on one machine",
             f"the plan has {plan.inventory.num_nodes} nodes",
@@ -24,19 +25,21 @@ def to_loop(plan: Plan, findings: Findings) -> dict[str, Any]:
         )
     for part in plan.components:
         if part.name not in ("actor", "rollout"):
-            findings.error(Where(path=(part.name,)), "ml-loop has learners and servers only", fix=_KEEP)
+            findings.error("RST-N048", Where(path=(part.name,)), "ml-loop has learners and servers only", fix=_KEEP)
     names = {part.name: part for part in plan.components}
     allocation = {}
     for name, key in (("actor", "learning_gpus"), ("rollout", "inference_gpus")):
         if name in names:
             allocation[key] = names[name].table.device_ranks.tolist()
         else:
-            findings.error(Where(path=(name,)), f"ml-loop needs {key}, and the plan has no {name}", fix=_KEEP)
+            findings.error(
+                "RST-N048", Where(path=(name,)), f"ml-loop needs {key}, and the plan has no {name}", fix=_KEEP
+            )
     rl: dict[str, Any] = {"gpu_allocation": allocation, "async_rollouts": _is_async(plan, findings)}
     rl |= {key: plan.settings[key] for key in MEMORY_KEYS if plan.settings.get(key) is not None}
     config: dict[str, Any] = {"rl": rl}
     if "actor" in names and np.diff(names["actor"].table.offsets).max() > 1:
-        findings.error(Where(path=("actor",)), "ml-loop gives every learner one GPU", fix=_KEEP)
+        findings.error("RST-N049", Where(path=("actor",)), "ml-loop gives every learner one GPU", fix=_KEEP)
     if "rollout" in names:
         server: dict[str, Any] = {"gpus_per_vllm_server": _server_size(names["rollout"], findings)}
         if not names["rollout"].model.can_sleep:
@@ -53,6 +56,7 @@ def _is_async(plan: Plan, findings: Findings) -> bool:
     ratio = plan.settings.get("async_generation_ratio")
     if ratio not in (None, 0, 1):
         findings.error(
+            "RST-N050",
             Where(path=("async_generation_ratio",)),
             f"ml-loop lags by one iteration, not by {ratio}",
             fix="write 0 or 1",
@@ -64,7 +68,10 @@ def _server_size(part: ComponentPlan, findings: Findings) -> int:
     sizes = np.diff(part.table.offsets).tolist()
     if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
         findings.error(
-            Where(path=(part.name,)), "ml-loop cuts servers of one size, the last one smaller at most", fix=_KEEP
+            "RST-N049",
+            Where(path=(part.name,)),
+            "ml-loop cuts servers of one size, the last one smaller at most",
+            fix=_KEEP,
         )
     return int(sizes[0])
 
@@ -72,5 +79,8 @@ def _server_size(part: ComponentPlan, findings: Findings) -> int:
 def _refuse_software(part: ComponentPlan, findings: Findings) -> None:
     if part.env or any(part.table.inventory.group(label).software for label in part.table.labels):
         findings.error(
-            Where(path=(part.name,)), "ml-loop has no word for variables or interpreters of a component", fix=_KEEP
+            "RST-N051",
+            Where(path=(part.name,)),
+            "ml-loop has no word for variables or interpreters of a component",
+            fix=_KEEP,
         )

@@ -25,9 +25,12 @@ def to_rlinf(plan: Plan, findings: Findings) -> dict[str, Any]:
     sizes = sorted(set(inventory.accelerator_counts.tolist()))
     if len(sizes) > 1:
         findings.error(
-            Where(path=("nodes",)), "a config describes nodes of one size only; the others are for an inventory",
-            f"nodes have {', '.join(map(str, sizes))} accelerators", _KEEP,
-        )  # fmt: skip
+            "RST-N052",
+            Where(path=("nodes",)),
+            "a config describes nodes of one size only; the others are for an inventory",
+            f"nodes have {', '.join(map(str, sizes))} accelerators",
+            _KEEP,
+        )
     cluster: dict[str, Any] = {
         "num_nodes": inventory.num_nodes,
         "num_gpus_per_node": sizes[-1] if sizes else 0,
@@ -38,7 +41,10 @@ def to_rlinf(plan: Plan, findings: Findings) -> dict[str, Any]:
     for part in plan.components:
         if part.env:
             findings.error(
-                Where(path=(part.name,)), "RLinf sets variables for node groups, not for a component", fix=_KEEP
+                "RST-N051",
+                Where(path=(part.name,)),
+                "RLinf sets variables for node groups, not for a component",
+                fix=_KEEP,
             )
     sections = _parallel_sizes(plan)
     actor = next((part for part in plan.components if part.name == "actor"), None)
@@ -93,7 +99,7 @@ def _devices_text(part: ComponentPlan, findings: Findings) -> str:
         if not is_run or len({node for node, _ in placement.devices}) > 1:
             what = f"RLinf gives a process a run of ranks on one node, and process {placement.rank} holds others"
             held_words = ", ".join(f"device {index} of node {node}" for node, index in placement.devices[:8])
-            findings.error(Where(path=(part.name,)), what, f"it holds {held_words}", _KEEP)
+            findings.error("RST-N053", Where(path=(part.name,)), what, f"it holds {held_words}", _KEEP)
             return ""
         held.append((ranks[0], len(ranks)))
     return _segments(part, held, findings)
@@ -110,12 +116,17 @@ def _segments(part: ComponentPlan, held: list[tuple[int, int]], findings: Findin
     for rank, size, sharers in blocks:
         place = Where(path=(part.name,))
         if size > 1 and sharers > 1:
-            findings.error(place, f"RLinf shares single ranks, and {sharers} processes share {size}", fix=_KEEP)
+            findings.error(
+                "RST-N053", place, f"RLinf shares single ranks, and {sharers} processes share {size}", fix=_KEEP
+            )
             return ""
         last = runs[-1][0] + runs[-1][1] * runs[-1][3] - 1 if runs else -1
         if rank <= last:
             findings.error(
-                place, f"RLinf's ranks ascend, and a process goes back to rank {rank} after {last}", fix=_KEEP
+                "RST-N053",
+                place,
+                f"RLinf's ranks ascend, and a process goes back to rank {rank} after {last}",
+                fix=_KEEP,
             )
             return ""
         if runs and runs[-1][1:3] == [size, sharers] and rank == last + 1:
@@ -142,7 +153,10 @@ def _nodes_text(part: ComponentPlan, findings: Findings) -> str:
     ranks = [index_of.get(node, 0) for node in table.nodes.tolist()]
     if ranks != sorted(ranks):
         findings.error(
-            Where(path=(part.name,)), "RLinf fills nodes in order, and these processes go round them in turn", fix=_KEEP
+            "RST-N053",
+            Where(path=(part.name,)),
+            "RLinf fills nodes in order, and these processes go round them in turn",
+            fix=_KEEP,
         )
         return ""
     values, counts = np.unique(ranks, return_counts=True)

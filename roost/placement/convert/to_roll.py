@@ -22,7 +22,7 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
     sizes = sorted(set(inventory.accelerator_counts.tolist()))
     if len(sizes) > 1:
         why = f"nodes have {', '.join(map(str, sizes))} accelerators"
-        findings.error(Where(path=("nodes",)), "ROLL describes nodes of one size only", why, _KEEP)
+        findings.error("RST-N052", Where(path=("nodes",)), "ROLL describes nodes of one size only", why, _KEEP)
     config: dict[str, Any] = {"num_gpus_per_node": sizes[-1] if sizes else 0, "num_nodes": inventory.num_nodes}
     ratio = plan.settings.get("async_generation_ratio", 1 if plan.settings.get("async_rollouts") else None)
     if ratio is not None:
@@ -41,6 +41,7 @@ def _role(part: ComponentPlan, findings: Findings) -> dict[str, Any]:
     kinds = set(part.table.kinds)
     if kinds - {ACCELERATOR, NODE}:
         findings.error(
+            "RST-N054",
             place,
             f"ROLL has no word for {', '.join(sorted(kinds - {ACCELERATOR, NODE}))}",
             fix=_KEEP,
@@ -54,7 +55,7 @@ def _devices(part: ComponentPlan, findings: Findings, place: Where) -> dict[str,
     lengths = np.unique(np.diff(part.table.offsets)).tolist()
     if len(lengths) > 1:
         why = f"its processes hold {', '.join(map(str, lengths))}"
-        findings.error(place, "ROLL gives every worker the same number of devices", why, _KEEP)
+        findings.error("RST-N054", place, "ROLL gives every worker the same number of devices", why, _KEEP)
     devices = part.table.device_numbers.tolist()
     per_worker = lengths[-1] if lengths else 1
     role: dict[str, Any] = {"device_mapping": _expression(devices)}
@@ -113,8 +114,8 @@ def _variables(part: ComponentPlan, findings: Findings, place: Where) -> dict[st
         if node in group.node_ranks
     }
     if any(software.python_interpreter_path for software in found):
-        findings.error(place, "ROLL has no word for an interpreter", fix=_KEEP)
+        findings.error("RST-N051", place, "ROLL has no word for an interpreter", fix=_KEEP)
     variables = {software.env_vars for software in found}
     if len(variables) > 1:
-        findings.error(place, "ROLL gives all nodes of a role the same variables", fix=_KEEP)
+        findings.error("RST-N051", place, "ROLL gives all nodes of a role the same variables", fix=_KEEP)
     return {**dict(next(iter(variables), ())), **dict(part.env)}

@@ -84,9 +84,9 @@ def _renumbered(keys: Ints) -> Ints:
 class MemoryRefused(ValueError):
     """Figures that contradict each other or the mode, with the numbers and the fix."""
 
-    def __init__(self, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
+    def __init__(self, code: str, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
         super().__init__(what)
-        self.what, self.why, self.fix, self.key = what, why, fix, key
+        self.code, self.what, self.why, self.fix, self.key = code, what, why, fix, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ def share_device(
     """
     if (inference_gb is None) != (learning_gb is None):
         raise MemoryRefused(
+            "RST-M007",
             "give both memory figures or neither",
             f"only {'learning' if inference_gb is None else 'inference'}_requires_memory_gb is written",
             "write both, or leave both out",
@@ -124,6 +125,7 @@ def share_device(
     if inference_gb is None or learning_gb is None:
         if is_async:
             raise MemoryRefused(
+                "RST-M008",
                 "overlapping GPUs with asynchronous rollouts need both memory figures",
                 "servers and learners would run at the same time on the same GPUs",
                 "write inference_requires_memory_gb and learning_requires_memory_gb, or use separate GPUs",
@@ -133,6 +135,7 @@ def share_device(
     wanted = inference_gb + learning_gb
     if cap is not None and cap * total_gb < inference_gb:
         raise MemoryRefused(
+            "RST-M010",
             "the cap leaves less than inference requires",
             f"{cap} * {total_gb:g} GB = {cap * total_gb:.1f} GB, inference requires {inference_gb:g} GB",
             f"raise max_gpu_mem_utilization to {math.ceil(inference_gb / total_gb * 100) / 100:g}",
@@ -141,6 +144,7 @@ def share_device(
     if wanted / total_gb > RESERVED_FRACTION:
         if is_async:
             raise MemoryRefused(
+                "RST-M009",
                 "not enough memory for both at once, so rollouts cannot be asynchronous",
                 f"{inference_gb:g} + {learning_gb:g} GB are {wanted / total_gb:.0%} of {total_gb:g} GB, "
                 f"more than {RESERVED_FRACTION:.0%}",
@@ -398,6 +402,7 @@ def _loop_sharing(
         and settings.learning_gb is not None
     ):
         findings.warn(
+            "RST-M006",
             places.get(MEMORY_KEYS[0], Where(path=("rl", MEMORY_KEYS[0]))),
             "cannot be held against the device, whose memory is not known",
             fix="give an inventory with memory_gb",
@@ -408,7 +413,9 @@ def _loop_sharing(
             True, settings.inference_gb, settings.learning_gb, memory or 1.0, settings.is_async, settings.cap
         )
     except MemoryRefused as refused:
-        findings.error(places.get(refused.key, Where(path=(refused.key,))), refused.what, refused.why, refused.fix)
+        findings.error(
+            refused.code, places.get(refused.key, Where(path=(refused.key,))), refused.what, refused.why, refused.fix
+        )
         return None
 
 
@@ -460,6 +467,7 @@ def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Find
         parts = [(name, size) for name, size in made.parts(phase) if size]
         largest = max((part for part in parts if part[0] in made.device_class.components), key=lambda part: part[1])[0]
         findings.error(
+            "RST-M004",
             places.get(largest, Where(path=(largest,))),
             f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
             " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",

@@ -46,7 +46,7 @@ def check_rules(
 
 def _check_used(part: ComponentPlan, place: Where, findings: Findings) -> None:
     if part.model.unused_because:
-        findings.warn(place, "is placed, but no phase ever uses it", part.model.unused_because, "remove it")
+        findings.warn("RST-P025", place, "is placed, but no phase ever uses it", part.model.unused_because, "remove it")
 
 
 def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
@@ -60,6 +60,7 @@ def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
         process = int(owners[astray[0]])
         nodes = sorted({node for node, _ in table[process].devices})
         findings.warn(
+            "RST-P032",
             place,
             f"process {process} spans nodes {', '.join(map(str, nodes))}",
             f"its {len(table[process].devices)} devices exchange every layer's results over the network",
@@ -77,6 +78,7 @@ def _check_tensor_groups(part: ComponentPlan, place: Where, findings: Findings) 
     if len(astray):
         group = int(astray[0])
         findings.warn(
+            "RST-P032",
             place,
             f"the tensor-parallel group of processes {group * tensor}-{(group + 1) * tensor - 1} spans nodes",
             f"tensor parallel size {tensor}, nodes {', '.join(map(str, sorted(set(nodes[group].tolist()))))}",
@@ -92,10 +94,11 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
         shape = shape_from_config(part.model.config)
     except UnknownShape as error:
         fix = "check its memory yourself, or ask for this family to be counted"
-        findings.warn(place, "the memory of its model cannot be computed", str(error), fix)
+        findings.warn("RST-M002", place, "the memory of its model cannot be computed", str(error), fix)
         return
     for number, noun, size in _uneven(part, shape):
         findings.error(
+            "RST-P033",
             place,
             f"a model of {number} {noun} cannot be cut {size} ways",
             f"{number} % {size} = {number % size}",
@@ -133,6 +136,7 @@ def _check_kv_cache(
     needed = part.model.sequence or 1
     if room < needed:
         findings.error(
+            "RST-M003",
             place,
             f"leaves room for {room:,} tokens of KV cache, and one sequence may have {needed:,}",
             f"{fraction:g} of {min(sizes):g} GiB, less weights {memory.weights:.1f} and engine {ENGINE_OVERHEAD_GIB:g}",
@@ -157,6 +161,7 @@ def _check_async(
             continue
         if len(displaced_devices(part, shared)) == len(part.table.device_nodes):
             findings.error(
+                "RST-P034",
                 places.get(part.name, Where(path=(part.name,))),
                 "generates while the learner learns, but every engine shares its devices with the learner",
                 f"{turns[0].reason}, and both would need them at the same time",
@@ -178,6 +183,7 @@ def _check_sizes(
     one, two = actor.parallel.tensor, rollout.parallel.tensor
     if max(one, two) % min(one, two):
         findings.error(
+            "RST-P031",
             places.get("rollout", Where(path=("rollout",))),
             f"tensor sizes {one} (actor) and {two} (rollout) cannot be synchronised",
             f"{max(one, two)} % {min(one, two)} = {max(one, two) % min(one, two)}",
@@ -207,6 +213,7 @@ def _check_host_memory(residency: Residency, inventory: Inventory, findings: Fin
             node = int(over[0])
             parts = [f"{name} {size[node]:.1f}" for name, size in shares if size[node]]
             findings.error(
+                "RST-M005",
                 Where(path=(f"node {node}",)),
                 f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GiB",
                 " + ".join(parts) + f" = {needed[node]:.1f} GiB",

@@ -28,6 +28,7 @@ def check_engines(settings: TrainSettings, components: Sequence[ComponentPlan], 
     rollout = next((part for part in components if part.name == ROLLOUT), None)
     if rollout is not None and settings.engine == "torch" and rollout.parallel.model > 1:
         findings.error(
+            "RST-E001",
             at("engine"),
             "is torch, which runs on one device, but rollout is cut over several",
             f"{rollout.parallel.model} devices for each engine",
@@ -60,6 +61,7 @@ def _check_options(options: Mapping[str, Any], where: Where, findings: Findings)
     for name, value in options.items():
         if name not in OPTIONS:
             findings.error(
+                "RST-E006",
                 where.under(name),
                 "is not an option of engines",
                 did_you_mean(name, OPTIONS),
@@ -68,7 +70,7 @@ def _check_options(options: Mapping[str, Any], where: Where, findings: Findings)
             continue
         is_right, form = FORMS[name]
         if value is not None and not is_right(value):
-            findings.error(where.under(name), f"is {shown(value)}; it must be {form}", fix=f"write {form}")
+            findings.error("RST-E007", where.under(name), f"is {shown(value)}; it must be {form}", fix=f"write {form}")
 
 
 def _check_context(settings: TrainSettings, model: str, options: Where, findings: Findings) -> None:
@@ -83,6 +85,7 @@ def _check_context(settings: TrainSettings, model: str, options: Where, findings
     is_allowed = isinstance(env, Mapping) and any(name in env for name in LONGER_CONTEXT)
     if settings.engine == "torch" or not (scales or is_allowed):
         findings.error(
+            "RST-E002",
             options.under("max_context"),
             f"is {asked}, but the model has {positions} positions",
             f"max_position_embeddings in the config.json of {shown(model)}",
@@ -100,10 +103,11 @@ def _check_model(model: str, where: Where, findings: Findings) -> None:
     place = model_place(model)
     if place is ModelPlace.MISSING:
         findings.warn(
+            "RST-E003",
             where,
             f"{shown(model)} does not exist on this machine",
             "it is a path, not a name on the Hugging Face hub",
             "correct the path, or ignore this if the machines that run the job have it",
         )
     elif place is ModelPlace.FOLDER and not (Path(resolve_model(model)) / "config.json").exists():
-        findings.error(where, f"{shown(model)} has no config.json", fix="name a folder with a checkpoint")
+        findings.error("RST-E004", where, f"{shown(model)} has no config.json", fix="name a folder with a checkpoint")

@@ -76,6 +76,7 @@ def _warn_unused(component: str, rewards: Mapping[str, Any], where: Where, findi
     there = f"has {', '.join(rewards)}" if rewards else "is empty"
     fix = "place reward.NAME for one of them" if rewards else "name a reward there"
     findings.warn(
+        "RST-P025",
         where,
         f"{component} is placed, but has nothing to do",
         f"train.rewards {there}, so it is not started",
@@ -86,6 +87,7 @@ def _warn_unused(component: str, rewards: Mapping[str, Any], where: Where, findi
 def _check_judge(keys: Mapping[str, Any], held: list[int], component: str, where: Where, findings: Findings) -> None:
     if keys.get("base_url") is not None and keys.get("engine") is None:
         findings.warn(
+            "RST-A017",
             where.under("base_url"),
             f"asks a server of others, so {component} does not use its accelerators",
             f"each of its processes has {held[-1]}",
@@ -101,7 +103,9 @@ def _check_judge(keys: Mapping[str, Any], held: list[int], component: str, where
         for devices in held:
             engine_sizes(str(engine.get("kind")), tensor, pipeline, devices)
     except SizesDoNotFit as error:
-        findings.error(where.under("engine"), f"does not fit the accelerators of {component}", error.why, error.fix)
+        findings.error(
+            "RST-A018", where.under("engine"), f"does not fit the accelerators of {component}", error.why, error.fix
+        )
 
 
 def _accelerators_held(part: ComponentPlan) -> list[int]:

@@ -31,9 +31,10 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
 def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     for name, role in (("actor", "a learner"), ("rollout", "an engine")):
         if name not in parts:
-            findings.error(at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
+            findings.error("RST-T023", at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
     if settings.advantage.estimator is Estimator.GAE and "critic" not in parts:
         findings.error(
+            "RST-T024",
             at("advantage_estimator"),
             "is gae, but there is no critic",
             "values come from a model of their own",
@@ -41,6 +42,7 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
         )
     if settings.learner.loss.kl_coef and settings.learner.adapter is None and "reference" not in parts:
         findings.error(
+            "RST-T025",
             at("kl_coef"),
             "needs a reference, which is not placed",
             "without an adapter the policy cannot be its own reference",
@@ -60,7 +62,11 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
     for name, (key, why, instead, is_idle) in idle.items():
         if is_idle and name in parts:
             findings.warn(
-                at(key), f"{name} is placed, but has nothing to do", why, f"write {key}: {instead}, or remove {name}"
+                "RST-P025",
+                at(key),
+                f"{name} is placed, but has nothing to do",
+                why,
+                f"write {key}: {instead}, or remove {name}",
             )
 
 
@@ -69,6 +75,7 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
     samples = collect.groups * collect.group_size // settings.minibatches
     if "actor" in parts and samples < parts["actor"].world_size:
         findings.error(
+            "RST-T026",
             at("minibatch_size"),
             f"a minibatch of {samples} samples cannot be spread over {parts['actor'].world_size} learners",
             f"{collect.groups} groups of {collect.group_size}, cut into {settings.minibatches}",
@@ -76,24 +83,28 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         )
     if settings.advantage.normalize_by_std and settings.advantage.estimator not in BY_GROUP:
         findings.error(
+            "RST-T027",
             at("normalize_by_std"),
             f"is for leave_one_out and group_mean, but the estimator is {settings.advantage.estimator.value}",
             fix="write normalize_by_std: false, or another advantage_estimator",
         )
     if collect.group_size < 2 and settings.advantage.estimator in COMPARING:
         findings.error(
+            "RST-T028",
             at("num_generations"),
             f"is {collect.group_size}, but {settings.advantage.estimator.value} compares samples of one prompt",
             fix="write 2 or more, or advantage_estimator: reinforce++",
         )
     elif collect.group_size < 2 and collect.dynamic_sampling:
         findings.error(
+            "RST-T028",
             at("dynamic_sampling"),
             "would replace every group, as each has one sample",
             fix="write num_generations: 2 or more, or dynamic_sampling: false",
         )
     if settings.advantage.positive_advantages_only and settings.advantage.estimator is Estimator.GAE:
         findings.error(
+            "RST-T029",
             at("positive_advantages_only"),
             "chooses samples by their advantage, but with gae every token has one of its own",
             fix="write positive_advantages_only: false, or another advantage_estimator",
@@ -103,10 +114,13 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
 def _check_drawing(settings: TrainSettings, at: At, findings: Findings) -> None:
     draw = settings.draw
     if draw.temperature == 0:
-        findings.error(at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0")
+        findings.error(
+            "RST-T030", at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0"
+        )
     cuts = {"top_p": draw.top_p < 1, "top_k": 0 < draw.top_k < LARGEST_VOCABULARY, "min_p": draw.min_p > 0}
     if any(cuts.values()) and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
         findings.warn(
+            "RST-T031",
             at(next(name for name, is_cut in cuts.items() if is_cut)),
             "draws from a part of the distribution, which the learner's own log-probabilities do not know",
             f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; old_logprobs "
@@ -119,6 +133,7 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
     loss = settings.learner.loss
     if settings.max_staleness and loss.old_logprobs is OldLogprobs.RECOMPUTE:
         findings.error(
+            "RST-T032",
             at("old_logprobs"),
             "is recompute, but samples may be of an older policy",
             f"max_staleness is {settings.max_staleness}: the learner no longer has the weights that made them",
@@ -126,6 +141,7 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
         )
     if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_range_high:
         findings.error(
+            "RST-T033",
             at("dual_clip"),
             f"is {loss.dual_clip:g}; it must be above 1 + clip_range_high, {1 + loss.clip_range_high:g}",
             fix="write dual_clip: 3.0, or leave it out",
@@ -136,10 +152,14 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
     weight, compute = settings.learner.weight_dtype, settings.learner.compute_dtype
     if compute == "float16":
         findings.error(
-            at("compute_dtype"), "is float16, whose losses Roost does not scale", fix="write compute_dtype: bfloat16"
+            "RST-T015",
+            at("compute_dtype"),
+            "is float16, whose losses Roost does not scale",
+            fix="write compute_dtype: bfloat16",
         )
     elif compute == "float32" and weight != "float32":
         findings.error(
+            "RST-T038",
             at("weight_dtype"),
             f"is {weight}, but compute_dtype is float32",
             "weights would be kept with less than they are used with",
@@ -147,6 +167,7 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
         )
     elif weight != "float32" and _trains_a_whole_model(settings):
         findings.warn(
+            "RST-T040",
             at("weight_dtype"),
             f"is {weight}, in which steps of usual learning rates are rounded away",
             "the optimizer changes these very weights; there is no copy of 32 bits",
@@ -164,6 +185,7 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
     if actor is not None and actor.parallel.model > 1:
         sizes = actor.parallel
         findings.warn(
+            "RST-T034",
             at("actor"),
             f"the model is to be cut over {sizes.model} devices, but Roost's learner shards it over all it has (FSDP)",
             f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}",
@@ -175,9 +197,12 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
     }
     for name, rate in rates.items():
         if rate > HIGHEST_RATE:
-            findings.warn(at(name), unlike_usual(rate), "training is likely to diverge in its first steps", "lower it")
+            findings.warn(
+                "RST-T039", at(name), unlike_usual(rate), "training is likely to diverge in its first steps", "lower it"
+            )
     if settings.critic_learning_rate == 0:
         findings.error(
+            "RST-T035",
             at("critic_learning_rate"),
             "is 0, with which the critic learns nothing",
             fix="write a number above 0, or leave it out",
@@ -191,6 +216,7 @@ def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> Non
     fix = "write in_flight: drop, or in_flight: drain"
     if settings.engine == "sglang":
         findings.error(
+            "RST-T036",
             at("in_flight"),
             "is hold, which sglang cannot do",
             "it does not forget what it cached with the old weights while requests are held",
@@ -198,6 +224,7 @@ def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> Non
         )
     elif settings.learner.adapter is not None:
         findings.error(
+            "RST-T037",
             at("in_flight"),
             "is hold, but an adapter is trained",
             "requests on hold would go on with the adapter they had",

@@ -48,14 +48,18 @@ class OpenAIAgent:
             return
         place = where.under("run")
         if not isinstance(written, str) or not written:
-            findings.error(place, "names no function", f"it is {shown(written)}", "write run: my_module.my_function")
+            findings.error(
+                "RST-A012", place, "names no function", f"it is {shown(written)}", "write run: my_module.my_function"
+            )
             return
         run = find_callable(written, place, "a function", findings)
         if run is None:
             return
         if not isinstance(arguments, Mapping):
             fix = "write them as name: value"
-            findings.error(where.under("arguments"), "is no mapping of arguments", f"it is {shown(arguments)}", fix)
+            findings.error(
+                "RST-A013", where.under("arguments"), "is no mapping of arguments", f"it is {shown(arguments)}", fix
+            )
             return
         check_call(Call("program", written, place), run, PROGRAM, arguments, where.under("arguments"), findings)
 

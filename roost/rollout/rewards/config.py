@@ -174,7 +174,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
     (Route(name='exact', tags=frozenset({'math'}), weight=1.0),)
     """
     if not isinstance(config, Mapping):
-        findings.error(where, "is not a mapping of rewards", f"it is {shown(config)}", EXAMPLE)
+        findings.error("RST-A004", where, "is not a mapping of rewards", f"it is {shown(config)}", EXAMPLE)
         return ConfiguredRewards()
     routes: list[Route] = []
     own: Route | None = None
@@ -182,7 +182,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
     for name, keys in config.items():
         here = where.under(str(name))
         if not isinstance(keys, Mapping):
-            findings.error(here, "is no reward", f"it is {shown(keys)}", EXAMPLE)
+            findings.error("RST-A004", here, "is no reward", f"it is {shown(keys)}", EXAMPLE)
             continue
         route = _route(str(name), keys, here, findings)
         if name == SCENARIO and "_target_" not in keys:
@@ -218,18 +218,18 @@ def _tags(written: Any, where: Where, findings: Findings) -> frozenset[str]:
     tags = [written] if isinstance(written, str) else [] if written is None else written
     if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
         fix = "write a tag, or a list of tags; leave tags out for all tasks"
-        findings.error(where.under("tags"), "are no tags", f"they are {shown(written)}", fix)
+        findings.error("RST-A015", where.under("tags"), "are no tags", f"they are {shown(written)}", fix)
         return frozenset()
     if written is not None and not tags:
         fix = "leave tags out for all tasks, or the reward"
-        findings.error(where.under("tags"), "is an empty list", "it would score no task", fix)
+        findings.error("RST-A015", where.under("tags"), "is an empty list", "it would score no task", fix)
     return frozenset(tags)
 
 
 def _weight(written: Any, where: Where, findings: Findings) -> float:
     if isinstance(written, bool) or not isinstance(written, int | float) or not math.isfinite(written):
         fix = "write a number; one below 0 is a penalty"
-        findings.error(where.under("weight"), "is no weight", f"it is {shown(written)}", fix)
+        findings.error("RST-A016", where.under("weight"), "is no weight", f"it is {shown(written)}", fix)
         return 1.0
     return float(written)
 
@@ -239,7 +239,7 @@ def _check_scenario(keys: Mapping[str, Any], where: Where, findings: Findings) -
         if key not in ROUTE_KEYS:
             why = f"the scenario's own reward has {', '.join(ROUTE_KEYS)}"
             fix = did_you_mean(key, (*ROUTE_KEYS, "_target_")) or "remove it"
-            findings.error(where.under(str(key)), "is not a key here", why, fix)
+            findings.error("RST-A006", where.under(str(key)), "is not a key here", why, fix)
 
 
 # What a reward is made of -------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
     written = keys.get("_target_")
     if not isinstance(written, str) or not written:
         why = f"it is {shown(written)}" if "_target_" in keys else ""
-        findings.error(where.under("_target_"), "names no class or function", why, EXAMPLE)
+        findings.error("RST-A005", where.under("_target_"), "names no class or function", why, EXAMPLE)
         return None
     own = {str(key): value for key, value in keys.items() if key not in ("_target_", *ROUTE_KEYS)}
     try:
@@ -258,11 +258,11 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
     except NotLocated as error:
         fix = did_you_mean(error.part, error.known)
         fix = fix or "name a class or function in a file of this folder, or of one in PYTHONPATH, as module.Name"
-        findings.error(where.under("_target_"), f"{written} cannot be found", error.why, fix)
+        findings.error("RST-A001", where.under("_target_"), f"{written} cannot be found", error.why, fix)
         return None
     if not callable(target):
         fix = "name a class, or a function"
-        findings.error(where.under("_target_"), f"{written} is no reward", f"it is {shown(target)}", fix)
+        findings.error("RST-A002", where.under("_target_"), f"{written} is no reward", f"it is {shown(target)}", fix)
         return None
     if not _keys_fit(written, target, own, where, findings):
         return None
@@ -287,7 +287,7 @@ def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, f
         takes = [name for name in names if not (is_function and name in OFFERED)]
         why = f"it has {', '.join(takes)}" if takes else "it has none"
         fix = did_you_mean(key, [*takes, *ROUTE_KEYS]) or "remove it"
-        findings.error(where.under(key), f"is not a key of {written}", why, fix)
+        findings.error("RST-A006", where.under(key), f"is not a key of {written}", why, fix)
     if unknown:
         return False
     try:
@@ -296,7 +296,9 @@ def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, f
         else:
             inspect.signature(target).bind(**own)
     except TypeError as error:
-        findings.error(where, f"{written} cannot be called with these keys", str(error), "add the keys that it needs")
+        findings.error(
+            "RST-A007", where, f"{written} cannot be called with these keys", str(error), "add the keys that it needs"
+        )
         return False
     return True
 
@@ -306,12 +308,14 @@ def _made(written: str, make: Callable[[], Any], where: Where, findings: Finding
         made = call(make)
     except Exception as error:  # whatever a user's class raises
         fix = "correct the value that it names"
-        findings.error(where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix)
+        findings.error(
+            "RST-A010", where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix
+        )
         return None
     missing = [name for name in NEEDED if not inspect.iscoroutinefunction(getattr(made, name, None))]
     if missing:
         why = f"it has no asynchronous {', '.join(missing)}"
-        findings.error(where, f"{written} is no reward", why, "see roost.rollout.rewards.reward.Reward")
+        findings.error("RST-A003", where, f"{written} is no reward", why, "see roost.rollout.rewards.reward.Reward")
         return None
     reward: Reward = made
     return reward

@@ -35,14 +35,18 @@ def check_served(config: Mapping[str, Any], where: Where, findings: Findings) ->
     if base_url is None and engine is None:
         why = "its model is served by others, or by itself"
         findings.error(
-            where, "has neither base_url nor engine", why, f"write base_url: http://HOST:8000/v1, or {EXAMPLE}"
+            "RST-A019",
+            where,
+            "has neither base_url nor engine",
+            why,
+            f"write base_url: http://HOST:8000/v1, or {EXAMPLE}",
         )
     elif base_url is not None and engine is not None:
         fix = "leave out engine to ask that server, or base_url for an engine of its own"
-        findings.error(where, "has both base_url and engine", f"base_url is {shown(base_url)}", fix)
+        findings.error("RST-A019", where, "has both base_url and engine", f"base_url is {shown(base_url)}", fix)
     elif engine is not None and config.get("api_key_env") is not None:
         why = "it is for a server of others; the judge's own listens on its machine only"
-        findings.error(where.under("api_key_env"), "is of no use beside engine", why, "leave it out")
+        findings.error("RST-A020", where.under("api_key_env"), "is of no use beside engine", why, "leave it out")
     if engine is not None:
         _check_engine(engine, where.under("engine"), findings)
         _check_model(config.get("model"), where.under("model"), findings)
@@ -51,26 +55,34 @@ def check_served(config: Mapping[str, Any], where: Where, findings: Findings) ->
 def _check_model(model: Any, where: Where, findings: Findings) -> None:
     if not is_text(model):
         fix = "write a folder with a checkpoint, or a name on the Hugging Face hub"
-        findings.error(where, "names no model", f"it is {shown(model)}", fix)
+        findings.error("RST-A021", where, "names no model", f"it is {shown(model)}", fix)
 
 
 def _check_engine(engine: Any, where: Where, findings: Findings) -> None:
     if not isinstance(engine, Mapping):
-        findings.error(where, "is no mapping of an engine's keys", f"it is {shown(engine)}", f"write {EXAMPLE}")
+        findings.error(
+            "RST-A022", where, "is no mapping of an engine's keys", f"it is {shown(engine)}", f"write {EXAMPLE}"
+        )
         return
     for key in engine:
         if key not in OPTIONS:
             fix = "write model beside engine" if key == "model" else did_you_mean(str(key), OPTIONS) or "leave it out"
             findings.error(
-                where.under(str(key)), "is not a key of a judge's engine", f"it has {', '.join(OPTIONS)}", fix
+                "RST-A024",
+                where.under(str(key)),
+                "is not a key of a judge's engine",
+                f"it has {', '.join(OPTIONS)}",
+                fix,
             )
     if engine.get("kind") not in KINDS:
         why = f"it is {shown(engine['kind'])}" if "kind" in engine else "it is missing"
         fix = did_you_mean(str(engine.get("kind")), KINDS) or f"write one of {', '.join(KINDS)}"
-        findings.error(where.under("kind"), "names no engine", why, fix)
+        findings.error("RST-A023", where.under("kind"), "names no engine", why, fix)
     for key, (is_right, form) in FORMS.items():
         if key in OPTIONS and engine.get(key) is not None and not is_right(engine[key]):
-            findings.error(where.under(key), f"is not {form}", f"it is {shown(engine[key])}", f"write {form}")
+            findings.error(
+                "RST-A025", where.under(key), f"is not {form}", f"it is {shown(engine[key])}", f"write {form}"
+            )
 
 
 def server_of(engine: Mapping[str, Any], model: str, name: str, devices: int) -> ServerSpec:

@@ -13,6 +13,8 @@ function drawFindings(plan) {
           {},
           make("b", { class: "severity" }, finding.severity),
           " ",
+          make("b", { class: "code" }, finding.code),
+          " ",
           make("code", {}, finding.where),
           " ",
           make("code", { class: "path" }, finding.path),

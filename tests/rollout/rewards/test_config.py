@@ -127,7 +127,7 @@ def test_findings(config, message):
     _, found = made(config)
     assert len(found) == 1
     assert message in found[0]
-    assert found[0].startswith("error: job.yaml:7:3 train.rewards")
+    assert found[0].startswith("error RST-A0") and ": job.yaml:7:3 train.rewards" in found[0]
 
 
 def test_one_reward():

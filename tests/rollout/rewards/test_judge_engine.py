@@ -42,7 +42,7 @@ def test_findings(keys, message):
     config = {"model": "m", **keys}
     (finding,) = found(config)
     assert message in finding
-    with pytest.raises(ValueError, match="error: "):  # made in Python, nobody has looked before
+    with pytest.raises(ValueError, match="error RST-A"):  # made in Python, nobody has looked before
         Judge(**config)
 
 
