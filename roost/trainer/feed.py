@@ -1,8 +1,8 @@
-"""Which groups may begin, and which are taken: decisions only, so that the lag is bounded by arithmetic.
+"""The stream of groups from engines to the learner, with bounded staleness.
 
-Versions count updates; each of them takes the groups of one step. A group that began at version b must be taken at
-version b + lag at the latest. While the policy has version v, at most (v + 1 + lag) * groups have begun, so that there
-is a step for each of them; and no step takes so many young ones that the next steps could not take all the old ones.
+A version is one update, which consumes the groups of one step. A group that began at version b is consumed at version
+b + max_staleness at the latest. At version v at most (v + 1 + max_staleness) * groups have begun, so there is a step
+for each; and no step consumes so many young groups that later steps could not consume all the old ones.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class RunningGroup:
     is_over: bool
 
 
-def may_begin(taken: int, in_play: int, version: int, groups: int, max_lag: int, first_version: int = 0) -> int:
+def may_begin(taken: int, in_play: int, version: int, groups: int, max_staleness: int, first_version: int = 0) -> int:
     """How many groups may begin now.
 
     `taken` and `first_version` count from the same moment: the start of the run, or the step it was resumed at.
 
-    >>> may_begin(taken=0, in_play=0, version=0, groups=4, max_lag=1)
+    >>> may_begin(taken=0, in_play=0, version=0, groups=4, max_staleness=1)
     8
-    >>> may_begin(taken=4, in_play=4, version=0, groups=4, max_lag=1), may_begin(4, 4, 1, 4, 1)
+    >>> may_begin(taken=4, in_play=4, version=0, groups=4, max_staleness=1), may_begin(4, 4, 1, 4, 1)
     (0, 4)
     """
-    return max(0, (version - first_version + 1 + max_lag) * groups - taken - in_play)
+    return max(0, (version - first_version + 1 + max_staleness) * groups - taken - in_play)
 
 
 def choose(
-    in_play: Sequence[RunningGroup], count: int, version: int, max_lag: int, groups: int, left: int = 0
+    in_play: Sequence[RunningGroup], count: int, version: int, max_staleness: int, groups: int, left: int = 0
 ) -> tuple[int, ...] | None:
     """The groups to learn from at a version: the oldest that are over.
 
@@ -50,15 +50,17 @@ def choose(
 
     >>> begun = [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, True)]
     >>> waiting = [RunningGroup(*group) for group in begun]
-    >>> choose(waiting, 2, version=1, max_lag=1, groups=2) is None, choose(waiting, 2, version=0, max_lag=1, groups=2)
-    (True, (0, 2))
+    >>> choose(waiting, 2, version=1, max_staleness=1, groups=2) is None
+    True
+    >>> choose(waiting, 2, version=0, max_staleness=1, groups=2)
+    (0, 2)
     """
     over = sorted((group for group in in_play if group.is_over), key=lambda group: (group.began_at, group.number))
     chosen = tuple(group.number for group in over[:count])
     staying = [group.began_at for group in in_play if group.number not in chosen]
     are_in_time = all(
-        sum(began_at + max_lag <= version + ahead for began_at in staying) <= left + ahead * groups
-        for ahead in range(max_lag + 1)
+        sum(began_at + max_staleness <= version + ahead for began_at in staying) <= left + ahead * groups
+        for ahead in range(max_staleness + 1)
     )
     return chosen if len(chosen) == count and are_in_time else None
 
@@ -99,7 +101,7 @@ class Feed:
         scenario: Scenario,
         player: EpisodeRunner,
         settings: CollectSettings,
-        max_lag: int,
+        max_staleness: int,
         seed: int,
         position: Position | None = None,
         version: int = 0,
@@ -110,7 +112,7 @@ class Feed:
         position = position or Position()
         self.tally = Tally()
         self._scenario, self._player, self._settings = scenario, player, settings
-        self._max_lag, self._first_version = max_lag, version
+        self._max_staleness, self._first_version = max_staleness, version
         self._order = TaskOrder(scenario.size(Split.TRAIN), seed)
         self._next = position.next
         self._again = sorted(position.waiting)
@@ -132,9 +134,9 @@ class Feed:
         return Position(self._next, tuple(sorted([*self._plays, *self._again])))
 
     def begin(self, version: int) -> None:
-        """Begin as many groups as the lag allows at this version."""
+        """Begin as many groups as the staleness allows at this version."""
         count = may_begin(
-            self._taken, len(self._plays), version, self._settings.groups, self._max_lag, self._first_version
+            self._taken, len(self._plays), version, self._settings.groups, self._max_staleness, self._first_version
         )
         if self._wanted is not None:
             count = min(count, self._wanted - self._taken - len(self._plays))
@@ -178,7 +180,7 @@ class Feed:
             raise_fatal(self._plays.values())
             self._replace_useless(version)
             self._show_progress(count)
-            chosen = choose(self._in_play(), count, version, self._max_lag, groups, left)
+            chosen = choose(self._in_play(), count, version, self._max_staleness, groups, left)
             if chosen is not None:
                 return chosen
             self._cut_off_stragglers(count)

@@ -23,7 +23,7 @@ RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", 
 
 
 def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
-    """Rewards, lags and counts of what was collected."""
+    """Rewards, staleness and counts of what was collected."""
     rewards = np.array([reward for group in groups for reward in group.rewards] or [np.nan])
     behind = staleness_of(groups, version)
     episodes = [episode for group in groups for episode in group.episodes]

@@ -78,7 +78,7 @@ class LiveView:
     ...     view.advance(120)
     ...     speed = {"tokens/per_second": 1234.0, "time/step": 2.0}
     ...     view.step({"step": 1, "reward/mean": 0.25, "staleness/mean": 0.5} | speed)
-    step 1/2  reward 0.250  mean 0.250  lag 0.5  1,234 tokens/s  2.0 s  left 0:02
+    step 1/2  reward 0.250  mean 0.250  staleness 0.5  1,234 tokens/s  2.0 s  left 0:02
     """
 
     def __init__(
@@ -211,7 +211,7 @@ def _busy_line(busy: Mapping[str, float]) -> Text:
 def _figures(values: Mapping[str, float]) -> list[str]:
     """What is measured besides the reward, in words."""
     shown: dict[str, Callable[[float], str]] = {
-        "staleness/mean": lambda value: f"lag {value:.1f}",
+        "staleness/mean": lambda value: f"staleness {value:.1f}",
         "loss/policy": lambda value: f"loss {_number(value)}",
         "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
         "time/step": lambda value: f"{value:.1f} s",

@@ -1,7 +1,7 @@
 """The loop: take groups, learn from them, give the engines the new policy. All modes are this loop.
 
-Synchronous and collocated runs have a lag of 0, so that a step begins its groups only after the last update, and waits
-for all of them. With a lag the groups of later steps are under way while the learner learns.
+With max_staleness 0 (synchronous and collocated runs) a step begins its groups after the last update and waits for all
+of them. With more, groups of later steps are generated while the learner learns.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _sample(group: Group, episode: Episode, version: int, decode: Decode) -> dic
         **({"answer": score.answer} if score.answer else {}),
         "finish": episode.finish,
         "truncated": episode.is_truncated,
-        "lag": int(version - made_by.min()) if episode.made else 0,
+        "staleness": int(version - made_by.min()) if episode.made else 0,
         "versions": [int(made_by.min()), int(made_by.max())] if episode.made else [],
         "tokens": episode.made,
         "prompt_tokens": episode.given,

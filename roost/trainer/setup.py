@@ -139,7 +139,7 @@ def launch_options(layout: Layout, groups: Mapping[str, GroupSpec]) -> dict[str,
 
 
 def in_flight_of(settings: TrainSettings) -> InFlight:
-    """What updates do to requests: with a lag they are held where they can be; without one there are none."""
+    """What updates do to requests: with staleness they are held where they can be; without one there are none."""
     if settings.in_flight is not None:
         return InFlight(settings.in_flight)
     is_held = settings.max_staleness > 0 and settings.engine == EngineKind.TORCH and settings.learner.adapter is None

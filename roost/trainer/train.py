@@ -517,7 +517,7 @@ class Trainer:
             await self._evaluate(self._models)
 
     async def _evaluate(self, models: Models) -> None:
-        """Try the policy that the engines have now. With a lag, training goes on beside it, but no update does."""
+        """Try the policy that the engines have now. With staleness, training goes on beside it, but no update does."""
         self._watching.phase("evaluate")
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
             stage = self._stages.evaluation

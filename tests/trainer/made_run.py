@@ -79,7 +79,7 @@ def rollout(step, kind, task, chance):
     completion = str(eval(task.rstrip("="))) if is_right else str(chance.randint(0, 99))
     return {
         "step": step, "version": step, "kind": kind, "task": task, "completion": completion, "reward": float(is_right),
-        "lag": 0 if kind == "evaluation" else 1, "tokens": len(completion) + 1,
+        "staleness": 0 if kind == "evaluation" else 1, "tokens": len(completion) + 1,
     }  # fmt: skip
 
 

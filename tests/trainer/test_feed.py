@@ -13,9 +13,9 @@ from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
 
 
-def feed_of(scenario, max_lag=0, position=None, version=0, on_progress=None, **collect):
+def feed_of(scenario, max_staleness=0, position=None, version=0, on_progress=None, **collect):
     collect = CollectSettings(**{"groups": 2, "group_size": 2, **collect})
-    return Feed(scenario, scenario.player(collect), collect, max_lag, 11, position, version, on_progress)
+    return Feed(scenario, scenario.player(collect), collect, max_staleness, 11, position, version, on_progress)
 
 
 def numbers(groups):
@@ -55,11 +55,11 @@ def test_without_a_lag_the_order_is_that_of_the_tasks(seed):
     assert len({group.task.name for groups in steps for group in groups}) == 9
 
 
-@pytest.mark.parametrize("max_lag", [1, 2, 3])
+@pytest.mark.parametrize("max_staleness", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_with_a_lag_no_group_is_too_old(seed, max_lag):
+def test_with_a_lag_no_group_is_too_old(seed, max_staleness):
     async def collect():
-        feed = feed_of(Script(unevenly(seed)), max_lag, groups=3)
+        feed = feed_of(Script(unevenly(seed)), max_staleness, groups=3)
         steps = []
         for version in range(8):
             feed.begin(version)
@@ -71,11 +71,11 @@ def test_with_a_lag_no_group_is_too_old(seed, max_lag):
     assert [len(groups) for groups in steps] == [3] * 8
     assert len({number for groups in steps for number in numbers(groups)}) == 24
     for version, groups in enumerate(steps):
-        assert all(version - max_lag <= group.began_at <= version for group in groups)
+        assert all(version - max_staleness <= group.began_at <= version for group in groups)
 
 
 def test_slow_groups_are_not_overtaken_until_they_are_too_old():
-    """With a lag of 2, young groups that finish early must leave room for all the old ones."""
+    """With staleness of 2, young groups that finish early must leave room for all the old ones."""
 
     async def collect():
         slow = asyncio.Event()
@@ -85,7 +85,7 @@ def test_slow_groups_are_not_overtaken_until_they_are_too_old():
                 await slow.wait()
             return 1.0
 
-        feed = feed_of(Script(plays), max_lag=2, groups=1)
+        feed = feed_of(Script(plays), max_staleness=2, groups=1)
         feed.begin(0)
         first = await feed.take(0)
         feed.begin(1)
@@ -173,7 +173,7 @@ def test_a_group_that_cannot_have_enough_does_not_hold_up_the_step():
 
 
 def test_nobody_is_cut_off_while_others_can_be_taken():
-    """With a lag, the step takes the groups that are over; the straggler may still be in time for the next one."""
+    """With staleness, the step takes the groups that are over; the straggler may still be in time for the next one."""
 
     async def collect():
         slow = asyncio.Event()
@@ -183,7 +183,7 @@ def test_nobody_is_cut_off_while_others_can_be_taken():
                 await slow.wait()
             return 1.0
 
-        feed = feed_of(Script(plays), max_lag=1, groups=1, group_size=4, fraction=0.75, group_fraction=0.5)
+        feed = feed_of(Script(plays), max_staleness=1, groups=1, group_size=4, fraction=0.75, group_fraction=0.5)
         feed.begin(0)
         await settled()
         first = await feed.take(0)
@@ -286,8 +286,8 @@ def test_a_run_in_which_nothing_finishes_ends_with_the_reason(groups, lost):
         ran(collect())
 
 
-@pytest.mark.parametrize("max_lag", [0, 1])
-def test_a_run_in_which_some_groups_are_lost_goes_on(max_lag):
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_run_in_which_some_groups_are_lost_goes_on(max_staleness):
     """However many they are in a step, or in all: others finish between them."""
 
     async def plays(number, episode, attempt):
@@ -296,7 +296,7 @@ def test_a_run_in_which_some_groups_are_lost_goes_on(max_lag):
         return 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), max_lag, groups=4, attempts=1, concurrency=1)
+        feed = feed_of(Script(plays), max_staleness, groups=4, attempts=1, concurrency=1)
         steps = []
         for version in range(3):
             feed.begin(version)
@@ -432,9 +432,9 @@ def test_equal_groups_are_replaced():
     assert ran(collect()) == ([1, 3], 2)
 
 
-@pytest.mark.parametrize("max_lag", [0, 1])
+@pytest.mark.parametrize("max_staleness", [0, 1])
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "equal"])
-def test_a_useless_group_is_replaced_while_others_are_still_played(is_lost, max_lag):
+def test_a_useless_group_is_replaced_while_others_are_still_played(is_lost, max_staleness):
     async def collect():
         slow, begun = asyncio.Event(), set()
 
@@ -446,7 +446,7 @@ def test_a_useless_group_is_replaced_while_others_are_still_played(is_lost, max_
                 await slow.wait()
             return 1.0 if number == 1 else float(episode)
 
-        feed = feed_of(Script(plays), max_lag, dynamic_sampling=True)
+        feed = feed_of(Script(plays), max_staleness, dynamic_sampling=True)
         feed.begin(0)
         new = feed.position.next
         taking = asyncio.create_task(feed.take(0))
@@ -529,14 +529,14 @@ def test_replacing_stops_at_its_limit_in_every_step():
 
 @settings(max_examples=60)
 @given(
-    max_lag=st.integers(0, 2),
+    max_staleness=st.integers(0, 2),
     groups=st.integers(1, 3),
     lives=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     lost=st.sets(st.integers(0, 30), max_size=2),
     equal=st.sets(st.integers(0, 30), max_size=5),
     seed=st.integers(0, 1000),
 )
-def test_a_run_that_is_resumed_learns_from_every_task_once(max_lag, groups, lives, lost, equal, seed):
+def test_a_run_that_is_resumed_learns_from_every_task_once(max_staleness, groups, lives, lost, equal, seed):
     """`lives` are the steps that the run does before it is ended, each time."""
     uneven = unevenly(seed)
 
@@ -550,7 +550,7 @@ def test_a_run_that_is_resumed_learns_from_every_task_once(max_lag, groups, live
 
     async def live(steps):
         nonlocal version, position
-        feed = feed_of(Script(plays), max_lag, position, version, groups=groups, dynamic_sampling=True)
+        feed = feed_of(Script(plays), max_staleness, position, version, groups=groups, dynamic_sampling=True)
         for _ in range(steps):
             feed.begin(version)
             taken.extend(numbers(await feed.take(version)))
@@ -587,7 +587,7 @@ def test_what_waited_is_played_first_and_as_it_was():
 
 
 def test_what_waited_and_still_waits_is_not_forgotten():
-    """A run may be resumed with fewer groups or a smaller lag than it had."""
+    """A run may be resumed with fewer groups or a smaller staleness than it had."""
 
     async def collect():
         feed = feed_of(Script(gives_its_number), position=Position(next=9, waiting=(3, 4, 5, 6)), version=3)
@@ -610,7 +610,7 @@ def test_closing_ends_everything(concurrency):
             ended.append((number, episode))
 
     async def collect():
-        feed = feed_of(Script(plays), max_lag=1, concurrency=concurrency)
+        feed = feed_of(Script(plays), max_staleness=1, concurrency=concurrency)
         feed.begin(0)
         await settled()
         await feed.close()

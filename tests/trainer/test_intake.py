@@ -18,12 +18,16 @@ def under_way(number, began_at):
 @pytest.mark.parametrize(
     ("case", "begin"),
     [
-        pytest.param({"taken": 0, "in_play": 0, "version": 0, "max_lag": 0}, 4, id="no lag: one step"),
-        pytest.param({"taken": 0, "in_play": 0, "version": 0, "max_lag": 2}, 12, id="a lag of 2: three steps"),
-        pytest.param({"taken": 4, "in_play": 8, "version": 1, "max_lag": 2}, 4, id="each version begins one more"),
-        pytest.param({"taken": 4, "in_play": 12, "version": 1, "max_lag": 2}, 0, id="asked twice"),
-        pytest.param({"taken": 0, "in_play": 0, "version": 7, "max_lag": 1, "first_version": 7}, 8, id="resumed"),
-        pytest.param({"taken": 9, "in_play": 9, "version": 0, "max_lag": 0}, 0, id="never less than none"),
+        pytest.param({"taken": 0, "in_play": 0, "version": 0, "max_staleness": 0}, 4, id="no staleness: one step"),
+        pytest.param(
+            {"taken": 0, "in_play": 0, "version": 0, "max_staleness": 2}, 12, id="staleness of 2: three steps"
+        ),
+        pytest.param(
+            {"taken": 4, "in_play": 8, "version": 1, "max_staleness": 2}, 4, id="each version begins one more"
+        ),
+        pytest.param({"taken": 4, "in_play": 12, "version": 1, "max_staleness": 2}, 0, id="asked twice"),
+        pytest.param({"taken": 0, "in_play": 0, "version": 7, "max_staleness": 1, "first_version": 7}, 8, id="resumed"),
+        pytest.param({"taken": 9, "in_play": 9, "version": 0, "max_staleness": 0}, 0, id="never less than none"),
     ],
 )
 def test_how_many_may_begin(case, begin):
@@ -34,26 +38,26 @@ def test_how_many_may_begin(case, begin):
     ("in_play", "case", "chosen"),
     [
         pytest.param([over(1, 0), over(0, 0)], {}, (0, 1), id="all of a step, in order"),
-        pytest.param([over(0, 0), under_way(1, 0)], {}, None, id="without a lag all are waited for"),
+        pytest.param([over(0, 0), under_way(1, 0)], {}, None, id="without staleness all are waited for"),
         pytest.param([over(0, 0)], {}, None, id="too few"),
         pytest.param(
-            [under_way(0, 0), over(1, 0), over(2, 0), over(3, 0)], {"max_lag": 1}, (1, 2), id="slow ones may wait"
+            [under_way(0, 0), over(1, 0), over(2, 0), over(3, 0)], {"max_staleness": 1}, (1, 2), id="slow ones may wait"
         ),
         pytest.param(
             [under_way(0, 0), over(1, 0), over(2, 1), over(3, 1)],
-            {"max_lag": 1, "version": 1},
+            {"max_staleness": 1, "version": 1},
             None,
-            id="but not beyond the lag",
+            id="but not beyond the staleness",
         ),
         pytest.param(
             [under_way(0, 0), under_way(1, 0), under_way(2, 0), under_way(3, 0), over(4, 1), over(5, 1)],
-            {"max_lag": 2, "version": 1},
+            {"max_staleness": 2, "version": 1},
             None,
             id="nor may more wait than the next step takes",
         ),
         pytest.param(
             [under_way(0, 0), under_way(1, 0), over(2, 0), over(3, 0), over(4, 1), over(5, 1)],
-            {"max_lag": 2, "version": 1},
+            {"max_staleness": 2, "version": 1},
             (2, 3),
             id="as many as that may wait",
         ),
@@ -62,18 +66,18 @@ def test_how_many_may_begin(case, begin):
     ],
 )
 def test_which_are_taken(in_play, case, chosen):
-    assert choose(in_play, **{"count": 2, "version": 0, "max_lag": 0, "groups": 2, **case}) == chosen
+    assert choose(in_play, **{"count": 2, "version": 0, "max_staleness": 0, "groups": 2, **case}) == chosen
 
 
 @settings(max_examples=300)
 @given(
     groups=st.integers(1, 4),
-    max_lag=st.integers(0, 3),
+    max_staleness=st.integers(0, 3),
     first=st.integers(0, 5),
     parts=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
-def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_lag, first, parts, seed):
+def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_staleness, first, parts, seed):
     chance = random.Random(seed)
     in_play, taken, begun = {}, [], 0
 
@@ -84,12 +88,12 @@ def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_
             begun += 1
 
     for version in range(first, first + 8):
-        begin(may_begin(len(taken), len(in_play), version, groups, max_lag, first), version)
+        begin(may_begin(len(taken), len(in_play), version, groups, max_staleness, first), version)
         left = groups
         while left:
-            assert sum(group.began_at <= version - max_lag for group in in_play.values()) <= left
+            assert sum(group.began_at <= version - max_staleness for group in in_play.values()) <= left
             count = min(left, -(-groups // parts))
-            chosen = choose(list(in_play.values()), count, version, max_lag, groups, left - count)
+            chosen = choose(list(in_play.values()), count, version, max_staleness, groups, left - count)
             if chosen is None:
                 playing = [group for group in in_play.values() if not group.is_over]
                 assert playing, "all are over, and still none is taken"
@@ -104,7 +108,7 @@ def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_
             for number in chosen:
                 group = in_play.pop(number)
                 assert group.is_over
-                assert version - max_lag <= group.began_at <= version
+                assert version - max_staleness <= group.began_at <= version
                 taken.append(number)
                 left -= 1
     assert len(taken) == len(set(taken)) == 8 * groups

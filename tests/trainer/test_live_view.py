@@ -48,9 +48,9 @@ class TestPlain:
                 clock.now += 30 if step > 1 else 500  # with what came before the first
                 view.step(values(step))
         assert console.file.getvalue().splitlines() == [
-            "step 1/3  reward 0.100  mean 0.100  lag 0.5  1,500 tokens/s  2.0 s  left 0:04",
-            "step 2/3  reward 0.200  mean 0.150  lag 0.5  1,500 tokens/s  2.0 s  left 0:30",
-            "step 3/3  reward 0.300  mean 0.200  lag 0.5  1,500 tokens/s  2.0 s",
+            "step 1/3  reward 0.100  mean 0.100  staleness 0.5  1,500 tokens/s  2.0 s  left 0:04",
+            "step 2/3  reward 0.200  mean 0.150  staleness 0.5  1,500 tokens/s  2.0 s  left 0:30",
+            "step 3/3  reward 0.300  mean 0.200  staleness 0.5  1,500 tokens/s  2.0 s",
         ]
 
     def test_a_resumed_run_counts_from_where_it_was(self, console, clock):
@@ -103,7 +103,7 @@ class TestPicture:
         assert lines[0].startswith("step 12/60") and lines[0].endswith("2:05 elapsed, 8:00 left")
         assert lines[1].startswith("generate 120/256") and lines[1].endswith("0:25")
         assert lines[2].startswith("reward 1.200") and "▁▂▂▃▄▄▅▅▆▇▇█" in lines[2] and "last 10: 0.750" in lines[2]
-        assert lines[3] == "lag 0.5   loss 0.012   1,500 tokens/s   2.0 s"
+        assert lines[3] == "staleness 0.5   loss 0.012   1,500 tokens/s   2.0 s"
         assert lines[4] == "busy   actor ▅ 62%   rollout ▃ 35%"
 
     def test_before_anything_is_known(self):

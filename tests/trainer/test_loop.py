@@ -313,10 +313,10 @@ def reports(run):
     return [event.removeprefix("report: ") for event in run.events if event.startswith("report: ")]
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_groups_of_an_engine_with_wrong_weights_are_generated_again(staleness):
     wrong = [[], [WrongWeights("rollout-1", "the probe is off by 4")]]
-    run = trained(settings_of(steps=3, max_staleness=lag), wrong_weights=wrong)
+    run = trained(settings_of(steps=3, max_staleness=staleness), wrong_weights=wrong)
     assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3], [4, 5]]
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert sorted(learnt) == samples_of(range(6)), "each is learnt from once"
@@ -326,7 +326,7 @@ def test_groups_of_an_engine_with_wrong_weights_are_generated_again(lag):
         "step 2 is discarded and generated again: rollout-1: the probe is off by 4. The engine is started again "
         "with its weights"
     ]
-    assert [figures["groups/discarded"] for _, figures, _ in run.told] == [0, 2 + 2 * lag, 0]
+    assert [figures["groups/discarded"] for _, figures, _ in run.told] == [0, 2 + 2 * staleness, 0]
 
 
 STREAMED = [
@@ -405,14 +405,14 @@ def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
     assert run.state.position == Position(next=3, waiting=(2,)), "what nobody learnt from is played again"
 
 
-@pytest.mark.parametrize("max_lag", [1, 2, 3])
-def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_lag):
+@pytest.mark.parametrize("max_staleness", [1, 2, 3])
+def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_staleness):
     async def plays(run, number):
         for _ in range(number * 7919 % 53):  # as if by chance
             await asyncio.sleep(0)
 
-    run = trained(settings_of(steps=8, groups=3, max_staleness=max_lag), plays=plays)
-    assert all(figures["staleness/max"] <= max_lag for _, figures, _ in run.told)
+    run = trained(settings_of(steps=8, groups=3, max_staleness=max_staleness), plays=plays)
+    assert all(figures["staleness/max"] <= max_staleness for _, figures, _ in run.told)
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert len(learnt) == len(set(learnt)) == 8 * 6
 

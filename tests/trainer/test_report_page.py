@@ -106,8 +106,13 @@ class TestFigures:
         page = show(run)
         titles = page.locator("#small h3").all_inner_texts()
         assert titles == [
-            "Policy lag", "Policy loss", "Gradient norm", "Entropy", "Learner and engine apart", "Tokens a second",
-        ]  # fmt: skip
+            "Policy staleness",
+            "Policy loss",
+            "Gradient norm",
+            "Entropy",
+            "Learner and engine apart",
+            "Tokens a second",
+        ]
         assert points(page, "#small section:nth-child(3) path.line") == STEPS - 1, "one norm was infinite"
         page.click("#more summary")
         page.wait_for_selector("#more path.line")

@@ -89,7 +89,12 @@ def test_a_conversation_has_every_message_and_what_was_generated():
         "role": "assistant", "content": "", "generated": True, "turn": 0, "finish": "stop", "tokens": 3,
         "versions": [4, 4],
     }  # fmt: skip
-    assert (sample["finish"], sample["truncated"], sample["versions"], sample["lag"]) == ("length", True, [4, 5], 1)
+    assert (sample["finish"], sample["truncated"], sample["versions"], sample["staleness"]) == (
+        "length",
+        True,
+        [4, 5],
+        1,
+    )
     assert (sample["group"], sample["tag"], sample["tokens"]) == (3, "math", 7)
     assert sample["prompt_tokens"] == len("<system>be brief<user>2+2?<assistant>")
 

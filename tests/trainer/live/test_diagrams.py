@@ -48,7 +48,7 @@ LAYOUTS = {
     "slept": {"gpus": SHARED, "needs": (75, 75)},
     "kept-as-both-fit": {"gpus": SHARED, "needs": (35, 35), "can_sleep": False},
 }
-# How often servers are started, stopped and put to sleep until the run is over, and the largest lag of each step.
+# How often servers are started, stopped and put to sleep until the run is over, and the largest staleness of each step.
 EXPECTED = {
     "disjoint-asynchronous": ({"start": 1, "stop": 0, "sleep": 0}, [0, 1, 1]),
     "restarted": ({"start": 1 + STEPS, "stop": STEPS, "sleep": 0}, [0, 0, 0]),
@@ -101,6 +101,6 @@ def test_a_run_leaves_everything_behind(run):
         assert file.exists(), file
     assert len(run.steps()) == STEPS and [found["version"] for found in run.evaluations()] == [STEPS]
     assert all(0 < record["busy/actor"] <= 1 and 0 <= record["busy/rollout"] <= 1 for record in run.steps())
-    # A step with a lag may find that all its groups were generated while the one before was learnt from.
+    # A step with staleness may find that all its groups were generated while the one before was learnt from.
     assert all(record["busy/rollout"] > 0 for record in run.steps() if record["staleness/max"] == 0)
     assert all(record["mismatch/logprob_mean"] < 1e-3 for record in run.steps() if record["staleness/max"] == 0)

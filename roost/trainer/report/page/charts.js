@@ -3,7 +3,7 @@
 const BLUE = "var(--blue)";
 const ORANGE = "var(--orange)";
 const SMALL = [
-  { title: "Policy lag", keys: ["staleness/mean", "staleness/max"], zero: true },
+  { title: "Policy staleness", keys: ["staleness/mean", "staleness/max"], zero: true },
   { title: "Policy loss", keys: ["loss/policy"] },
   { title: "Gradient norm", keys: ["grad/norm"], zero: true },
   { title: "Skipped optimizer steps", keys: ["steps/skipped", "critic/skipped"], zero: true, hidden: isZero },

@@ -40,7 +40,7 @@ function tiles(run) {
   for (const [key, name, format] of [
     ["time/step", "a step took", spellSeconds],
     ["tokens/per_second", "tokens a second", spell],
-    ["staleness/mean", "policy lag", spell],
+    ["staleness/mean", "policy staleness", spell],
   ]) {
     const values = known(run.series.get(key) ?? []);
     if (values.length) made.push(tile(name, format(mean(values)), "mean of all steps"));

@@ -75,7 +75,7 @@ function rolloutTable(rollouts) {
     update();
   });
   update();
-  const names = ["step", "kind", "task", "completion", "reward", "lag", "tokens"];
+  const names = ["step", "kind", "task", "completion", "reward", "staleness", "tokens"];
   const head = make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { class: `of-${name}` }, name))));
   return [
     make("div", { class: "bar filters" }, make("label", { class: "step-filter" }, said, slider), search, kind, count),
@@ -94,7 +94,7 @@ function rolloutRow(one) {
     cell("task", textOf(one.task)),
     cell("completion", textOf(one.completion), conversationOf(one.messages)),
     cell("reward", rewardOf(one.reward), ...partsOf(one.parts)),
-    cell("lag", spell(one.lag)),
+    cell("staleness", spell(one.staleness)),
     cell("tokens", spell(one.tokens), one.truncated ? make("div", { class: "part bad", title: "a token limit or a full context ended a turn" }, "truncated") : null),
   );
 }
