@@ -54,10 +54,8 @@ pages: setup
 
 demo: setup
 	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml --grid
-	$(BIN)/python examples/workers/relay.py
-	$(BIN)/python examples/engines/update.py
 	$(BIN)/python examples/arithmetic/make_model.py
-	$(BIN)/roost train examples/arithmetic/rlinf.yaml --name demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/roost train examples/arithmetic/rlinf.yaml --name demo-$$(date +%Y%m%d-%H%M%S) runner.max_steps=15
 
 bench: setup
 	$(BIN)/python benchmarks/plan.py
