@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import httpx
 from rollout_workload import Talk, Workload, shown
 
-from roost.config.train import DrawSettings
+from roost.config.train import SamplingSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
 from roost.rollout.episode import Split
 from roost.rollout.fleet_sampling import FleetDraws
@@ -51,7 +51,7 @@ class Episodes:
     """Coroutines of one event loop, in this process or, with a gateway, in agent workers."""
 
     def __init__(self, fleet: Fleet, workload: Workload) -> None:
-        self.draws = FleetDraws(fleet, DrawSettings(max_tokens=workload.tokens), seed=0, label=LABEL)
+        self.draws = FleetDraws(fleet, SamplingSettings(max_new_tokens=workload.tokens), seed=0, label=LABEL)
         self._scenario = Talk(**asdict(workload))
         self.here = LocalEpisodeRunner(self._scenario, self.draws.open, LIMIT_S)
 

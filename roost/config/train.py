@@ -12,7 +12,7 @@ from typing import Any
 DEFAULT_STEPS = 100
 
 
-class Estimator(StrEnum):
+class AdvantageEstimator(StrEnum):
     """How much better a sample was than what could be expected."""
 
     LEAVE_ONE_OUT = "leave_one_out"  # its return less the mean of the others of its group (LOOP, RLOO)
@@ -23,7 +23,7 @@ class Estimator(StrEnum):
     GAE = "gae"  # from a critic's values
 
 
-class RatioLevel(StrEnum):
+class ImportanceSamplingLevel(StrEnum):
     """What an importance ratio is computed over, and clipped."""
 
     TOKEN = "token"
@@ -69,13 +69,13 @@ class OldLogprobs(StrEnum):
 class AdvantageSettings:
     """From returns to advantages, and which samples are learnt from."""
 
-    estimator: Estimator = Estimator.LEAVE_ONE_OUT
+    advantage_estimator: AdvantageEstimator = AdvantageEstimator.LEAVE_ONE_OUT
     normalize_by_std: bool = False  # leave_one_out and group_mean: by the group's population standard deviation
-    whitening: Whitening = Whitening.NONE
-    clip: float | None = None  # larger advantages are cut to this, after whitening
+    whiten_advantages: Whitening = Whitening.NONE
+    advantage_clip: float | None = None  # larger advantages are cut to this, after whitening
     gamma: float = 1.0  # of GAE
     gae_lambda: float = 1.0
-    least: float = 0.0  # samples whose advantage is nearer to zero are left out
+    min_abs_advantage: float = 0.0  # samples whose advantage is nearer to zero are left out
     positive_advantages_only: bool = False
 
 
@@ -83,7 +83,7 @@ class AdvantageSettings:
 class LossSettings:
     """What is minimised."""
 
-    importance_sampling_level: RatioLevel = RatioLevel.TOKEN
+    importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel.TOKEN
     clip_range: float = 0.2  # ratios are clipped to [1 - clip_range, 1 + clip_range_high]
     clip_range_high: float = 0.2
     dual_clip: float | None = None  # where the advantage is negative, no loss above this multiple of it
@@ -96,7 +96,7 @@ class LossSettings:
     value_clip: float | None = 0.2  # how far a critic's value may move from what it was; 0 or None: any distance
 
 
-class Schedule(StrEnum):
+class LrSchedulerType(StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
@@ -122,10 +122,11 @@ class OptimizerSettings:
 
     learning_rate: float = 1e-6
     weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
     max_grad_norm: float = 1.0
-    schedule: Schedule = Schedule.CONSTANT
+    lr_scheduler_type: LrSchedulerType = LrSchedulerType.CONSTANT
     warmup_steps: int = 0
     total_steps: int = 0  # of the optimizer; what a schedule that ends needs to know
 
@@ -134,9 +135,9 @@ class OptimizerSettings:
 class AdapterSettings:
     """A LoRA adapter, where only that is trained."""
 
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] = ()  # empty: all linear layers but the last
+    lora_rank: int = 16
+    lora_alpha: float = 32.0
+    lora_target_modules: tuple[str, ...] = ()  # empty: all linear layers but the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,10 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawSettings:
+class SamplingSettings:
     """How completions are drawn."""
 
-    max_tokens: int = 256
+    max_new_tokens: int = 256
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -169,17 +170,17 @@ class DrawSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectSettings:
+class RolloutSettings:
     """How much is generated for a step, and when collecting ends."""
 
-    groups: int = 32  # prompts of a step
-    group_size: int = 8  # samples of a prompt
-    redundancy: int = 0  # more samples of each prompt than are needed; the slowest are cancelled
-    fraction: float = 1.0  # of a step's samples that end collecting, once
+    prompts_per_step: int = 32  # prompts of a step
+    num_generations: int = 8  # samples of a prompt
+    extra_generations: int = 0  # more samples of each prompt than are needed; the slowest are cancelled
+    rollout_fraction: float = 1.0  # of a step's samples that end collecting, once
     group_fraction: float = 1.0  # this part of every group is there
     dynamic_sampling: bool = False  # groups whose samples all got the same are replaced (dynamic sampling)
-    attempts: int = 3  # of an episode that fails
-    concurrency: int = 256  # episodes at a time
+    episode_attempts: int = 3  # of an episode that fails
+    max_concurrent_episodes: int = 256  # episodes at a time
     episode_timeout_s: float = 3600.0
 
 
@@ -187,18 +188,18 @@ class CollectSettings:
 class EvaluationSettings:
     """How the policy is tried out."""
 
-    every: int = 0  # steps; 0: at the end only
-    tasks: int = 64
-    samples: int = 1
-    temperature: float = 0.0
+    eval_every: int = 0  # steps; 0: at the end only
+    eval_tasks: int = 64
+    eval_samples: int = 1
+    eval_temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
     """When the state of the run is kept."""
 
-    every: int = 20  # steps; 0: at the end only
-    keep: int = 3
+    checkpoint_every: int = 20  # steps; 0: at the end only
+    keep_checkpoints: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +209,9 @@ class TrainSettings:
     learner: LearnerSettings
     task: Mapping[str, Any] = field(default_factory=dict)  # what makes tasks and runs episodes: `_target_` and its keys
     name: str = "run"
-    steps: int | None = DEFAULT_STEPS  # None: by max_epochs alone
+    max_steps: int | None = DEFAULT_STEPS  # None: by max_epochs alone
     max_epochs: int | None = None  # passes over the training tasks, whose number is known at launch
-    epochs: int = 1  # times that a step's samples are gone through
+    ppo_epochs: int = 1  # times that a step's samples are gone through
     minibatches: int = 1  # optimizer steps that one time is cut into
     critic_learning_rate: float | None = None  # None: the policy's
     max_staleness: int = 0
@@ -218,8 +219,8 @@ class TrainSettings:
     max_skipped_steps: int = 3  # in a row, then the run stops; 0: never
     seed: int = 0
     advantage: AdvantageSettings = AdvantageSettings()
-    draw: DrawSettings = DrawSettings()
-    collect: CollectSettings = CollectSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    rollout: RolloutSettings = RolloutSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     engine: str = "torch"
@@ -229,23 +230,24 @@ class TrainSettings:
     @property
     def step_count(self) -> int:
         """The number of steps, of settings that `for_tasks` gave."""
-        if self.steps is None:
+        if self.max_steps is None:
             raise ValueError("the number of steps follows from that of the tasks: use for_tasks first")
-        return self.steps
+        return self.max_steps
 
     def for_tasks(self, count: int) -> TrainSettings:
         """The settings with their number of steps, for so many training tasks.
 
         A pass over the data has as many steps as there are whole batches; the run ends after `max_epochs` passes, or
-        after `steps`, whichever is less.
+        after `max_steps`, whichever is less.
 
-        >>> settings = TrainSettings(LearnerSettings("m"), steps=None, max_epochs=3, collect=CollectSettings(groups=4))
+        >>> rollout = RolloutSettings(prompts_per_step=4)
+        >>> settings = TrainSettings(LearnerSettings("m"), max_steps=None, max_epochs=3, rollout=rollout)
         >>> settings.for_tasks(10).step_count
         6
         """
         if self.max_epochs is None:
             return self
-        bound = count // self.collect.groups * self.max_epochs
-        steps = bound if self.steps is None else min(bound, self.steps)
-        optimizer = replace(self.learner.optimizer, total_steps=steps * self.epochs * self.minibatches)
-        return replace(self, steps=steps, max_epochs=None, learner=replace(self.learner, optimizer=optimizer))
+        bound = count // self.rollout.prompts_per_step * self.max_epochs
+        steps = bound if self.max_steps is None else min(bound, self.max_steps)
+        optimizer = replace(self.learner.optimizer, total_steps=steps * self.ppo_epochs * self.minibatches)
+        return replace(self, max_steps=steps, max_epochs=None, learner=replace(self.learner, optimizer=optimizer))

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from roost.config.job import Notation
-from roost.config.train import Estimator, KlEstimator, LossAggregation, OldLogprobs, RatioLevel, Schedule, Whitening
+from roost.config.train import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LrSchedulerType,
+    OldLogprobs,
+    Whitening,
+)
 
 WHOLE, NUMBER, FLAG, TEXT, MAPPING, WORDS = "whole", "number", "flag", "text", "mapping", "words"
 IN_FLIGHT = ("drop", "drain", "hold")
@@ -245,7 +253,7 @@ OPTIMIZER = (
         rlinf="actor.optim.lr_warmup_steps|actor.lr_sched.lr_warmup_iters",
         roll="actor_train.training_args.warmup_steps",
     ),
-    Key("lr_scheduler_type", Schedule, "Learning-rate schedule after the warm-up."),
+    Key("lr_scheduler_type", LrSchedulerType, "Learning-rate schedule after the warm-up."),
     Key(
         "max_skipped_steps",
         WHOLE,
@@ -254,7 +262,7 @@ OPTIMIZER = (
 )
 
 LOSS = (
-    Key("advantage_estimator", Estimator, "Advantage estimator."),
+    Key("advantage_estimator", AdvantageEstimator, "Advantage estimator."),
     Key(
         "normalize_by_std",
         FLAG,
@@ -289,7 +297,9 @@ LOSS = (
         rlinf="algorithm.gae_lambda",
         roll="lambd",
     ),
-    Key("importance_sampling_level", RatioLevel, "What the importance ratio is computed over, and clipped."),
+    Key(
+        "importance_sampling_level", ImportanceSamplingLevel, "What the importance ratio is computed over, and clipped."
+    ),
     Key("clip_range", NUMBER, "Clip range (epsilon): ratios are at least 1 - clip_range.", 0, 1),
     Key("clip_range_high", NUMBER, "Upper clip range: ratios are at most 1 + clip_range_high. Default: clip_range."),
     Key(

@@ -14,16 +14,16 @@ from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
 from roost.config.train import (
     DEFAULT_STEPS,
     AdapterSettings,
+    AdvantageEstimator,
     AdvantageSettings,
     CheckpointSettings,
-    CollectSettings,
-    DrawSettings,
-    Estimator,
     EvaluationSettings,
     LearnerSettings,
     LossSettings,
     OldLogprobs,
     OptimizerSettings,
+    RolloutSettings,
+    SamplingSettings,
     TrainSettings,
     Whitening,
 )
@@ -43,42 +43,44 @@ from roost.config.train_keys import (
     Key,
 )
 
-GROUPS = {RUN: "", DRAWING: "draw", OPTIMIZER: "learner.optimizer", LOSS: "learner.loss", MODEL: "learner", KEPT: ""}
-# The field of TrainSettings that holds a setting, where it is not the setting's own name in the part of its group.
+GROUPS = {
+    RUN: "",
+    DRAWING: "sampling",
+    OPTIMIZER: "learner.optimizer",
+    LOSS: "learner.loss",
+    MODEL: "learner",
+    KEPT: "evaluation",
+}
+# The part of TrainSettings that holds a setting, where it is not that of its group.
+PARTS = {
+    "rollout": (
+        "prompts_per_step",
+        "num_generations",
+        "extra_generations",
+        "rollout_fraction",
+        "group_fraction",
+        "dynamic_sampling",
+        "episode_attempts",
+        "max_concurrent_episodes",
+        "episode_timeout_s",
+    ),
+    "advantage": (
+        "advantage_estimator",
+        "normalize_by_std",
+        "whiten_advantages",
+        "advantage_clip",
+        "min_abs_advantage",
+        "positive_advantages_only",
+        "gamma",
+        "gae_lambda",
+    ),
+    "learner.adapter": ("lora_rank", "lora_alpha", "lora_target_modules"),
+    "checkpoint": ("checkpoint_every", "keep_checkpoints"),
+    "": ("critic_learning_rate", "max_skipped_steps", "engine", "engine_options"),
+}
 ELSEWHERE = {
-    **{name: f"collect.{name}" for name in ("group_fraction", "dynamic_sampling", "episode_timeout_s")},
-    **{name: f"advantage.{name}" for name in ("normalize_by_std", "positive_advantages_only", "gamma", "gae_lambda")},
-    "max_steps": "steps",
-    "prompts_per_step": "collect.groups",
-    "num_generations": "collect.group_size",
-    "ppo_epochs": "epochs",
-    "max_new_tokens": "draw.max_tokens",
-    "extra_generations": "collect.redundancy",
-    "rollout_fraction": "collect.fraction",
-    "episode_attempts": "collect.attempts",
-    "max_concurrent_episodes": "collect.concurrency",
-    "adam_epsilon": "learner.optimizer.epsilon",
-    "lr_scheduler_type": "learner.optimizer.schedule",
-    "advantage_estimator": "advantage.estimator",
-    "whiten_advantages": "advantage.whitening",
-    "min_abs_advantage": "advantage.least",
-    "advantage_clip": "advantage.clip",
     "minibatch_size": "minibatches",  # as many as there are of that size
-    "critic_learning_rate": "critic_learning_rate",
-    "max_skipped_steps": "max_skipped_steps",
-    "adam_beta1": "learner.optimizer.betas.0",
-    "adam_beta2": "learner.optimizer.betas.1",
-    "lora_rank": "learner.adapter.rank",
-    "lora_alpha": "learner.adapter.alpha",
-    "lora_target_modules": "learner.adapter.targets",
-    "engine": "engine",
-    "engine_options": "engine_options",
-    "eval_every": "evaluation.every",
-    "eval_tasks": "evaluation.tasks",
-    "eval_samples": "evaluation.samples",
-    "eval_temperature": "evaluation.temperature",
-    "checkpoint_every": "checkpoint.every",
-    "keep_checkpoints": "checkpoint.keep",
+    **{name: f"{part}.{name}".lstrip(".") for part, names in PARTS.items() for name in names},
 }
 FIELDS = {
     key.name: ELSEWHERE.get(key.name, f"{part}.{key.name}".lstrip(".")) for keys, part in GROUPS.items() for key in keys
@@ -89,7 +91,7 @@ def kept(settings: TrainSettings, name: str) -> Any:
     """The value of a setting by its name; None where there is nothing to look into (an adapter that is not trained)."""
     at: Any = settings
     for part in FIELDS[name].split("."):
-        at = None if at is None else at[int(part)] if part.isdecimal() else getattr(at, part)
+        at = None if at is None else getattr(at, part)
     return at
 
 
@@ -128,7 +130,7 @@ def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, 
 
 def _resolved_value(settings: TrainSettings, name: str) -> Any:
     if name == "minibatch_size":
-        return settings.collect.groups * settings.collect.group_size // settings.minibatches
+        return settings.rollout.prompts_per_step * settings.rollout.num_generations // settings.minibatches
     return kept(settings, name)
 
 
@@ -334,12 +336,8 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
     def same(*names: str) -> Values:
         return chosen(**{name: name for name in names})
 
-    collect = CollectSettings(
-        **chosen(groups="prompts_per_step", group_size="num_generations", redundancy="extra_generations"),
-        **chosen(fraction="rollout_fraction", attempts="episode_attempts", concurrency="max_concurrent_episodes"),
-        **same("group_fraction", "dynamic_sampling", "episode_timeout_s"),
-    )
-    draw = DrawSettings(**chosen(max_tokens="max_new_tokens"), **same("temperature", "top_p", "top_k", "min_p"))
+    rollout = RolloutSettings(**same(*PARTS["rollout"]))
+    sampling = SamplingSettings(**same("max_new_tokens", "temperature", "top_p", "top_k", "min_p"))
     lag = values.get("max_staleness", 0)
     loss = LossSettings(
         **same("importance_sampling_level", "clip_range", "dual_clip", "loss_aggregation", "importance_weight_cap"),
@@ -347,13 +345,11 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         **same("kl_coef", "kl_estimator", "entropy_coef", "value_clip"),
         old_logprobs=values.get("old_logprobs") or (OldLogprobs.DECOUPLED if lag else OldLogprobs.RECOMPUTE),
     )
-    epochs, minibatches = values.get("ppo_epochs", 1), _minibatches(values, collect, job, root)
+    epochs, minibatches = values.get("ppo_epochs", 1), _minibatches(values, rollout, job, root)
     steps = values.get("max_steps", None if "max_epochs" in values else DEFAULT_STEPS)
-    beta1, beta2 = OptimizerSettings().betas
     optimizer = OptimizerSettings(
-        **same("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"),
-        **chosen(epsilon="adam_epsilon", schedule="lr_scheduler_type"),
-        betas=(values.get("adam_beta1", beta1), values.get("adam_beta2", beta2)),
+        **same("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+        **same("warmup_steps", "lr_scheduler_type"),
         total_steps=(steps or 0) * epochs * minibatches,
     )
     actor = next((part for part in job.components if part.name == "actor"), None)
@@ -361,33 +357,31 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         values["model"],
         **same("weight_dtype", "compute_dtype", "micro_batch_tokens", "activation_checkpointing", "seed"),
         adapter=_adapter(values),
-        temperature=draw.temperature,
+        temperature=sampling.temperature,
         offloads=actor.model.offloads if actor is not None else (),
         optimizer=optimizer,
         loss=loss,
     )
-    usual_whitening = Whitening.TOKENS_BIASED if values.get("advantage_estimator") is Estimator.GAE else Whitening.NONE
+    usual_whitening = (
+        Whitening.TOKENS_BIASED if values.get("advantage_estimator") is AdvantageEstimator.GAE else Whitening.NONE
+    )
     return TrainSettings(
         learner,
         name=values.get("name", ""),
-        steps=steps,
+        max_steps=steps,
         **same("task", "max_epochs", "in_flight", "seed", "critic_learning_rate", "engine", "engine_options"),
         **same("rewards", "max_skipped_steps"),
-        epochs=epochs,
+        ppo_epochs=epochs,
         minibatches=minibatches,
         max_staleness=lag,
         advantage=AdvantageSettings(
-            **same("normalize_by_std", "gamma", "gae_lambda", "positive_advantages_only"),
-            **chosen(estimator="advantage_estimator", least="min_abs_advantage", clip="advantage_clip"),
-            whitening=values.get("whiten_advantages", usual_whitening),
+            **same(*(name for name in PARTS["advantage"] if name != "whiten_advantages")),
+            whiten_advantages=values.get("whiten_advantages", usual_whitening),
         ),
-        draw=draw,
-        collect=collect,
-        evaluation=EvaluationSettings(
-            **chosen(every="eval_every", tasks="eval_tasks", samples="eval_samples"),
-            **chosen(temperature="eval_temperature"),
-        ),
-        checkpoint=CheckpointSettings(**chosen(every="checkpoint_every", keep="keep_checkpoints")),
+        sampling=sampling,
+        rollout=rollout,
+        evaluation=EvaluationSettings(**same("eval_every", "eval_tasks", "eval_samples", "eval_temperature")),
+        checkpoint=CheckpointSettings(**same(*PARTS["checkpoint"])),
     )
 
 
@@ -398,10 +392,10 @@ def _adapter(values: Values) -> AdapterSettings | None:
     return AdapterSettings(rank, values.get("lora_alpha") or 2.0 * rank, values.get("lora_target_modules", ()))
 
 
-def _minibatches(values: Values, collect: CollectSettings, job: Job, root: Section) -> int:
+def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Section) -> int:
     """How many optimizer steps a step's samples are cut into."""
     size, count = values.get("minibatch_size"), values.get("minibatches")
-    samples = collect.groups * collect.group_size
+    samples = rollout.prompts_per_step * rollout.num_generations
     place = setting_place("minibatch_size", job)
     if size is None:
         return int(count or 1)
@@ -413,7 +407,7 @@ def _minibatches(values: Values, collect: CollectSettings, job: Job, root: Secti
             f"{samples} samples in {count} minibatches",
             "keep one of the two",
         )
-    why = f"{collect.groups} groups of {collect.group_size} = {samples}"
+    why = f"{rollout.prompts_per_step} groups of {rollout.num_generations} = {samples}"
     if size > samples:
         root.findings.error(
             "RST-T009", place, f"makes minibatches of {size}, but a step has {samples} samples", why, "lower it"

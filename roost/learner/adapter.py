@@ -30,7 +30,9 @@ def add_adapter(model: nn.Module, settings: AdapterSettings, dtype: torch.dtype)
     inject_adapter_in_model(_lora(settings), model, ADAPTER)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise ValueError(f"the model has none of the layers that the adapter is for: {list(settings.targets)}")
+        raise ValueError(
+            f"the model has none of the layers that the adapter is for: {list(settings.lora_target_modules)}"
+        )
     for parameter in trained:
         parameter.data = parameter.data.to(dtype)
 
@@ -93,9 +95,9 @@ def _lora(settings: AdapterSettings) -> LoraConfig:
     from peft import LoraConfig  # only where there is an adapter
 
     return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
-        target_modules=list(settings.targets) or ALL_LINEAR,
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # any number will do
+        target_modules=list(settings.lora_target_modules) or ALL_LINEAR,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roost.config.train import AdvantageSettings, Estimator, Whitening
+from roost.config.train import AdvantageEstimator, AdvantageSettings, Whitening
 
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -27,12 +27,12 @@ def advantages(returns: Sequence[float], groups: Sequence[Hashable], settings: A
     >>> advantages([1.0, 0.0, 0.0, 5.0], ["a", "a", "a", "b"], AdvantageSettings()).tolist()
     [1.0, -0.5, -0.5, 0.0]
     """
-    if settings.estimator not in _ESTIMATORS:
+    if settings.advantage_estimator not in _ESTIMATORS:
         raise ValueError(
-            f"{settings.estimator} needs the values of a critic, token by token: use roost.learner.advantages"
+            f"{settings.advantage_estimator} needs the values of a critic, token by token: use roost.learner.advantages"
         )
     grouped = _grouped(returns, groups)
-    found = _ESTIMATORS[settings.estimator](grouped)
+    found = _ESTIMATORS[settings.advantage_estimator](grouped)
     return found / np.maximum(grouped.population_stds, POPULATION_STD_FLOOR) if settings.normalize_by_std else found
 
 
@@ -105,12 +105,12 @@ def _reward(samples: _Grouped) -> Doubles:
     return samples.returns
 
 
-_ESTIMATORS: Mapping[Estimator, Callable[[_Grouped], Doubles]] = {
-    Estimator.LEAVE_ONE_OUT: _leave_one_out,
-    Estimator.GROUP_MEAN: _group_mean,
-    Estimator.GRPO: _grpo,
-    Estimator.REINFORCE: _reinforce,
-    Estimator.REWARD: _reward,
+_ESTIMATORS: Mapping[AdvantageEstimator, Callable[[_Grouped], Doubles]] = {
+    AdvantageEstimator.LEAVE_ONE_OUT: _leave_one_out,
+    AdvantageEstimator.GROUP_MEAN: _group_mean,
+    AdvantageEstimator.GRPO: _grpo,
+    AdvantageEstimator.REINFORCE: _reinforce,
+    AdvantageEstimator.REWARD: _reward,
 }
 
 
@@ -199,7 +199,7 @@ class Selection:
     """The samples to learn from, by position, in the order they came; and how many were left out."""
 
     kept: npt.NDArray[np.int64]
-    too_small: int  # nearer to zero than AdvantageSettings.least
+    too_small: int  # nearer to zero than AdvantageSettings.min_abs_advantage
     not_positive: int  # far enough from zero, but AdvantageSettings.positive_advantages_only leaves them out
 
     @property
@@ -210,11 +210,12 @@ class Selection:
 def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings) -> Selection:
     """The samples whose advantage is large enough, and positive where only those count. May be none, or any number.
 
-    >>> chosen = select(np.array([0.5, -0.5, 0.01]), AdvantageSettings(least=0.1, positive_advantages_only=True))
+    >>> settings = AdvantageSettings(min_abs_advantage=0.1, positive_advantages_only=True)
+    >>> chosen = select(np.array([0.5, -0.5, 0.01]), settings)
     >>> chosen.kept.tolist(), chosen.too_small, chosen.not_positive
     ([0], 1, 1)
     """
-    small = np.abs(advantages) < settings.least
+    small = np.abs(advantages) < settings.min_abs_advantage
     unwanted = ~small & (advantages <= 0) & settings.positive_advantages_only
     return Selection(
         kept=np.flatnonzero(~small & ~unwanted),

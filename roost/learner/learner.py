@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from roost.config.train import LearnerSettings, OptimizerSettings, Schedule
+from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import CheckpointWriter, State, fill, learner_state, state_bytes
 from roost.learner.distributed import added_up, most, together, world_size
@@ -83,8 +83,8 @@ def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSetting
     optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
         fused=True,
     )
     for parameter in trained:
@@ -102,22 +102,25 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
     It grows over the first `warmup_steps`, has its full value after them, and falls to 0 at `total_steps` unless the
     schedule is constant.
 
-    >>> settings = OptimizerSettings(learning_rate=1.0, schedule=Schedule.LINEAR, warmup_steps=2, total_steps=6)
+    >>> linear = LrSchedulerType.LINEAR
+    >>> settings = OptimizerSettings(learning_rate=1.0, lr_scheduler_type=linear, warmup_steps=2, total_steps=6)
     >>> [learning_rate(settings, step) for step in range(8)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
-    if settings.schedule is Schedule.CONSTANT:
+    if settings.lr_scheduler_type is LrSchedulerType.CONSTANT:
         return settings.learning_rate
     falling = settings.total_steps - settings.warmup_steps
     if falling < 1:
         raise ValueError(
-            f"schedule {settings.schedule} ends after total_steps, which is {settings.total_steps}; "
+            f"schedule {settings.lr_scheduler_type} ends after total_steps, which is {settings.total_steps}; "
             f"it must be more than the {settings.warmup_steps} steps of warm-up"
         )
     done = min(1.0, (step - settings.warmup_steps) / falling)
-    share = 1.0 - done if settings.schedule is Schedule.LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
+    share = (
+        1.0 - done if settings.lr_scheduler_type is LrSchedulerType.LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
+    )
     return settings.learning_rate * share
 
 

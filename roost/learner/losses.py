@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roost.config.train import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
+from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
 from roost.learner.packing import level_sums, segment_sums
 
 
@@ -22,7 +22,7 @@ class Totals:
 
 
 def token_weights(
-    sequence: Tensor, turn: Tensor, level: RatioLevel, aggregation: LossAggregation, totals: Totals
+    sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel, aggregation: LossAggregation, totals: Totals
 ) -> Tensor:
     """What the loss of each token is multiplied by, for any part of a minibatch that has whole sequences.
 
@@ -33,7 +33,7 @@ def token_weights(
 
     >>> parts = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
     >>> totals = Totals(sequences=2, tokens=3, longest=8)
-    >>> token_weights(*parts, RatioLevel.TOKEN, LossAggregation.SEQ_MEAN, totals).tolist()
+    >>> token_weights(*parts, ImportanceSamplingLevel.TOKEN, LossAggregation.SEQ_MEAN, totals).tolist()
     [0.25, 0.25, 0.5]
     """
     ones = torch.ones(len(sequence), device=sequence.device)
@@ -45,7 +45,7 @@ def token_weights(
         case LossAggregation.SEQ_SUM_NORM:
             return ones / (totals.sequences * totals.longest)
         case LossAggregation.SEQ_MEAN:
-            shares = ones / segment_sums(ones, turn) if level is RatioLevel.TURN else ones
+            shares = ones / segment_sums(ones, turn) if level is ImportanceSamplingLevel.TURN else ones
             return shares / (segment_sums(shares, sequence) * totals.sequences)
 
 
@@ -68,12 +68,13 @@ def shares_of_means(
 LARGEST_LOG_RATIO = 20.0
 
 
-def ratios(logprobs: Tensor, old: Tensor, sequence: Tensor, turn: Tensor, level: RatioLevel) -> Tensor:
+def ratios(logprobs: Tensor, old: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
     """For each token the ratio of what it belongs to: the token, its turn, or its sequence.
 
     >>> turns = torch.tensor([0, 0, 1])
     >>> halves, quarters = torch.tensor([0.5, 0.5, 0.5]).log(), torch.tensor([0.25, 0.25, 0.25]).log()
-    >>> ratios(halves, quarters, torch.zeros_like(turns), turns, RatioLevel.TURN).round(decimals=4).tolist()
+    >>> found = ratios(halves, quarters, torch.zeros_like(turns), turns, ImportanceSamplingLevel.TURN)
+    >>> found.round(decimals=4).tolist()
     [4.0, 4.0, 2.0]
     """
     total = level_sums(logprobs - old, sequence, turn, level)
@@ -82,7 +83,7 @@ def ratios(logprobs: Tensor, old: Tensor, sequence: Tensor, turn: Tensor, level:
 
 @torch.no_grad()
 def importance_weights(
-    old: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, level: RatioLevel, cap: float
+    old: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel, cap: float
 ) -> Tensor:
     """How much more likely the learner, before its first step, was to make what the engine made; at most `cap`.
 
@@ -192,7 +193,7 @@ def policy_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings:
 
     LOOP clips to [1/(1+ε), 1+ε]; DAPO's clip-higher is clip_range 0.2 and clip_range_high 0.28.
     """
-    if settings.importance_sampling_level is RatioLevel.NONE:
+    if settings.importance_sampling_level is ImportanceSamplingLevel.NONE:
         return -advantages * logprobs
     clipped = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range_high)
     losses = torch.maximum(-ratio * advantages, -clipped * advantages)
@@ -212,7 +213,7 @@ def _old_logprobs(batch: PolicyBatch, which: OldLogprobs) -> Tensor:
 
 def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[str, Tensor]:
     """Where a clip decides, as 1 and 0."""
-    if settings.importance_sampling_level is RatioLevel.NONE:
+    if settings.importance_sampling_level is ImportanceSamplingLevel.NONE:
         return {}
     told = {
         "clipped_low": (ratio < 1 - settings.clip_range) & (advantages < 0),
@@ -273,7 +274,9 @@ def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tup
     Tokens are averaged as `settings.loss_aggregation` says, each for itself: a critic has no ratios of turns.
     """
     losses = value_losses(batch.values, batch.old_values, batch.returns, settings.value_clip)
-    weights = token_weights(batch.sequence, batch.sequence, RatioLevel.TOKEN, settings.loss_aggregation, totals)
+    weights = token_weights(
+        batch.sequence, batch.sequence, ImportanceSamplingLevel.TOKEN, settings.loss_aggregation, totals
+    )
     loss = (weights * losses).sum()
     errors = (batch.values - batch.returns).square()
     told = {

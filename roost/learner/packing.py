@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from roost.config.train import RatioLevel
+from roost.config.train import ImportanceSamplingLevel
 from roost.learner.sample import Floats, Ints, Sample
 
 
@@ -24,14 +24,14 @@ def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
     return values.new_zeros(count).index_add(0, segments, values)[segments]
 
 
-def level_sums(values: Tensor, sequence: Tensor, turn: Tensor, level: RatioLevel) -> Tensor:
+def level_sums(values: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
     """For each token the sum over what a ratio is taken of at this level: itself, its turn, or its sequence."""
     match level:
-        case RatioLevel.TURN:
+        case ImportanceSamplingLevel.TURN:
             return segment_sums(values, turn)
-        case RatioLevel.TRAJECTORY:
+        case ImportanceSamplingLevel.TRAJECTORY:
             return segment_sums(values, sequence)
-        case RatioLevel.TOKEN | RatioLevel.NONE:
+        case ImportanceSamplingLevel.TOKEN | ImportanceSamplingLevel.NONE:
             return values
 
 

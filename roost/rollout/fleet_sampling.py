@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roost.config.train import DrawSettings
+from roost.config.train import SamplingSettings
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import Completion, Sampling
 from roost.rollout.episode import Draw
@@ -14,7 +14,7 @@ from roost.rollout.order import sample_seed
 class FleetDraws:
     """Opens draws for episodes. The episodes of a group go to one engine, which has their prompt in its cache."""
 
-    def __init__(self, fleet: Fleet, settings: DrawSettings, seed: int, label: str = "group") -> None:
+    def __init__(self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group") -> None:
         self._fleet, self._settings, self._seed, self._label = fleet, settings, seed, label
 
     def open(self, number: int, episode: int, attempt: int) -> Draw:
@@ -22,7 +22,7 @@ class FleetDraws:
 
         async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
             settings = self._settings
-            limit = settings.max_tokens if max_tokens is None else min(max_tokens, settings.max_tokens)
+            limit = settings.max_new_tokens if max_tokens is None else min(max_tokens, settings.max_new_tokens)
             sampling = Sampling(
                 max_tokens=limit,
                 temperature=settings.temperature,

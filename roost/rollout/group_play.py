@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from roost.config.train import CollectSettings
+from roost.config.train import RolloutSettings
 from roost.rollout.episode import Episode, Group, Task
 from roost.rollout.playing import EpisodeRequest, EpisodeRunner, Place
 from roost.transport.failure import WorkerFailed
@@ -21,7 +21,7 @@ class GroupRollout:
         task: Task,
         began_at: int,
         player: EpisodeRunner,
-        settings: CollectSettings,
+        settings: RolloutSettings,
         places: asyncio.Semaphore,
         on_change: Callable[[], None],
     ) -> None:
@@ -32,7 +32,7 @@ class GroupRollout:
         self._is_cut_off = False
         self._last_error = ""
         self.fatal: WorkerFailed | None = None  # what ends the run
-        count = settings.group_size + settings.redundancy
+        count = settings.num_generations + settings.extra_generations
         self._tasks = [asyncio.create_task(self._play(index)) for index in range(count)]
         for playing in self._tasks:
             playing.add_done_callback(lambda _: on_change())
@@ -44,17 +44,17 @@ class GroupRollout:
     @property
     def possible(self) -> int:
         """How many finished episodes it will have at most."""
-        return self.finished if self.is_over else min(self._settings.group_size, len(self._tasks) - self._failed)
+        return self.finished if self.is_over else min(self._settings.num_generations, len(self._tasks) - self._failed)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come of it."""
-        return self.finished >= self._settings.group_size or all(task.done() for task in self._tasks)
+        return self.finished >= self._settings.num_generations or all(task.done() for task in self._tasks)
 
     @property
     def so_far(self) -> Group:
         """The group as it is now; it stays so once it is over."""
-        chosen = sorted(self._episodes)[: self._settings.group_size]
+        chosen = sorted(self._episodes)[: self._settings.num_generations]
         return Group(
             self.number,
             self.task,
@@ -81,7 +81,7 @@ class GroupRollout:
         return self.so_far
 
     async def _play(self, index: int) -> None:
-        for attempt in range(self._settings.attempts):
+        for attempt in range(self._settings.episode_attempts):
             try:
                 async with Place(self._places):
                     episode = await self._player.run_episode(EpisodeRequest(self.task, self.number, index, attempt))
@@ -92,7 +92,7 @@ class GroupRollout:
                 self._last_error = str(error)
             else:
                 self._episodes[index] = episode
-                if self.finished >= self._settings.group_size:
+                if self.finished >= self._settings.num_generations:
                     self.cut_off()  # what is played beyond what is needed keeps engines from others
                 return
         self._failed += 1
@@ -105,27 +105,27 @@ def raise_fatal(plays: Iterable[GroupRollout]) -> None:
             raise play.fatal
 
 
-def needed_of_group(settings: CollectSettings) -> int:
+def needed_of_group(settings: RolloutSettings) -> int:
     """How many finished episodes every group must have before anything is cut off.
 
-    >>> needed_of_group(CollectSettings(group_size=6, group_fraction=0.75))  # half of an even number rounds down
+    >>> needed_of_group(RolloutSettings(num_generations=6, group_fraction=0.75))  # half of an even number rounds down
     4
     """
-    return max(1, round(settings.group_size * settings.group_fraction))
+    return max(1, round(settings.num_generations * settings.group_fraction))
 
 
-def may_end(finished: Sequence[int], possible: Sequence[int], settings: CollectSettings) -> bool:
+def may_end(finished: Sequence[int], possible: Sequence[int], settings: RolloutSettings) -> bool:
     """Whether enough has finished, given how many episodes of each group of a step have, and how many still can.
 
     Nobody waits for what has failed: a group that cannot have what is needed of it needs what it can have.
 
-    >>> settings = CollectSettings(groups=2, group_size=4, fraction=0.75, group_fraction=0.5)
+    >>> settings = RolloutSettings(prompts_per_step=2, num_generations=4, rollout_fraction=0.75, group_fraction=0.5)
     >>> may_end([4, 2], [4, 4], settings), may_end([4, 1], [4, 4], settings), may_end([3, 2], [4, 4], settings)
     (True, False, False)
     >>> may_end([4, 1], [4, 1], settings)
     True
     """
     needed = needed_of_group(settings)
-    wanted = math.ceil(sum(possible) * settings.fraction)
+    wanted = math.ceil(sum(possible) * settings.rollout_fraction)
     counted = sum(map(min, finished, possible))
     return counted >= wanted and all(count >= min(needed, most) for count, most in zip(finished, possible, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roost.config.train import AdvantageSettings, Estimator
+from roost.config.train import AdvantageEstimator, AdvantageSettings
 from roost.learner.advantages import (
     Doubles,
     Selection,
@@ -84,7 +84,7 @@ def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, S
 
     With a critic the samples have its values already, and get what it should have said.
     """
-    if settings.estimator is Estimator.GAE:
+    if settings.advantage_estimator is AdvantageEstimator.GAE:
         samples = _from_critic(batch, settings)
         scalars = np.array([float(np.abs(sample.advantages).max(initial=0.0)) for sample in samples])
     else:
@@ -96,7 +96,7 @@ def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, S
     chosen = select(scalars, settings)
     selected = replace(batch, samples=tuple(samples)).choose(chosen.kept)
     groups = [batch.sources[indices[0]].group for indices in batch.by_episode()]
-    alone = int(is_alone(groups).sum()) if settings.estimator is Estimator.LEAVE_ONE_OUT else 0
+    alone = int(is_alone(groups).sum()) if settings.advantage_estimator is AdvantageEstimator.LEAVE_ONE_OUT else 0
     return selected, chosen, alone
 
 
@@ -104,9 +104,9 @@ def _scaled(batch: Batch, scalars: Doubles, settings: AdvantageSettings) -> Doub
     """Whitened, where a sample counts as often as it has tokens that the policy made, and clipped."""
     counts = [int(predicted(sample).sum()) for sample in batch.samples]
     tokens = [np.full(count, value) for count, value in zip(counts, scalars, strict=True)]
-    even = whitened(tokens, settings.whitening)
+    even = whitened(tokens, settings.whiten_advantages)
     found = np.array([part[0] if len(part) else value for part, value in zip(even, scalars, strict=True)])
-    return found if settings.clip is None else found.clip(-settings.clip, settings.clip)
+    return found if settings.advantage_clip is None else found.clip(-settings.advantage_clip, settings.advantage_clip)
 
 
 def _of_episodes(batch: Batch, settings: AdvantageSettings) -> Doubles:
@@ -176,13 +176,13 @@ def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
         after = batch.values_after.get(source.episode, 0.0)
         along = _along([batch.samples[index] for index in indices], source.score, settings, after)
         found |= dict(zip(indices, along, strict=True))
-    even = whitened([found[index].advantages for index in range(len(batch))], settings.whitening)
+    even = whitened([found[index].advantages for index in range(len(batch))], settings.whiten_advantages)
     samples = []
     for index, (sample, values) in enumerate(zip(batch.samples, even, strict=True)):
         advantage, outcome = np.zeros(len(sample), np.float32), np.zeros(len(sample), np.float32)
         advantage[predicted(sample)], outcome[predicted(sample)] = values, found[index].returns
-        if settings.clip is not None:
-            advantage = advantage.clip(-settings.clip, settings.clip)
+        if settings.advantage_clip is not None:
+            advantage = advantage.clip(-settings.advantage_clip, settings.advantage_clip)
         samples.append(replace(sample, advantages=advantage, returns=outcome))
     return samples
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roost.config.train import CollectSettings, TrainSettings
+from roost.config.train import RolloutSettings, TrainSettings
 from roost.procs.user_code import call
 from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.group_play import GroupRollout, raise_fatal
@@ -46,17 +46,17 @@ async def evaluate(
 ) -> Evaluation:
     """EpisodeRequest the evaluation's tasks on engines that have this version; nobody updates them meanwhile."""
     asked = settings.evaluation
-    collect = CollectSettings(
-        group_size=asked.samples,
-        attempts=settings.collect.attempts,
-        concurrency=settings.collect.concurrency,
-        episode_timeout_s=settings.collect.episode_timeout_s,
+    rollout = RolloutSettings(
+        num_generations=asked.eval_samples,
+        episode_attempts=settings.rollout.episode_attempts,
+        max_concurrent_episodes=settings.rollout.max_concurrent_episodes,
+        episode_timeout_s=settings.rollout.episode_timeout_s,
     )
     size = call(scenario.size, Split.EVALUATION)
     if not size:
         return Evaluation(version, ())
     order = TaskOrder(size, settings.seed)
-    places = asyncio.Semaphore(collect.concurrency)
+    places = asyncio.Semaphore(rollout.max_concurrent_episodes)
     changed = asyncio.Event()
     plays = [
         GroupRollout(
@@ -64,11 +64,11 @@ async def evaluate(
             task_of(scenario, Split.EVALUATION, order.index(number)),
             version,
             player,
-            collect,
+            rollout,
             places,
             changed.set,
         )
-        for number in range(min(asked.tasks, size))
+        for number in range(min(asked.eval_tasks, size))
     ]
     try:
         while not all(play.is_over for play in plays):

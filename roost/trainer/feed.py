@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from roost.config.train import CollectSettings
+from roost.config.train import RolloutSettings
 from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.group_play import GroupRollout, may_end, raise_fatal
 from roost.rollout.order import TaskOrder
@@ -100,7 +100,7 @@ class Feed:
         self,
         scenario: Scenario,
         player: EpisodeRunner,
-        settings: CollectSettings,
+        settings: RolloutSettings,
         max_staleness: int,
         seed: int,
         position: Position | None = None,
@@ -124,10 +124,10 @@ class Feed:
         self._taken = 0
         self._replaced = 0
         self._lost_in_a_row = 0
-        self._places = asyncio.Semaphore(settings.concurrency)
+        self._places = asyncio.Semaphore(settings.max_concurrent_episodes)
         self._changed = asyncio.Event()
         self._on_progress, self._on_end = on_progress, on_end
-        self._wanted = None if steps is None else steps * settings.groups
+        self._wanted = None if steps is None else steps * settings.prompts_per_step
 
     @property
     def position(self) -> Position:
@@ -136,7 +136,12 @@ class Feed:
     def begin(self, version: int) -> None:
         """Begin as many groups as the staleness allows at this version."""
         count = may_begin(
-            self._taken, len(self._plays), version, self._settings.groups, self._max_staleness, self._first_version
+            self._taken,
+            len(self._plays),
+            version,
+            self._settings.prompts_per_step,
+            self._max_staleness,
+            self._first_version,
         )
         if self._wanted is not None:
             count = min(count, self._wanted - self._taken - len(self._plays))
@@ -145,7 +150,7 @@ class Feed:
 
     async def take(self, version: int, count: int | None = None) -> list[Group]:
         """The groups of a step, or of a part of it; those whose episodes all failed are replaced by others."""
-        wanted = self._settings.groups if count is None else count
+        wanted = self._settings.prompts_per_step if count is None else count
         numbers = await self._wait(wanted, version)
         chosen = [self._plays.pop(number) for number in numbers]
         given_up, self._given_up = self._given_up, []
@@ -173,7 +178,7 @@ class Feed:
         await asyncio.gather(*(play.result() for play in [*self._plays.values(), *self._given_up]))
 
     async def _wait(self, count: int, version: int) -> Sequence[int]:
-        groups = self._settings.groups
+        groups = self._settings.prompts_per_step
         left = (version - self._first_version + 1) * groups - self._taken - count
         while True:
             self._changed.clear()
@@ -220,14 +225,14 @@ class Feed:
         if not group.episodes:
             self.tally.lost_groups += 1
             self._lost_in_a_row += 1
-            if self._lost_in_a_row >= max(LOST_LIMIT, self._settings.groups):
+            if self._lost_in_a_row >= max(LOST_LIMIT, self._settings.prompts_per_step):
                 raise NothingFinishes(
                     f"no episode of {self._lost_in_a_row} groups in a row finished; "
                     f"the last failed with: {group.last_error}"
                 )
             return False
         self._lost_in_a_row = 0
-        may_replace = self._replaced < REPLACED_LIMIT * self._settings.groups
+        may_replace = self._replaced < REPLACED_LIMIT * self._settings.prompts_per_step
         if self._settings.dynamic_sampling and group.is_equal and may_replace:
             self._replaced += 1
             self.tally.equal_groups += 1
@@ -248,4 +253,4 @@ class Feed:
     def _show_progress(self, count: int) -> None:
         if self._on_progress is not None:
             oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
-            self._on_progress(sum(play.finished for play in oldest), count * self._settings.group_size)
+            self._on_progress(sum(play.finished for play in oldest), count * self._settings.num_generations)

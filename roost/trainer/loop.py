@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from roost.config.train import Estimator, OldLogprobs, TrainSettings, Whitening
+from roost.config.train import AdvantageEstimator, OldLogprobs, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
 from roost.engines.residency import HandOver
 from roost.engines.weights.release import Release
@@ -214,7 +214,7 @@ class Loop:
             return await ahead
 
     def _samples(self, parts: int) -> int:
-        return self.settings.collect.groups // parts * self.settings.collect.group_size
+        return self.settings.rollout.prompts_per_step // parts * self.settings.rollout.num_generations
 
     @property
     def _streams(self) -> bool:
@@ -225,9 +225,12 @@ class Loop:
         unless there is somebody who still has the policy of then.
         """
         settings = self.settings
-        is_whole = settings.collect.groups % settings.minibatches == 0 and settings.epochs == 1
-        is_whitened = settings.advantage.whitening is not Whitening.NONE
-        is_apart = settings.advantage.estimator not in (Estimator.REINFORCE, Estimator.GAE) and not is_whitened
+        is_whole = settings.rollout.prompts_per_step % settings.minibatches == 0 and settings.ppo_epochs == 1
+        is_whitened = settings.advantage.whiten_advantages is not Whitening.NONE
+        is_apart = (
+            settings.advantage.advantage_estimator not in (AdvantageEstimator.REINFORCE, AdvantageEstimator.GAE)
+            and not is_whitened
+        )
         has_policy_of_then = self.models.inference is not None
         can_learn_late = has_policy_of_then or settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
         return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.switch.is_shared
@@ -252,7 +255,7 @@ class Loop:
             await self._discard(groups, version, part, f"{reasons}. The engine is started again with its weights")
 
     async def _take(self, version: int, parts: int) -> list[Group]:
-        groups = await self.models.fleet.serve(self.feed.take(version, self.settings.collect.groups // parts))
+        groups = await self.models.fleet.serve(self.feed.take(version, self.settings.rollout.prompts_per_step // parts))
         oldest = max(staleness_of(groups, version), default=0)
         if oldest > self.settings.max_staleness:
             raise StalenessExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_staleness}")
@@ -263,10 +266,10 @@ class Loop:
         chosen, selection, alone = with_advantages(batch, settings.advantage)
         told: list[Mapping[str, float]] = []
         async with self._phase("learn"):
-            for epoch in range(settings.epochs if len(chosen) else 0):
+            for epoch in range(settings.ppo_epochs if len(chosen) else 0):
                 seed = sample_seed(settings.seed, self.state.step, part, epoch)
                 for samples in minibatches(chosen, cut_into, seed):
-                    totals = totals_of(samples, settings.draw.max_tokens)
+                    totals = totals_of(samples, settings.sampling.max_new_tokens)
                     if totals.tokens and not self.skipped.exceeds(settings):
                         told.append(await self._optimizer_step(samples, totals))
                         self.skipped = self.skipped.after(told[-1], self.state.step)
@@ -290,7 +293,7 @@ class Loop:
         if loss.kl_coef:
             scorer = self.models.reference or self.models.policy
             reference = await scorer.score(batch.samples, self.models.reference is None)
-        if self.models.critic is not None and self.settings.advantage.estimator is Estimator.GAE:
+        if self.models.critic is not None and self.settings.advantage.advantage_estimator is AdvantageEstimator.GAE:
             values = await self.models.critic.values([*batch.samples, *continuations(batch)])
             batch = with_values(batch, values)
         return with_scores(batch, old, reference)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from roost.config.job import Job
-from roost.config.train import Estimator, TrainSettings
+from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.learner.checksums import Damaged
 from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
 from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState
@@ -50,8 +50,8 @@ def check_free(run: RunFolder) -> None:
 
 def checkpoints_of(run: RunFolder, settings: TrainSettings) -> Checkpoints:
     """The checkpoints of a run with these settings."""
-    has_critic = settings.advantage.estimator is Estimator.GAE
-    return Checkpoints(run.checkpoints, settings.checkpoint.keep, has_critic)
+    has_critic = settings.advantage.advantage_estimator is AdvantageEstimator.GAE
+    return Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
 
 
 def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:

@@ -68,11 +68,11 @@ def surrounding_groups(
     for name, component in placed_rewards(settings.rewards, placed).items():
         groups[component] = RewardWorker.create_group(name, settings.rewards[name], paths)
     if AGENT in placed:
-        limit = settings.collect.episode_timeout_s
+        limit = settings.rollout.episode_timeout_s
         make = partial(load_scenario, tokenizer_class=tokenizer_class)
         groups[AGENT] = AgentWorker.create_group(make, dict(settings.task), model, limit, paths)
     if ENV in placed and isinstance(settings.task.get("environment"), Mapping):
-        limit = settings.collect.episode_timeout_s
+        limit = settings.rollout.episode_timeout_s
         groups[ENV] = EnvWorker.create_group(dict(settings.task["environment"]), paths, limit)
     return groups
 
@@ -118,7 +118,7 @@ async def open_stages(
         else:
             if environments is not None:
                 run_in_environment(scenario, environments)
-            limit = settings.collect.episode_timeout_s
+            limit = settings.rollout.episode_timeout_s
             players |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in draws.items()}
             stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None
@@ -134,8 +134,8 @@ async def open_stages(
 
 def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
     """How turns are drawn in training and in evaluations."""
-    tried = replace(settings.draw, temperature=settings.evaluation.temperature)
-    by_label = {TRAINING: settings.draw, EVALUATION: tried}
+    tried = replace(settings.sampling, temperature=settings.evaluation.eval_temperature)
+    by_label = {TRAINING: settings.sampling, EVALUATION: tried}
     return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
 
 

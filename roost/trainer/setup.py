@@ -17,7 +17,7 @@ from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.config.findings import Findings, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
-from roost.config.train import Estimator, LearnerSettings, OldLogprobs, TrainSettings
+from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, TrainSettings
 from roost.config.train_read import setting_place
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
@@ -72,7 +72,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         device="auto" if on_gpu else "cpu",
         dtype=settings.learner.compute_dtype,
         seed=settings.seed,
-        lora_rank=None if settings.learner.adapter is None else settings.learner.adapter.rank,
+        lora_rank=None if settings.learner.adapter is None else settings.learner.adapter.lora_rank,
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults, defaults.kind)  # train.engine wins over ROLL's strategy
@@ -103,7 +103,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
 def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
     """Who says something of samples before they are learnt from, of those that the plan places and the run needs."""
     needed = {
-        CRITIC: settings.advantage.estimator is Estimator.GAE,
+        CRITIC: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         REFERENCE: settings.learner.loss.kl_coef != 0,
         INFERENCE: settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT,
     }
@@ -253,15 +253,15 @@ def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> Tr
     """The settings with their number of steps, which may follow from passes over the training tasks."""
     if settings.max_epochs is None:
         return settings
-    tasks, groups = scenario.size(Split.TRAIN), settings.collect.groups
+    tasks, groups = scenario.size(Split.TRAIN), settings.rollout.prompts_per_step
     found = settings.for_tasks(tasks)
     if not found.step_count:
         why = f"the task has {tasks} training tasks, a step uses {groups}, and an incomplete batch is dropped"
         raise ValueError(f"max_epochs {settings.max_epochs} makes no step: {why}; use fewer groups")
     how = f"max_epochs {settings.max_epochs} over {tasks} tasks, {groups} of them a step"
-    if found.steps == settings.steps:
-        bound = replace(settings, steps=None).for_tasks(tasks).step_count
-        how = f"max_steps {settings.steps} ends the run; {how}, would be {bound}"
+    if found.max_steps == settings.max_steps:
+        bound = replace(settings, max_steps=None).for_tasks(tasks).step_count
+        how = f"max_steps {settings.max_steps} ends the run; {how}, would be {bound}"
     say(f"{counted(found.step_count, 'step')}: {how}")
     return found
 

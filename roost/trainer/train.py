@@ -212,7 +212,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
 
 
 def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSettings, say: Say) -> Outcome:
-    has_changed = job.training is not None and job.training.steps != settings.steps  # by `_with_steps`
+    has_changed = job.training is not None and job.training.max_steps != settings.max_steps  # by `_with_steps`
     key = setting_place("max_epochs" if has_changed else "max_steps", job).key_path
     say(f"{run.path} is finished: {counted(state.step, 'step')} done; raise {key} to train on")
     return Outcome(run, state, was_stopped=False)
@@ -342,7 +342,7 @@ class Trainer:
         self._tokenizer_class, self._run, self._watching = tokenizer_class, run, watching
         self._layout = layout_of(plan, settings, has_gpus(cluster))
         has_critic = CRITIC in self._layout.scorers
-        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep, has_critic)
+        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
         self._recorder = current.get().recorder
         self._saved_at = state.step if state.step else -1
         self._checkpoint_bytes = 0  # of one; not known yet
@@ -458,7 +458,7 @@ class Trainer:
         feed = Feed(
             self._scenario,
             self._stages.training.player,
-            settings.collect,
+            settings.rollout,
             settings.max_staleness,
             settings.seed,
             self.state.position,
@@ -495,7 +495,7 @@ class Trainer:
         return found | of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
 
     async def _after_learning(self, state: TrainerState) -> None:
-        every = self._settings.checkpoint.every
+        every = self._settings.checkpoint.checkpoint_every
         self._is_due = self._is_due or bool(every and state.step % every == 0)
         # Weights after which nothing could be learnt may be broken already: those of before are kept instead.
         if self._models is not None and self._is_due and not self._skipped.in_row:
@@ -511,7 +511,7 @@ class Trainer:
 
     async def _evaluate_if_due(self) -> None:
         """Evaluate after this step if the settings ask for it, unless it was done before the run was resumed."""
-        every, step = self._settings.evaluation.every, self.state.step
+        every, step = self._settings.evaluation.eval_every, self.state.step
         is_due = every and step % every == 0 and step < self._settings.step_count
         if self._models is not None and is_due and not self._run.has_evaluation(step):
             await self._evaluate(self._models)

@@ -5,7 +5,7 @@ import pytest
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.config.train import Estimator, Schedule
+from roost.config.train import AdvantageEstimator, LrSchedulerType
 from roost.config.train_read import kept
 
 TREE = {
@@ -103,8 +103,8 @@ AS_WRITTEN = {
     "learning_rate": 3e-5,
     "weight_decay": 0.02,
     "max_grad_norm": 0.25,
-    "lr_scheduler_type": Schedule.CONSTANT,
-    "advantage_estimator": Estimator.LEAVE_ONE_OUT,
+    "lr_scheduler_type": LrSchedulerType.CONSTANT,
+    "advantage_estimator": AdvantageEstimator.LEAVE_ONE_OUT,
     "normalize_by_std": False,
     "min_abs_advantage": 0.02,
     "clip_range_high": 0.1,

@@ -9,7 +9,15 @@ from roost.config.notations.dialects import MADE_OF, UNLIKE
 from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
 from roost.config.notations.words import AGGREGATIONS, SCHEDULES
-from roost.config.train import Estimator, KlEstimator, LossAggregation, OldLogprobs, RatioLevel, Schedule, Whitening
+from roost.config.train import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LrSchedulerType,
+    OldLogprobs,
+    Whitening,
+)
 from roost.config.train_keys import KEYS
 from roost.config.train_read import kept
 from tests.config.test_training_read import config_of, merged, read, whats
@@ -79,9 +87,17 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(RLINF, {"algorithm.kl_beta": 0, "algorithm.kl_penalty_type": "abs"}, kl_coef=0, id="no-divergence"),
         case(RLINF, {"algorithm.n_minibatches": 4, "actor.global_batch_size": 8}, minibatch_size=4, id="counted"),
         case(RLINF, {"actor.global_batch_size": 128}, minibatch_size=2, id="sized"),
-        case(RLINF, {"actor.lr_sched.lr_decay_style": "cosine"}, lr_scheduler_type=Schedule.COSINE, id="decay-style"),
         case(
-            RLINF, {"actor.optim.lr_scheduler": "torch_constant"}, lr_scheduler_type=Schedule.CONSTANT, id="scheduler"
+            RLINF,
+            {"actor.lr_sched.lr_decay_style": "cosine"},
+            lr_scheduler_type=LrSchedulerType.COSINE,
+            id="decay-style",
+        ),
+        case(
+            RLINF,
+            {"actor.optim.lr_scheduler": "torch_constant"},
+            lr_scheduler_type=LrSchedulerType.CONSTANT,
+            id="scheduler",
         ),
         case(
             RLINF,
@@ -96,14 +112,14 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             RLINF,
             {"algorithm.adv_type": "raw"},
-            advantage_estimator=Estimator.REWARD,
+            advantage_estimator=AdvantageEstimator.REWARD,
             whiten_advantages=Whitening.NONE,
             id="raw",
         ),
         case(
             RLINF,
             {"algorithm.adv_type": "reinpp"},
-            advantage_estimator=Estimator.REWARD,
+            advantage_estimator=AdvantageEstimator.REWARD,
             whiten_advantages=Whitening.TOKENS_BIASED,
             id="reinpp",
         ),
@@ -164,7 +180,7 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             clip_range_high=0.2,
             dual_clip=None,
             kl_coef=0,
-            advantage_estimator=Estimator.GAE,
+            advantage_estimator=AdvantageEstimator.GAE,
             whiten_advantages=Whitening.NONE,
             max_steps=500,
             prompts_per_step=128,
@@ -175,7 +191,7 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             top_k=50,
             learning_rate=5e-5,
             weight_decay=0,
-            lr_scheduler_type=Schedule.LINEAR,
+            lr_scheduler_type=LrSchedulerType.LINEAR,
             loss_aggregation=LossAggregation.SEQ_MEAN,
             checkpoint_every=50,
             eval_every=0,
@@ -186,28 +202,28 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             ROLL,
             {"adv_estimator": "reinforce"},
-            advantage_estimator=Estimator.REWARD,
+            advantage_estimator=AdvantageEstimator.REWARD,
             whiten_advantages=Whitening.NONE,
             id="plain",
         ),
         case(
             ROLL,
             {"adv_estimator": "reinforce", "whiten_advantages": False},
-            advantage_estimator=Estimator.REWARD,
+            advantage_estimator=AdvantageEstimator.REWARD,
             whiten_advantages=Whitening.NONE,
             id="not-whitened",
         ),
         case(
             ROLL,
             {"adv_estimator": "reinforce", "whiten_advantages": True},
-            advantage_estimator=Estimator.REWARD,
+            advantage_estimator=AdvantageEstimator.REWARD,
             whiten_advantages=Whitening.TOKENS,
             id="whitened",
         ),
         case(
             ROLL,
             {"adv_estimator": "grpo", "whiten_advantages": True, "advantage_clip": 2.0},
-            advantage_estimator=Estimator.GRPO,
+            advantage_estimator=AdvantageEstimator.GRPO,
             whiten_advantages=Whitening.TOKENS,
             advantage_clip=2.0,
             id="grpo-whitened",
@@ -215,28 +231,31 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             ROLL,
             {"adv_estimator": "reinforce", "norm_mean_type": "group", "norm_std_type": "group"},
-            advantage_estimator=Estimator.GRPO,
+            advantage_estimator=AdvantageEstimator.GRPO,
             id="normalised-by-group",
         ),
         case(
             ROLL,
             {"adv_estimator": "reinforce", "norm_mean_type": "batch", "norm_std_type": "batch"},
-            advantage_estimator=Estimator.REINFORCE,
+            advantage_estimator=AdvantageEstimator.REINFORCE,
             id="normalised-by-batch",
         ),
         case(
-            ROLL, {"adv_estimator": "grpo", **ENVIRONMENTS}, advantage_estimator=Estimator.REWARD, id="grpo-of-agents"
+            ROLL,
+            {"adv_estimator": "grpo", **ENVIRONMENTS},
+            advantage_estimator=AdvantageEstimator.REWARD,
+            id="grpo-of-agents",
         ),
         case(
             ROLL,
             {"adv_estimator": "reinforce", **ENVIRONMENTS, "reward_normalization": BY_GROUP},
-            advantage_estimator=Estimator.GRPO,
+            advantage_estimator=AdvantageEstimator.GRPO,
             id="agents-by-group",
         ),
         case(
             ROLL,
             {"adv_estimator": "reinforce", **ENVIRONMENTS, "reward_normalization": {"method": "identity"}},
-            advantage_estimator=Estimator.REWARD,
+            advantage_estimator=AdvantageEstimator.REWARD,
             id="agents-as-they-are",
         ),
         case(ROLL, {f"{DRAWN}.top_k": -1, f"{DRAWN}.top_p": 1}, top_k=0, top_p=1, temperature=0.95, id="all-tokens"),
@@ -299,16 +318,19 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             ROLL,
             {**PG_WORKER, "actor_train.pg_variant": "vanilla"},
-            importance_sampling_level=RatioLevel.NONE,
+            importance_sampling_level=ImportanceSamplingLevel.NONE,
             id="vanilla",
         ),
         case(
-            ROLL, {**PG_WORKER, "actor_train.pg_variant": "ppo"}, importance_sampling_level=RatioLevel.TOKEN, id="ppo"
+            ROLL,
+            {**PG_WORKER, "actor_train.pg_variant": "ppo"},
+            importance_sampling_level=ImportanceSamplingLevel.TOKEN,
+            id="ppo",
         ),
         case(
             ROLL,
             {"actor_train.pg_variant": "vanilla"},
-            importance_sampling_level=RatioLevel.TOKEN,
+            importance_sampling_level=ImportanceSamplingLevel.TOKEN,
             id="vanilla-of-another-worker",
         ),
         case(ROLL, {"response_length": 99}, max_new_tokens=99, id="response-length"),
@@ -326,7 +348,7 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             ROLL,
             {"actor_train.training_args.lr_scheduler_type": "constant_with_warmup"},
-            lr_scheduler_type=Schedule.CONSTANT,
+            lr_scheduler_type=LrSchedulerType.CONSTANT,
             id="schedule",
         ),
         case(
@@ -344,8 +366,8 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             learning_rate=5e-5,
             weight_decay=0.01,
             max_grad_norm=0.1,
-            lr_scheduler_type=Schedule.CONSTANT,
-            advantage_estimator=Estimator.LEAVE_ONE_OUT,
+            lr_scheduler_type=LrSchedulerType.CONSTANT,
+            advantage_estimator=AdvantageEstimator.LEAVE_ONE_OUT,
             normalize_by_std=False,
             min_abs_advantage=0.01,
             temperature=1.0,
@@ -358,21 +380,31 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             LOOP,
             {"rl.params.do_ppo_clipping": False, "rl.params.loss_type": "pg_per_token"},
-            importance_sampling_level=RatioLevel.NONE,
+            importance_sampling_level=ImportanceSamplingLevel.NONE,
             id="no-clip",
         ),
-        case(LOOP, {"rl.params.loss_type": "pg_per_turn"}, importance_sampling_level=RatioLevel.TURN, id="turn"),
+        case(
+            LOOP,
+            {"rl.params.loss_type": "pg_per_turn"},
+            importance_sampling_level=ImportanceSamplingLevel.TURN,
+            id="turn",
+        ),
         case(
             LOOP,
             {"rl.params.loss_type": "pg_per_trajectory"},
-            importance_sampling_level=RatioLevel.TRAJECTORY,
+            importance_sampling_level=ImportanceSamplingLevel.TRAJECTORY,
             id="trajectory",
         ),
-        case(LOOP, {"rl.params.baseline": "leave_none_out"}, advantage_estimator=Estimator.GROUP_MEAN, id="baseline"),
+        case(
+            LOOP,
+            {"rl.params.baseline": "leave_none_out"},
+            advantage_estimator=AdvantageEstimator.GROUP_MEAN,
+            id="baseline",
+        ),
         case(
             LOOP,
             {"rl.params.baseline": "leave_one_out", "rl.params.adv_normalization": True},
-            advantage_estimator=Estimator.LEAVE_ONE_OUT,
+            advantage_estimator=AdvantageEstimator.LEAVE_ONE_OUT,
             normalize_by_std=True,
             id="normalised",
         ),
@@ -414,7 +446,7 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(
             LOOP,
             {"rl.optimization.lr_scheduler._target_": "phi_agents.rl.rl_utils.get_const_lr"},
-            lr_scheduler_type=Schedule.CONSTANT,
+            lr_scheduler_type=LrSchedulerType.CONSTANT,
             id="schedule",
         ),
         case(LOOP, {"rl.async_rollouts": True}, max_staleness=1, old_logprobs=OldLogprobs.DECOUPLED, id="lag"),

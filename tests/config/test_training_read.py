@@ -12,7 +12,7 @@ from roost.config.compose import load
 from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
 from roost.config.notations.notation import read_job
-from roost.config.train import CollectSettings, OptimizerSettings, TrainSettings
+from roost.config.train import OptimizerSettings, RolloutSettings, TrainSettings
 from roost.config.train_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE, WORDS
 from roost.config.train_read import kept, setting_place
 from tests.config.settings_page import NEEDED, PAGE, settings_page
@@ -30,7 +30,7 @@ CONFIGS = {
     },
     Notation.LOOP: {"rl": {"gpu_allocation": {"learning_gpus": [0], "inference_gpus": [1]}}},
 }
-SAMPLES = CollectSettings().groups * CollectSettings().group_size
+SAMPLES = RolloutSettings().prompts_per_step * RolloutSettings().num_generations
 
 
 def merged(config, path, value):
@@ -84,7 +84,10 @@ def written(value):
 def beside(key):
     """What a setting means something with: an adapter its rank, a minibatch the batch that it is part of."""
     if key.name == "minibatch_size":
-        return {"prompts_per_step": CollectSettings().groups, "num_generations": CollectSettings().group_size}
+        return {
+            "prompts_per_step": RolloutSettings().prompts_per_step,
+            "num_generations": RolloutSettings().num_generations,
+        }
     return {"lora_rank": 3} if key.name in ("lora_alpha", "lora_target_modules") else {}
 
 
@@ -128,15 +131,15 @@ def test_what_is_left_out_where_the_plan_decides():
 
 
 def test_a_run_keeps_checkpoints_unless_it_says_otherwise():
-    assert settings_of().checkpoint.every == 20
-    assert settings_of(checkpoint_every=0).checkpoint.every == 0
+    assert settings_of().checkpoint.checkpoint_every == 20
+    assert settings_of(checkpoint_every=0).checkpoint.checkpoint_every == 0
 
 
 def test_what_is_not_written_is_as_the_settings_say():
     settings = settings_of()
     plain = TrainSettings(settings.learner, task=TRAIN["task"], name="")
     assert settings == plain
-    assert settings.learner.optimizer.total_steps == plain.steps
+    assert settings.learner.optimizer.total_steps == plain.max_steps
 
 
 def config_with(path, notation, **train):

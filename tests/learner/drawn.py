@@ -45,7 +45,7 @@ def settings_of(model, **changes):
         micro_batch_tokens=32,
         logit_tokens=8,
         # With a larger epsilon than usual, rounding of gradients near zero does not turn into whole steps.
-        optimizer=OptimizerSettings(learning_rate=1e-3, epsilon=1e-4, warmup_steps=2, max_grad_norm=0.5),
+        optimizer=OptimizerSettings(learning_rate=1e-3, adam_epsilon=1e-4, warmup_steps=2, max_grad_norm=0.5),
     )
     return dataclasses.replace(settings, **changes)
 

@@ -18,7 +18,7 @@ SAMPLES = drawn_samples(12, 5, 9, 40)
 @pytest.fixture
 def adapted(learner):
     """A learner whose adapter has learnt something."""
-    one = learner(adapter=AdapterSettings(rank=4, alpha=16))
+    one = learner(adapter=AdapterSettings(lora_rank=4, lora_alpha=16))
     for _ in range(3):
         one.learn(SAMPLES, totals_of(SAMPLES))
     return one
@@ -84,7 +84,7 @@ def test_transformers_reads_the_merged_model(adapted, tmp_path):
 
 
 def test_the_adapter_keeps_its_precision_where_the_model_has_less(learner):
-    one = learner(adapter=AdapterSettings(rank=4), compute_dtype="bfloat16")
+    one = learner(adapter=AdapterSettings(lora_rank=4), compute_dtype="bfloat16")
     assert {(weight.dtype, weight.requires_grad) for weight in one.module.parameters()} == {
         (torch.bfloat16, False),
         (torch.float32, True),
@@ -93,7 +93,7 @@ def test_the_adapter_keeps_its_precision_where_the_model_has_less(learner):
 
 
 def test_some_layers_alone(learner):
-    one = learner(adapter=AdapterSettings(rank=2, targets=("q_proj",)))
+    one = learner(adapter=AdapterSettings(lora_rank=2, lora_target_modules=("q_proj",)))
     assert all("q_proj" in name for name, _ in one.adapter())
 
 

@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.train import AdvantageSettings, Estimator
+from roost.config.train import AdvantageEstimator, AdvantageSettings
 from roost.learner.advantages import advantages, is_alone
 
-COMPARING = [estimator for estimator in Estimator if estimator not in (Estimator.GAE, Estimator.REWARD)]
+COMPARING = [
+    estimator
+    for estimator in AdvantageEstimator
+    if estimator not in (AdvantageEstimator.GAE, AdvantageEstimator.REWARD)
+]
 FEW_RETURNS = st.lists(st.floats(-100, 100, allow_subnormal=False).map(lambda x: round(x, 3)), min_size=1, max_size=6)
 
 
 def found(estimator, returns, groups):
-    return advantages(returns, groups, AdvantageSettings(estimator=estimator)).tolist()
+    return advantages(returns, groups, AdvantageSettings(advantage_estimator=estimator)).tolist()
 
 
 # group a: 3, 0, 0 (mean 1, squares 4 + 1 + 1 = 6); group b: 1, 2 (mean 1.5, squares 0.5), mixed with a
@@ -27,10 +31,12 @@ OF_A, OF_B = math.sqrt(6 / 2) + 1e-6, math.sqrt(0.5 / 1) + 1e-6
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [
-        pytest.param(Estimator.LEAVE_ONE_OUT, [3.0, -1.0, -1.5, 1.0, -1.5], id="less the mean of the others"),
-        pytest.param(Estimator.GROUP_MEAN, [2.0, -0.5, -1.0, 0.5, -1.0], id="less the mean of the group"),
-        pytest.param(Estimator.GRPO, [2 / OF_A, -0.5 / OF_B, -1 / OF_A, 0.5 / OF_B, -1 / OF_A], id="that over its std"),
-        pytest.param(Estimator.REWARD, RETURNS, id="as they are"),
+        pytest.param(AdvantageEstimator.LEAVE_ONE_OUT, [3.0, -1.0, -1.5, 1.0, -1.5], id="less the mean of the others"),
+        pytest.param(AdvantageEstimator.GROUP_MEAN, [2.0, -0.5, -1.0, 0.5, -1.0], id="less the mean of the group"),
+        pytest.param(
+            AdvantageEstimator.GRPO, [2 / OF_A, -0.5 / OF_B, -1 / OF_A, 0.5 / OF_B, -1 / OF_A], id="that over its std"
+        ),
+        pytest.param(AdvantageEstimator.REWARD, RETURNS, id="as they are"),
     ],
 )
 def test_groups_of_unequal_size(estimator, expected):
@@ -41,7 +47,9 @@ def test_reinforce_compares_with_the_whole_batch():
     # mean 2, squares 4 + 4 + 0 + 0 = 8, whatever the groups
     std = math.sqrt(8 / 3) + 1e-6
     expected = [-2 / std, 2 / std, 0.0, 0.0]
-    assert found(Estimator.REINFORCE, [0.0, 4.0, 2.0, 2.0], ["a", "b", "b", "c"]) == pytest.approx(expected, abs=1e-12)
+    assert found(AdvantageEstimator.REINFORCE, [0.0, 4.0, 2.0, 2.0], ["a", "b", "b", "c"]) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 # From RLinf's compute_grpo_advantages (groups of 4) and ROLL's reward_norm over the batch.
@@ -55,16 +63,20 @@ ROLL_BATCH += [0.1575162, 0.1575162]
 
 def test_numbers_of_other_programs():
     by_four = [index // 4 for index in range(12)]
-    assert found(Estimator.GRPO, RLINF_REWARDS, by_four) == pytest.approx(RLINF_GRPO, abs=1e-6)
-    assert found(Estimator.REINFORCE, ROLL_REWARDS, range(10)) == pytest.approx(ROLL_BATCH, abs=1e-6)
+    assert found(AdvantageEstimator.GRPO, RLINF_REWARDS, by_four) == pytest.approx(RLINF_GRPO, abs=1e-6)
+    assert found(AdvantageEstimator.REINFORCE, ROLL_REWARDS, range(10)) == pytest.approx(ROLL_BATCH, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [
         # ml-loop's adv_normalization: over the population's standard deviation, sqrt(2) and 0.5
-        pytest.param(Estimator.LEAVE_ONE_OUT, [3 / math.sqrt(2), -2.0, -1.5 / math.sqrt(2), 2.0, -1.5 / math.sqrt(2)]),
-        pytest.param(Estimator.GROUP_MEAN, [2 / math.sqrt(2), -1.0, -1 / math.sqrt(2), 1.0, -1 / math.sqrt(2)]),
+        pytest.param(
+            AdvantageEstimator.LEAVE_ONE_OUT, [3 / math.sqrt(2), -2.0, -1.5 / math.sqrt(2), 2.0, -1.5 / math.sqrt(2)]
+        ),
+        pytest.param(
+            AdvantageEstimator.GROUP_MEAN, [2 / math.sqrt(2), -1.0, -1 / math.sqrt(2), 1.0, -1 / math.sqrt(2)]
+        ),
     ],
 )
 def test_divided_by_the_deviation_of_the_population(estimator, expected):
@@ -89,7 +101,7 @@ def test_nothing_to_compare_is_exactly_zero(estimator, returns, groups):
 
 def test_one_alone_has_no_advantage_and_is_told():
     groups = ["a", "b", "b"]
-    assert found(Estimator.LEAVE_ONE_OUT, [5.0, 1.0, 0.0], groups) == [0.0, 1.0, -1.0]
+    assert found(AdvantageEstimator.LEAVE_ONE_OUT, [5.0, 1.0, 0.0], groups) == [0.0, 1.0, -1.0]
     assert is_alone(groups).tolist() == [True, False, False]
     assert is_alone([]).tolist() == []
 
@@ -97,7 +109,7 @@ def test_one_alone_has_no_advantage_and_is_told():
 def test_a_tiny_deviation_is_divided_by_more():
     # deviation 1.4e-8, to which 1e-6 is added
     expected = 1e-8 / (math.sqrt(2) * 1e-8 + 1e-6)
-    assert found(Estimator.GRPO, [2e-8, 0.0], ["a", "a"]) == pytest.approx([expected, -expected])
+    assert found(AdvantageEstimator.GRPO, [2e-8, 0.0], ["a", "a"]) == pytest.approx([expected, -expected])
 
 
 @given(FEW_RETURNS.filter(lambda returns: len(returns) > 1))
@@ -105,7 +117,7 @@ def test_leave_one_out_is_the_group_mean_scaled(returns):
     size = len(returns)
     exact = [Fraction(one) for one in returns]
     expected = [float(Fraction(size, size - 1) * (one - sum(exact) / size)) for one in exact]
-    assert found(Estimator.LEAVE_ONE_OUT, returns, ["a"] * size) == pytest.approx(expected, abs=1e-9)
+    assert found(AdvantageEstimator.LEAVE_ONE_OUT, returns, ["a"] * size) == pytest.approx(expected, abs=1e-9)
 
 
 @given(st.lists(FEW_RETURNS, max_size=5), st.sampled_from(COMPARING))
@@ -132,4 +144,4 @@ def test_mistakes_are_told(returns, groups, message):
 
 def test_gae_needs_a_critic():
     with pytest.raises(ValueError, match="needs the values of a critic"):
-        found(Estimator.GAE, [1.0], ["a"])
+        found(AdvantageEstimator.GAE, [1.0], ["a"])

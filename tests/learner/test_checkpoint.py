@@ -14,7 +14,7 @@ from tests.small_disk import small_disk
 BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
 
 
-@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=4)], ids=["all weights", "adapter"])
 @pytest.mark.parametrize("done", [0, 2], ids=["before the first step", "later"])
 def test_a_restored_run_is_the_uninterrupted_one(learner, tmp_path, adapter, done):
     expected, told = trained(learner(adapter=adapter), *BATCHES)
@@ -39,7 +39,7 @@ def test_a_checkpoint_of_an_adapter_is_small(learner, tmp_path):
         one.wait_saved()
         return sum(file.stat().st_size for file in (tmp_path / name).iterdir())
 
-    assert size("adapter", adapter=AdapterSettings(rank=1)) < size("all") / 5
+    assert size("adapter", adapter=AdapterSettings(lora_rank=1)) < size("all") / 5
 
 
 def test_random_numbers_go_on(learner, tmp_path):

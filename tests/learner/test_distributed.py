@@ -25,7 +25,9 @@ TOTALS = [totals_of([*one, *other]) for one, other in SHARES]
 SETTINGS = [
     pytest.param({}, id="all weights"),
     pytest.param(
-        {"adapter": AdapterSettings(rank=4), "activation_checkpointing": True}, id="adapter", marks=pytest.mark.long
+        {"adapter": AdapterSettings(lora_rank=4), "activation_checkpointing": True},
+        id="adapter",
+        marks=pytest.mark.long,
     ),
 ]
 
@@ -77,7 +79,7 @@ def test_two_ranks_are_as_one(models, tmp_path, changes):
 def test_two_ranks_in_bfloat16_are_near_one(models, tmp_path):
     shares = [tuple([_with_returns(sample) for sample in share] for share in shares) for shares in SHARES[:2]]
     plain = settings_of(models(), compute_dtype="bfloat16")
-    adapted = dataclasses.replace(plain, adapter=AdapterSettings(rank=4))
+    adapted = dataclasses.replace(plain, adapter=AdapterSettings(lora_rank=4))
     cases = [
         (learn_and_keep, plain, shares, TOTALS[:2], str(tmp_path / "critic"), VALUE),
         (learn_and_keep, adapted, shares, TOTALS[:2], str(tmp_path / "adapter"), POLICY),

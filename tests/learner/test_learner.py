@@ -177,7 +177,9 @@ def test_a_critic_learns_what_to_expect(learner):
         pytest.param({"compute_dtype": "float16"}, "write bfloat16", id="type that needs scaling"),
         pytest.param({"weight_dtype": "bfloat16"}, "write float32 for both", id="type below that of computing"),
         pytest.param({"temperature": 0.0}, "over 0", id="temperature"),
-        pytest.param({"adapter": AdapterSettings(targets=("nothing",))}, "nothing", id="adapter of nothing"),
+        pytest.param(
+            {"adapter": AdapterSettings(lora_target_modules=("nothing",))}, "nothing", id="adapter of nothing"
+        ),
     ],
 )
 def test_settings_that_cannot_be(learner, changes, message):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from roost.config.train import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
+from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
 from roost.learner.losses import PolicyBatch, Totals, policy_loss
 
 
@@ -66,7 +66,7 @@ def two_sequences(**others):
         pytest.param({"dual_clip": 3.0}, -0.64 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="within the dual clip"),
         # -A log p: 2 log(5/3), 2 log 5, -log(5/4)
         pytest.param(
-            {"importance_sampling_level": RatioLevel.NONE},
+            {"importance_sampling_level": ImportanceSamplingLevel.NONE},
             2 * math.log(5 / 3) / 4 + 2 * math.log(5) / 4 - math.log(5 / 4) / 2,
             [-0.5, -0.5, 0.5],
             id="no ratio",
@@ -95,14 +95,24 @@ def test_the_lower_bound_is_its_own(clip_range, loss, gradient):
     [
         # ratios of tokens 2, 3/4, 1/2: of turns 3/2 and 1/2, of the trajectory 3/4; clipped to 0.8 and 1.2
         pytest.param(
-            1.0, RatioLevel.TURN, LossAggregation.SEQ_MEAN, -(1.2 + 0.5) / 2, [0.0, 0.0, -0.25], id="turn, better"
+            1.0,
+            ImportanceSamplingLevel.TURN,
+            LossAggregation.SEQ_MEAN,
+            -(1.2 + 0.5) / 2,
+            [0.0, 0.0, -0.25],
+            id="turn, better",
         ),
         pytest.param(
-            -1.0, RatioLevel.TURN, LossAggregation.SEQ_MEAN, (1.5 + 0.8) / 2, [0.75, 0.75, 0.0], id="turn, worse"
+            -1.0,
+            ImportanceSamplingLevel.TURN,
+            LossAggregation.SEQ_MEAN,
+            (1.5 + 0.8) / 2,
+            [0.75, 0.75, 0.0],
+            id="turn, worse",
         ),
         pytest.param(
             1.0,
-            RatioLevel.TURN,
+            ImportanceSamplingLevel.TURN,
             LossAggregation.TOKEN_MEAN,
             -(2 * 1.2 + 0.5) / 3,
             [0.0, 0.0, -1 / 6],
@@ -111,14 +121,23 @@ def test_the_lower_bound_is_its_own(clip_range, loss, gradient):
         # both tokens of the turn hold its ratio, and each moves both
         pytest.param(
             -1.0,
-            RatioLevel.TURN,
+            ImportanceSamplingLevel.TURN,
             LossAggregation.TOKEN_MEAN,
             (2 * 1.5 + 0.8) / 3,
             [1.0, 1.0, 0.0],
             id="long turn counts",
         ),
-        pytest.param(1.0, RatioLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, -0.75, [-0.75] * 3, id="trajectory, better"),
-        pytest.param(-1.0, RatioLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, 0.8, [0.0] * 3, id="trajectory, worse"),
+        pytest.param(
+            1.0,
+            ImportanceSamplingLevel.TRAJECTORY,
+            LossAggregation.SEQ_MEAN,
+            -0.75,
+            [-0.75] * 3,
+            id="trajectory, better",
+        ),
+        pytest.param(
+            -1.0, ImportanceSamplingLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, 0.8, [0.0] * 3, id="trajectory, worse"
+        ),
     ],
 )
 def test_losses_of_turns_and_trajectories(advantage, level, mean, loss, gradient):
@@ -135,11 +154,16 @@ def test_losses_of_turns_and_trajectories(advantage, level, mean, loss, gradient
             {"importance_weight_cap": 5.0}, -(3.0 + 0.5 + 1.0) / 3, [-1.0, -0.5 / 3, -1 / 3], id="below the cap"
         ),
         pytest.param(
-            {"importance_sampling_level": RatioLevel.TURN}, -(1.5 + 1.0) / 2, [-0.75, -0.75, -0.5], id="turn: 3/2 and 1"
+            {"importance_sampling_level": ImportanceSamplingLevel.TURN},
+            -(1.5 + 1.0) / 2,
+            [-0.75, -0.75, -0.5],
+            id="turn: 3/2 and 1",
         ),
-        pytest.param({"importance_sampling_level": RatioLevel.TRAJECTORY}, -1.5, [-1.5] * 3, id="trajectory"),
         pytest.param(
-            {"importance_sampling_level": RatioLevel.NONE},
+            {"importance_sampling_level": ImportanceSamplingLevel.TRAJECTORY}, -1.5, [-1.5] * 3, id="trajectory"
+        ),
+        pytest.param(
+            {"importance_sampling_level": ImportanceSamplingLevel.NONE},
             -(2.0 * math.log(0.6) + 0.5 * math.log(0.2) + math.log(0.4)) / 3,
             [-2 / 3, -0.5 / 3, -1 / 3],
             id="no ratio",
@@ -175,7 +199,7 @@ def test_reference_and_entropy_are_weighted_as_the_loss(estimator, kl, slopes):
     places = [0, 0, 0], [0, 0, 1]
     some = batch([0.5, 0.4, 0.4], [0.5, 0.4, 0.4], [0.0] * 3, *places, entropy=entropy, reference_logprobs=reference)
     settings = LossSettings(
-        importance_sampling_level=RatioLevel.TURN, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.01
+        importance_sampling_level=ImportanceSamplingLevel.TURN, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.01
     )
     bonus = 0.01 * (1.0 / 4 + 3.0 / 4 + 2.0 / 2)
     last_slope = 1.0 if estimator is KlEstimator.K1 else 0.0
@@ -226,7 +250,7 @@ def test_clipped_is_what_lost_its_gradient(advantage, low, high):
     assert (told["clipped_low"].item(), told["clipped_high"].item()) == (low, high)
 
 
-@pytest.mark.parametrize("level", list(RatioLevel))
+@pytest.mark.parametrize("level", list(ImportanceSamplingLevel))
 @pytest.mark.parametrize("old_logprobs", list(OldLogprobs))
 @pytest.mark.parametrize("far", [1e4, -1e4])
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
@@ -247,7 +271,9 @@ def test_a_rank_may_have_no_tokens():
     floats, places = torch.zeros(0, requires_grad=True), torch.zeros(0, dtype=torch.long)
     nothing = PolicyBatch(floats, floats.detach(), floats.detach(), floats.detach(), places, places)
     loss, told = policy_loss(
-        nothing, LossSettings(importance_sampling_level=RatioLevel.TURN), Totals(sequences=2, tokens=9, longest=9)
+        nothing,
+        LossSettings(importance_sampling_level=ImportanceSamplingLevel.TURN),
+        Totals(sequences=2, tokens=9, longest=9),
     )
     loss.backward()
     assert {name: value.item() for name, value in told.items()} == dict.fromkeys(told, 0.0)

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.train import KlEstimator, LossAggregation, LossSettings, OldLogprobs, RatioLevel
+from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
 from roost.learner.losses import PolicyBatch, Totals, ValueBatch, policy_loss, value_loss
 
 SHAPES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=6)  # turns of sequences
 LOSSES = st.builds(
     LossSettings,
-    importance_sampling_level=st.sampled_from(RatioLevel),
+    importance_sampling_level=st.sampled_from(ImportanceSamplingLevel),
     loss_aggregation=st.sampled_from(LossAggregation),
     old_logprobs=st.sampled_from(OldLogprobs),
     dual_clip=st.sampled_from([None, 1.5]),
@@ -98,11 +98,16 @@ def test_before_the_first_step_a_ratio_of_tokens_is_plain_policy_gradient(shape,
     by_ratio = gradient_of(unmoved, LossSettings(loss_aggregation=mean, dual_clip=dual_clip), totals)
     torch.testing.assert_close(
         by_ratio,
-        gradient_of(unmoved, LossSettings(importance_sampling_level=RatioLevel.NONE, loss_aggregation=mean), totals),
+        gradient_of(
+            unmoved, LossSettings(importance_sampling_level=ImportanceSamplingLevel.NONE, loss_aggregation=mean), totals
+        ),
     )
 
 
-@pytest.mark.parametrize(("level", "expected"), [(RatioLevel.TURN, [-1.0, -1.0, -1.0]), (RatioLevel.TOKEN, [-0.5] * 3)])
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(ImportanceSamplingLevel.TURN, [-1.0, -1.0, -1.0]), (ImportanceSamplingLevel.TOKEN, [-0.5] * 3)],
+)
 def test_a_turn_is_one_action(level, expected):
     """Before the first step, with advantage 2: the gradient of a turn is that of the sum of its log-probabilities."""
     logprobs, places = torch.tensor([-1.0, -2.0, -3.0, -1.0]), torch.tensor([0, 0, 0, 1])

@@ -15,7 +15,7 @@ def bytes_held(learner, part):
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=4)], ids=["all weights", "adapter"])
 def test_learning_goes_on_as_if_never_offloaded(learner, adapter):
     expected, told = trained(learner(adapter=adapter), *BATCHES)
     one = learner(adapter=adapter)

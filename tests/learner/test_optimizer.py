@@ -4,29 +4,29 @@ import pytest
 import torch
 from torch import nn
 
-from roost.config.train import OptimizerSettings, Schedule
+from roost.config.train import LrSchedulerType, OptimizerSettings
 from roost.learner.learner import learning_rate, new_optimizer
 
 
 @pytest.mark.parametrize(
     ("schedule", "warmup", "total", "rates"),
     [
-        pytest.param(Schedule.CONSTANT, 0, 0, [1, 1, 1, 1, 1, 1], id="constant"),
-        pytest.param(Schedule.CONSTANT, 3, 0, [1 / 3, 2 / 3, 1, 1, 1, 1], id="constant after warm-up"),
-        pytest.param(Schedule.LINEAR, 0, 4, [1, 0.75, 0.5, 0.25, 0, 0], id="linear"),
-        pytest.param(Schedule.LINEAR, 2, 4, [0.5, 1, 1, 0.5, 0, 0], id="linear after warm-up"),
-        pytest.param(Schedule.COSINE, 0, 4, [1, 0.853553, 0.5, 0.146447, 0, 0], id="cosine"),
-        pytest.param(Schedule.COSINE, 1, 3, [1, 1, 0.5, 0, 0, 0], id="cosine after warm-up"),
+        pytest.param(LrSchedulerType.CONSTANT, 0, 0, [1, 1, 1, 1, 1, 1], id="constant"),
+        pytest.param(LrSchedulerType.CONSTANT, 3, 0, [1 / 3, 2 / 3, 1, 1, 1, 1], id="constant after warm-up"),
+        pytest.param(LrSchedulerType.LINEAR, 0, 4, [1, 0.75, 0.5, 0.25, 0, 0], id="linear"),
+        pytest.param(LrSchedulerType.LINEAR, 2, 4, [0.5, 1, 1, 0.5, 0, 0], id="linear after warm-up"),
+        pytest.param(LrSchedulerType.COSINE, 0, 4, [1, 0.853553, 0.5, 0.146447, 0, 0], id="cosine"),
+        pytest.param(LrSchedulerType.COSINE, 1, 3, [1, 1, 0.5, 0, 0, 0], id="cosine after warm-up"),
     ],
 )
 def test_learning_rate(schedule, warmup, total, rates):
-    settings = OptimizerSettings(learning_rate=2.0, schedule=schedule, warmup_steps=warmup, total_steps=total)
+    settings = OptimizerSettings(learning_rate=2.0, lr_scheduler_type=schedule, warmup_steps=warmup, total_steps=total)
     assert [learning_rate(settings, step) / 2 for step in range(6)] == pytest.approx(rates, abs=1e-6)
 
 
 @pytest.mark.parametrize("total", [0, 5], ids=["no end", "ends in warm-up"])
 def test_a_schedule_that_falls_must_know_its_end(total):
-    settings = OptimizerSettings(schedule=Schedule.LINEAR, warmup_steps=5, total_steps=total)
+    settings = OptimizerSettings(lr_scheduler_type=LrSchedulerType.LINEAR, warmup_steps=5, total_steps=total)
     with pytest.raises(ValueError, match=f"total_steps, which is {total}"):
         learning_rate(settings, 5)
 

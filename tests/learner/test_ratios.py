@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from roost.config.train import RatioLevel
+from roost.config.train import ImportanceSamplingLevel
 from roost.learner.losses import importance_weights, ratios
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
@@ -18,10 +18,10 @@ def logs(*probabilities):
 @pytest.mark.parametrize(
     ("level", "expected", "gradient"),
     [
-        pytest.param(RatioLevel.TOKEN, [2.0, 0.75, 0.5, 1.0], [2.0, 0.75, 0.5, 1.0], id="token"),
+        pytest.param(ImportanceSamplingLevel.TOKEN, [2.0, 0.75, 0.5, 1.0], [2.0, 0.75, 0.5, 1.0], id="token"),
         # two tokens hold the ratio of the first turn, and each of them moves both
-        pytest.param(RatioLevel.TURN, [1.5, 1.5, 0.5, 1.0], [3.0, 3.0, 0.5, 1.0], id="turn"),
-        pytest.param(RatioLevel.TRAJECTORY, [0.75] * 3 + [1.0], [2.25] * 3 + [1.0], id="trajectory"),
+        pytest.param(ImportanceSamplingLevel.TURN, [1.5, 1.5, 0.5, 1.0], [3.0, 3.0, 0.5, 1.0], id="turn"),
+        pytest.param(ImportanceSamplingLevel.TRAJECTORY, [0.75] * 3 + [1.0], [2.25] * 3 + [1.0], id="trajectory"),
     ],
 )
 def test_levels(level, expected, gradient):
@@ -39,7 +39,7 @@ def test_levels(level, expected, gradient):
 def test_huge_differences_stay_finite(difference, expected):
     logprobs = torch.zeros(1, requires_grad=True)
     place = torch.tensor([0])
-    found = ratios(logprobs, torch.tensor([-difference]), place, place, RatioLevel.TOKEN)
+    found = ratios(logprobs, torch.tensor([-difference]), place, place, ImportanceSamplingLevel.TOKEN)
     assert found.item() == pytest.approx(expected)
     found.sum().backward()
     assert logprobs.grad.item() == pytest.approx(expected if abs(difference) < 20 else 0.0)
@@ -47,17 +47,17 @@ def test_huge_differences_stay_finite(difference, expected):
 
 def test_the_sum_is_cut_and_not_its_parts():
     # 30 and -29 cancel out to 1
-    found = ratios(torch.tensor([30.0, -29.0]), torch.zeros(2), SEQUENCE[:2], TURN[:2], RatioLevel.TURN)
+    found = ratios(torch.tensor([30.0, -29.0]), torch.zeros(2), SEQUENCE[:2], TURN[:2], ImportanceSamplingLevel.TURN)
     assert found.tolist() == pytest.approx([math.e, math.e], rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
-        pytest.param(RatioLevel.TOKEN, [2.0, 0.5, 0.25, 1.0], id="token"),
-        pytest.param(RatioLevel.NONE, [2.0, 0.5, 0.25, 1.0], id="none"),
-        pytest.param(RatioLevel.TURN, [1.5, 1.5, 0.25, 1.0], id="turn"),
-        pytest.param(RatioLevel.TRAJECTORY, [0.375] * 3 + [1.0], id="trajectory"),
+        pytest.param(ImportanceSamplingLevel.TOKEN, [2.0, 0.5, 0.25, 1.0], id="token"),
+        pytest.param(ImportanceSamplingLevel.NONE, [2.0, 0.5, 0.25, 1.0], id="none"),
+        pytest.param(ImportanceSamplingLevel.TURN, [1.5, 1.5, 0.25, 1.0], id="turn"),
+        pytest.param(ImportanceSamplingLevel.TRAJECTORY, [0.375] * 3 + [1.0], id="trajectory"),
     ],
 )
 def test_importance_is_capped_and_has_no_gradient(level, expected):

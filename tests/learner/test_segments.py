@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roost.config.train import RatioLevel
+from roost.config.train import ImportanceSamplingLevel
 from roost.learner.packing import level_sums, segment_sums
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
@@ -12,10 +12,10 @@ SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 @pytest.mark.parametrize(
     ("level", "sums"),
     [
-        (RatioLevel.TOKEN, [1.0, 2.0, 4.0, 8.0]),
-        (RatioLevel.NONE, [1.0, 2.0, 4.0, 8.0]),
-        (RatioLevel.TURN, [3.0, 3.0, 4.0, 8.0]),
-        (RatioLevel.TRAJECTORY, [7.0, 7.0, 7.0, 8.0]),
+        (ImportanceSamplingLevel.TOKEN, [1.0, 2.0, 4.0, 8.0]),
+        (ImportanceSamplingLevel.NONE, [1.0, 2.0, 4.0, 8.0]),
+        (ImportanceSamplingLevel.TURN, [3.0, 3.0, 4.0, 8.0]),
+        (ImportanceSamplingLevel.TRAJECTORY, [7.0, 7.0, 7.0, 8.0]),
     ],
 )
 def test_what_is_added_up_at_each_level(level, sums):

@@ -13,10 +13,12 @@ ADVANTAGES = np.array([0.3, -0.3, 0.0, 0.01, -0.02])
     ("settings", "kept", "too_small", "not_positive"),
     [
         pytest.param({}, [0, 1, 2, 3, 4], 0, 0, id="all, even without advantage"),
-        pytest.param({"least": 0.02}, [0, 1, 4], 2, 0, id="as far as the least is far enough"),
+        pytest.param({"min_abs_advantage": 0.02}, [0, 1, 4], 2, 0, id="as far as the least is far enough"),
         pytest.param({"positive_advantages_only": True}, [0, 3], 0, 3, id="zero is not positive"),
-        pytest.param({"least": 0.1, "positive_advantages_only": True}, [0], 3, 1, id="each is counted for one reason"),
-        pytest.param({"least": 1.0}, [], 5, 0, id="none is left"),
+        pytest.param(
+            {"min_abs_advantage": 0.1, "positive_advantages_only": True}, [0], 3, 1, id="each is counted for one reason"
+        ),
+        pytest.param({"min_abs_advantage": 1.0}, [], 5, 0, id="none is left"),
     ],
 )
 def test_selection(settings, kept, too_small, not_positive):
@@ -27,5 +29,5 @@ def test_selection(settings, kept, too_small, not_positive):
 
 
 def test_nothing_to_select():
-    chosen = select(np.array([]), AdvantageSettings(least=0.1))
+    chosen = select(np.array([]), AdvantageSettings(min_abs_advantage=0.1))
     assert (chosen.kept.tolist(), chosen.dropped) == ([], 0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roost.config.train import LossAggregation, RatioLevel
+from roost.config.train import ImportanceSamplingLevel, LossAggregation
 from roost.learner.losses import Totals, shares_of_means, token_weights
 
 # two sequences: turns of 3 and 1 tokens, and one turn of 2 tokens
@@ -15,14 +15,18 @@ EACH_EIGHTH = [1 / 8] * 4 + [1 / 4] * 2
 @pytest.mark.parametrize(
     ("level", "mean", "expected"),
     [
-        pytest.param(RatioLevel.TOKEN, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="token, sequences"),
-        pytest.param(RatioLevel.NONE, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="none, sequences"),
-        pytest.param(RatioLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="trajectory, sequences"),
-        pytest.param(RatioLevel.TURN, LossAggregation.SEQ_MEAN, [1 / 12] * 3 + [1 / 4] * 3, id="turn, sequences"),
-        pytest.param(RatioLevel.TURN, LossAggregation.TOKEN_MEAN, [1 / 6] * 6, id="turn, tokens"),
-        pytest.param(RatioLevel.TOKEN, LossAggregation.TOKEN_MEAN, [1 / 6] * 6, id="token, tokens"),
-        pytest.param(RatioLevel.TOKEN, LossAggregation.SEQ_SUM_NORM, [1 / 20] * 6, id="token, constant"),
-        pytest.param(RatioLevel.TOKEN, LossAggregation.SEQ_SUM, [1 / 2] * 6, id="token, sums"),
+        pytest.param(ImportanceSamplingLevel.TOKEN, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="token, sequences"),
+        pytest.param(ImportanceSamplingLevel.NONE, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="none, sequences"),
+        pytest.param(
+            ImportanceSamplingLevel.TRAJECTORY, LossAggregation.SEQ_MEAN, EACH_EIGHTH, id="trajectory, sequences"
+        ),
+        pytest.param(
+            ImportanceSamplingLevel.TURN, LossAggregation.SEQ_MEAN, [1 / 12] * 3 + [1 / 4] * 3, id="turn, sequences"
+        ),
+        pytest.param(ImportanceSamplingLevel.TURN, LossAggregation.TOKEN_MEAN, [1 / 6] * 6, id="turn, tokens"),
+        pytest.param(ImportanceSamplingLevel.TOKEN, LossAggregation.TOKEN_MEAN, [1 / 6] * 6, id="token, tokens"),
+        pytest.param(ImportanceSamplingLevel.TOKEN, LossAggregation.SEQ_SUM_NORM, [1 / 20] * 6, id="token, constant"),
+        pytest.param(ImportanceSamplingLevel.TOKEN, LossAggregation.SEQ_SUM, [1 / 2] * 6, id="token, sums"),
     ],
 )
 def test_weights(level, mean, expected):
@@ -30,7 +34,9 @@ def test_weights(level, mean, expected):
 
 
 def test_a_part_counts_as_in_the_whole():
-    alone = token_weights(torch.tensor([0, 0]), torch.tensor([0, 0]), RatioLevel.TURN, LossAggregation.SEQ_MEAN, WHOLE)
+    alone = token_weights(
+        torch.tensor([0, 0]), torch.tensor([0, 0]), ImportanceSamplingLevel.TURN, LossAggregation.SEQ_MEAN, WHOLE
+    )
     assert alone.tolist() == pytest.approx([1 / 4] * 2)
 
 

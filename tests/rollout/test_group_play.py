@@ -3,7 +3,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from roost.config.train import CollectSettings
+from roost.config.train import RolloutSettings
 from roost.procs import user_code as bounded
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import EpisodeReward, Split, Task
@@ -13,10 +13,10 @@ from tests.rollout.script import Script, completion, for_ever, others_running, r
 
 
 def begin(scenario, places=100, number=0, **settings):
-    collect = CollectSettings(**{"group_size": 2, "attempts": 3, **settings})
+    rollout = RolloutSettings(**{"num_generations": 2, "episode_attempts": 3, **settings})
     task = scenario.task(Split.TRAIN, number)
-    player = LocalEpisodeRunner(scenario, scenario.open_policy, collect.episode_timeout_s)
-    return GroupRollout(number, task, 5, player, collect, asyncio.Semaphore(places), lambda: None)
+    player = LocalEpisodeRunner(scenario, scenario.open_policy, rollout.episode_timeout_s)
+    return GroupRollout(number, task, 5, player, rollout, asyncio.Semaphore(places), lambda: None)
 
 
 async def over(play):
@@ -32,7 +32,7 @@ def test_a_group_is_its_episodes_in_order():
         return episode / 2
 
     async def run_episode():
-        return await over(begin(Script(plays), number=3, group_size=4))
+        return await over(begin(Script(plays), number=3, num_generations=4))
 
     group = ran(run_episode())
     assert (group.number, group.task.name, group.began_at) == (3, "train 3", 5)
@@ -55,7 +55,7 @@ def test_what_failed_is_no_longer_possible(redundancy, possible):
                 await last.wait()
             return 1.0
 
-        playing = begin(Script(plays), group_size=3, redundancy=redundancy)
+        playing = begin(Script(plays), num_generations=3, extra_generations=redundancy)
         seen = [playing.possible]
         await settled()
         seen.append(playing.possible)
@@ -81,7 +81,7 @@ def test_a_group_that_is_over_stays_as_it_is():
             finally:
                 await order.wait()
 
-        playing = begin(Script(plays), redundancy=2)
+        playing = begin(Script(plays), extra_generations=2)
         await settled()
         assert playing.is_over and others_running()
         seen = playing.so_far
@@ -100,7 +100,7 @@ def test_an_episode_that_fails_is_played_again_then_counted():
         return 1.0
 
     async def run_episode():
-        return await over(begin(Script(plays), group_size=3))
+        return await over(begin(Script(plays), num_generations=3))
 
     group = ran(run_episode())
     assert who(group) == [0, 1]
@@ -136,7 +136,7 @@ def test_an_episode_that_exits_fails_and_the_loop_goes_on(error, where):
 
     async def run_episode():
         contain_tasks(asyncio.get_running_loop())  # as in a run
-        group = await over(begin(Leaving(None), attempts=2))
+        group = await over(begin(Leaving(None), episode_attempts=2))
         await settled()
         return group
 
@@ -198,7 +198,7 @@ def test_redundant_episodes_end_as_soon_as_there_are_enough():
             cancelled.append(episode)
 
     async def run_episode():
-        playing = begin(Script(plays), redundancy=2)
+        playing = begin(Script(plays), extra_generations=2)
         await settled()
         assert playing.is_over
         assert sorted(cancelled) == [0, 2], "they would keep engines from other groups until somebody takes this one"
@@ -214,7 +214,7 @@ def test_every_episode_is_accounted_for_when_more_finish_than_are_needed():
         return 1.0
 
     async def run_episode():
-        return await over(begin(Script(plays), redundancy=3))
+        return await over(begin(Script(plays), extra_generations=3))
 
     group = ran(run_episode())
     assert len(group.episodes) == 2
@@ -234,7 +234,7 @@ def test_places_bound_how_many_are_played_at_a_time():
         return 1.0
 
     async def run_episode():
-        return await over(begin(Script(plays), places=3, group_size=10))
+        return await over(begin(Script(plays), places=3, num_generations=10))
 
     assert len(ran(run_episode()).episodes) == 10
     assert max(most) == 3
@@ -246,7 +246,7 @@ def test_an_episode_that_hangs_ends_at_its_limit():
         return await for_ever() if episode else 1.0
 
     async def run_episode():
-        return await over(begin(Script(plays), episode_timeout_s=0.5, attempts=2))
+        return await over(begin(Script(plays), episode_timeout_s=0.5, episode_attempts=2))
 
     group = ran(run_episode())
     assert (who(group), group.failed) == ([0], 1)
@@ -300,7 +300,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
                 return EpisodeReward(0.0)
 
         limit = 0.5 if ended_by == "limit" else 3600
-        playing = begin(Deaf(None), episode_timeout_s=limit, attempts=1)
+        playing = begin(Deaf(None), episode_timeout_s=limit, episode_attempts=1)
         await settled()
         try:
             group = await (over(playing) if ended_by == "limit" else playing.result())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.train import AdvantageSettings, Estimator, Whitening
+from roost.config.train import AdvantageEstimator, AdvantageSettings, Whitening
 from roost.learner.packing import predicted
 from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Tokens
 from roost.trainer.batch import (
@@ -39,11 +39,11 @@ def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [
-        pytest.param(Estimator.LEAVE_ONE_OUT, [1.0, -1.0, 1.5, 0.0, -1.5], id="leave one out"),
-        pytest.param(Estimator.GROUP_MEAN, [0.5, -0.5, 1.0, 0.0, -1.0], id="group mean"),
-        pytest.param(Estimator.GRPO, [0.5**0.5, -(0.5**0.5), 1.0, 0.0, -1.0], id="grpo"),
-        pytest.param(Estimator.REWARD, [1.0, 0.0, 2.0, 1.0, 0.0], id="reward"),
-        pytest.param(Estimator.REINFORCE, [x / SPREAD for x in (0.2, -0.8, 1.2, 0.2, -0.8)], id="reinforce++"),
+        pytest.param(AdvantageEstimator.LEAVE_ONE_OUT, [1.0, -1.0, 1.5, 0.0, -1.5], id="leave one out"),
+        pytest.param(AdvantageEstimator.GROUP_MEAN, [0.5, -0.5, 1.0, 0.0, -1.0], id="group mean"),
+        pytest.param(AdvantageEstimator.GRPO, [0.5**0.5, -(0.5**0.5), 1.0, 0.0, -1.0], id="grpo"),
+        pytest.param(AdvantageEstimator.REWARD, [1.0, 0.0, 2.0, 1.0, 0.0], id="reward"),
+        pytest.param(AdvantageEstimator.REINFORCE, [x / SPREAD for x in (0.2, -0.8, 1.2, 0.2, -0.8)], id="reinforce++"),
     ],
 )
 def test_each_estimator_reaches_the_samples(estimator, expected):
@@ -57,23 +57,23 @@ def test_each_estimator_reaches_the_samples(estimator, expected):
 def test_whitening_counts_every_token_that_the_policy_made():
     groups = [made_group(0, [1.0], versions=(0,)), made_group(1, [0.0], versions=(0, 0, 0))]
     # a token of 1 and three of 0: mean 1/4, squares 3/4
-    settings = AdvantageSettings(Estimator.REWARD, whitening=Whitening.TOKENS)
+    settings = AdvantageSettings(AdvantageEstimator.REWARD, whiten_advantages=Whitening.TOKENS)
     selected, _, _ = with_advantages(batch_of(groups), settings)
     assert [advantage_of(sample) for sample in selected.samples] == pytest.approx([1.5, -0.5])
-    biased = replace(settings, whitening=Whitening.TOKENS_BIASED, clip=1.5)
+    biased = replace(settings, whiten_advantages=Whitening.TOKENS_BIASED, advantage_clip=1.5)
     selected, _, _ = with_advantages(batch_of(groups), biased)
     assert [advantage_of(sample) for sample in selected.samples] == pytest.approx([1.5, -(1 / 3**0.5)], abs=1e-4)
-    plain, _, _ = with_advantages(batch_of(groups), replace(settings, whitening=Whitening.NONE))
+    plain, _, _ = with_advantages(batch_of(groups), replace(settings, whiten_advantages=Whitening.NONE))
     assert [advantage_of(sample) for sample in plain.samples] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
-        pytest.param({"least": 0.9}, [0, 1, 2, 4], id="what is too near to zero"),
+        pytest.param({"min_abs_advantage": 0.9}, [0, 1, 2, 4], id="what is too near to zero"),
         pytest.param({"positive_advantages_only": True}, [0, 2], id="what is not positive"),
-        pytest.param({"least": 1.2, "positive_advantages_only": True}, [2], id="both"),
-        pytest.param({"least": 99.0}, [], id="everything"),
+        pytest.param({"min_abs_advantage": 1.2, "positive_advantages_only": True}, [2], id="both"),
+        pytest.param({"min_abs_advantage": 99.0}, [], id="everything"),
     ],
 )
 def test_what_is_left_out(settings, kept):
@@ -90,19 +90,21 @@ def test_what_is_left_out(settings, kept):
 def test_samples_that_are_alone_are_told():
     batch = batch_of([made_group(0, [1.0]), made_group(1, [1.0, 0.0])])
     assert with_advantages(batch, AdvantageSettings())[2] == 1
-    assert with_advantages(batch, AdvantageSettings(Estimator.REINFORCE))[2] == 0
+    assert with_advantages(batch, AdvantageSettings(AdvantageEstimator.REINFORCE))[2] == 0
 
 
 def test_a_critic_s_values_become_advantages_and_returns():
     batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
     values = [np.array([9, 9, 0.5, 0.75], np.float32), np.array([9, 9, 0.5, 0.25], np.float32)]
-    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=0.0)
+    settings = AdvantageSettings(
+        AdvantageEstimator.GAE, whiten_advantages=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=0.0
+    )
     selected, _, _ = with_advantages(with_values(batch, values), settings)
     raw = np.array([0.25, 0.25, -0.25, -0.25])  # each value less the one after it, and the outcome less the last
     white = (raw - raw.mean()) / (raw.std() + 1e-5)
     found = [sample.advantages.tolist() for sample in selected.samples]
     assert found == [pytest.approx([0, 0, *white[:2]]), pytest.approx([0, 0, *white[2:]])]
-    as_it_is = replace(settings, whitening=Whitening.NONE, clip=0.125)
+    as_it_is = replace(settings, whiten_advantages=Whitening.NONE, advantage_clip=0.125)
     selected, _, _ = with_advantages(with_values(batch, values), as_it_is)
     assert [sample.advantages.tolist() for sample in selected.samples] == [[0, 0, 0.125, 0.125], [0, 0, -0.125, -0.125]]
     assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 0.75, 1.0], [0, 0, 0.25, 0.0]]
@@ -111,15 +113,15 @@ def test_a_critic_s_values_become_advantages_and_returns():
 
 def test_gae_without_values_says_what_is_missing():
     with pytest.raises(ValueError, match="give the job a critic"):
-        with_advantages(batch_of([made_group(0, [1.0])]), AdvantageSettings(Estimator.GAE))
+        with_advantages(batch_of([made_group(0, [1.0])]), AdvantageSettings(AdvantageEstimator.GAE))
 
 
 def test_a_sample_in_which_the_policy_made_nothing_is_no_trouble():
     batch = batch_of([made_group(0, [1.0, 0.0], versions=())])
-    for estimator in set(Estimator) - {Estimator.GAE}:
+    for estimator in set(AdvantageEstimator) - {AdvantageEstimator.GAE}:
         assert len(with_advantages(batch, AdvantageSettings(estimator))[0]) == 2
     scored = with_values(batch, [np.zeros(2, np.float32)] * 2)
-    assert len(with_advantages(scored, AdvantageSettings(Estimator.GAE))[0]) == 2
+    assert len(with_advantages(scored, AdvantageSettings(AdvantageEstimator.GAE))[0]) == 2
 
 
 def test_scores_go_to_the_samples_they_are_of():
@@ -189,7 +191,9 @@ def test_a_critic_looks_along_an_episode_through_all_its_sequences():
     episode = with_sequences(group.episodes[0], 2, EpisodeReward(3.0, turn_rewards=(1.0, 2.0)))
     batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
     values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
-    settings = AdvantageSettings(Estimator.GAE, whitening=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=1.0)
+    settings = AdvantageSettings(
+        AdvantageEstimator.GAE, whiten_advantages=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=1.0
+    )
     selected, _, _ = with_advantages(with_values(batch, values), settings)
     assert [sample.returns.tolist() for sample in selected.samples] == [[0, 0, 2.0], [0, 0, 3.0]]
     raw = np.array([2.0 - 0.5, 3.0 - 0.25])
@@ -229,7 +233,7 @@ def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(pl
     )
     batch = batch_of([replace(made_group(0, []), episodes=episodes)])
     valued = with_values(batch, [said_of(sample) for sample in [*batch.samples, *continuations(batch)]])
-    chosen = AdvantageSettings(Estimator.GAE, gamma=discount, gae_lambda=gae_lambda)
+    chosen = AdvantageSettings(AdvantageEstimator.GAE, gamma=discount, gae_lambda=gae_lambda)
     found = [sample.returns[1] for sample in with_advantages(valued, chosen)[0].samples]
 
     expected = []
@@ -244,7 +248,7 @@ def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(pl
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("estimator", sorted(set(Estimator) - {Estimator.GAE}))
+@pytest.mark.parametrize("estimator", sorted(set(AdvantageEstimator) - {AdvantageEstimator.GAE}))
 def test_without_a_critic_an_episode_is_worth_what_it_got_however_it_ended(estimator):
     def advantages(is_truncated):
         episodes = (stepping([1.0, 2.0], is_truncated, 0), stepping([1.0], False, 10), stepping([0.5], False, 20))

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from roost.config.train import CollectSettings, EvaluationSettings, LearnerSettings, TrainSettings
+from roost.config.train import EvaluationSettings, LearnerSettings, RolloutSettings, TrainSettings
 from roost.rollout.episode import EpisodeReward, Split, Task
 from roost.rollout.playing import LocalEpisodeRunner
 from roost.trainer.evaluation import VersionChanged, evaluate
@@ -48,24 +48,24 @@ class Exam:
         return EpisodeReward(1.0 if task.data["index"] % 2 else 0.5)
 
 
-def settings_of(collect=None, **evaluation):
+def settings_of(rollout=None, **evaluation):
     return TrainSettings(
         LearnerSettings("model"),
         evaluation=EvaluationSettings(**evaluation),
-        collect=CollectSettings(attempts=2, redundancy=5, fraction=0.1, **(collect or {})),
+        rollout=RolloutSettings(episode_attempts=2, extra_generations=5, rollout_fraction=0.1, **(rollout or {})),
         seed=3,
     )
 
 
 async def evaluated(fleet, exam, settings, version):
     draws = draws_of(fleet, settings)[EVALUATION]
-    player = LocalEpisodeRunner(exam, draws.open, settings.collect.episode_timeout_s)
+    player = LocalEpisodeRunner(exam, draws.open, settings.rollout.episode_timeout_s)
     return await evaluate(exam, player, settings, version, draws.close)
 
 
 def test_all_tasks_are_tried_at_the_version_that_is_named():
     fleet = Engines()
-    found = ran(evaluated(fleet, Exam(), settings_of(samples=2), version=4))
+    found = ran(evaluated(fleet, Exam(), settings_of(eval_samples=2), version=4))
     assert found.version == 4
     assert sorted(group.task.data["index"] for group in found.groups) == list(range(10))
     told = {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
@@ -78,9 +78,9 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
 
 @pytest.mark.parametrize(("asked", "played"), [(3, 3), (10, 10), (99, 10)])
 def test_no_more_tasks_than_asked_for_or_than_there_are(asked, played):
-    found = ran(evaluated(Engines(), Exam(), settings_of(tasks=asked), version=4))
+    found = ran(evaluated(Engines(), Exam(), settings_of(eval_tasks=asked), version=4))
     assert len(found.groups) == played
-    again = ran(evaluated(Engines(), Exam(), settings_of(tasks=asked), version=4))
+    again = ran(evaluated(Engines(), Exam(), settings_of(eval_tasks=asked), version=4))
     assert [group.task for group in again.groups] == [group.task for group in found.groups]
 
 
@@ -139,5 +139,5 @@ def test_no_more_are_played_at_a_time_than_the_run_allows():
             running.discard(task.name)
             return EpisodeReward(1.0)
 
-    ran(evaluated(Engines(), Counting(), settings_of({"concurrency": 2}), version=4))
+    ran(evaluated(Engines(), Counting(), settings_of({"max_concurrent_episodes": 2}), version=4))
     assert (max(most), len(most)) == (2, 10)

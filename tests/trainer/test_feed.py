@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.config.train import CollectSettings
+from roost.config.train import RolloutSettings
 from roost.procs import user_code as bounded
 from roost.rollout.order import TaskOrder
 from roost.trainer.feed import LOST_LIMIT, REPLACED_LIMIT, Feed, NothingFinishes, Position
@@ -13,9 +13,9 @@ from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 from tests.rollout.script import Script, for_ever, others_running, ran, settled, who
 
 
-def feed_of(scenario, max_staleness=0, position=None, version=0, on_progress=None, **collect):
-    collect = CollectSettings(**{"groups": 2, "group_size": 2, **collect})
-    return Feed(scenario, scenario.player(collect), collect, max_staleness, 11, position, version, on_progress)
+def feed_of(scenario, max_staleness=0, position=None, version=0, on_progress=None, **settings):
+    rollout = RolloutSettings(**{"prompts_per_step": 2, "num_generations": 2, **settings})
+    return Feed(scenario, scenario.player(rollout), rollout, max_staleness, 11, position, version, on_progress)
 
 
 def numbers(groups):
@@ -41,7 +41,7 @@ def unevenly(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_without_a_lag_the_order_is_that_of_the_tasks(seed):
     async def collect():
-        feed = feed_of(Script(unevenly(seed)), groups=3, concurrency=4)
+        feed = feed_of(Script(unevenly(seed)), prompts_per_step=3, max_concurrent_episodes=4)
         steps = []
         for version in range(3):
             feed.begin(version)
@@ -59,7 +59,7 @@ def test_without_a_lag_the_order_is_that_of_the_tasks(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_lag_no_group_is_too_old(seed, max_staleness):
     async def collect():
-        feed = feed_of(Script(unevenly(seed)), max_staleness, groups=3)
+        feed = feed_of(Script(unevenly(seed)), max_staleness, prompts_per_step=3)
         steps = []
         for version in range(8):
             feed.begin(version)
@@ -85,7 +85,7 @@ def test_slow_groups_are_not_overtaken_until_they_are_too_old():
                 await slow.wait()
             return 1.0
 
-        feed = feed_of(Script(plays), max_staleness=2, groups=1)
+        feed = feed_of(Script(plays), max_staleness=2, prompts_per_step=1)
         feed.begin(0)
         first = await feed.take(0)
         feed.begin(1)
@@ -140,7 +140,7 @@ def test_stragglers_are_cut_off_when_enough_is_there():
                 await last.wait()
             return 1.0
 
-        feed = feed_of(Script(plays), group_size=4, fraction=0.75, group_fraction=0.5)
+        feed = feed_of(Script(plays), num_generations=4, rollout_fraction=0.75, group_fraction=0.5)
         feed.begin(0)
         taking = asyncio.create_task(feed.take(0))
         await settled()
@@ -163,7 +163,7 @@ def test_a_group_that_cannot_have_enough_does_not_hold_up_the_step():
         return 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), group_size=4, fraction=0.75, group_fraction=0.5)
+        feed = feed_of(Script(plays), num_generations=4, rollout_fraction=0.75, group_fraction=0.5)
         feed.begin(0)
         return await feed.take(0), feed.pop_tally()
 
@@ -183,7 +183,14 @@ def test_nobody_is_cut_off_while_others_can_be_taken():
                 await slow.wait()
             return 1.0
 
-        feed = feed_of(Script(plays), max_staleness=1, groups=1, group_size=4, fraction=0.75, group_fraction=0.5)
+        feed = feed_of(
+            Script(plays),
+            max_staleness=1,
+            prompts_per_step=1,
+            num_generations=4,
+            rollout_fraction=0.75,
+            group_fraction=0.5,
+        )
         feed.begin(0)
         await settled()
         first = await feed.take(0)
@@ -202,7 +209,7 @@ def test_redundant_episodes_are_counted_as_cancelled():
         return await for_ever() if episode == number else 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), redundancy=1)
+        feed = feed_of(Script(plays), extra_generations=1)
         feed.begin(0)
         return await feed.take(0), feed.pop_tally()
 
@@ -218,7 +225,7 @@ def test_retries_and_failures_are_counted_once():
         return 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), attempts=2)
+        feed = feed_of(Script(plays), episode_attempts=2)
         feed.begin(0)
         await feed.take(0)
         return feed.pop_tally(), feed.pop_tally()
@@ -275,7 +282,7 @@ def test_a_run_in_which_nothing_finishes_ends_with_the_reason(groups, lost):
         raise OSError("no route to the environment")
 
     async def collect():
-        feed = feed_of(Script(plays), groups=groups)
+        feed = feed_of(Script(plays), prompts_per_step=groups)
         feed.begin(0)
         try:
             await feed.take(0)
@@ -296,7 +303,7 @@ def test_a_run_in_which_some_groups_are_lost_goes_on(max_staleness):
         return 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), max_staleness, groups=4, attempts=1, concurrency=1)
+        feed = feed_of(Script(plays), max_staleness, prompts_per_step=4, episode_attempts=1, max_concurrent_episodes=1)
         steps = []
         for version in range(3):
             feed.begin(version)
@@ -337,7 +344,7 @@ def test_stragglers_are_cut_off_beside_a_group_that_failed(left):
         return await for_ever() if (number, episode) == (1, 3) else 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), group_size=4, fraction=0.75, group_fraction=0.5)
+        feed = feed_of(Script(plays), num_generations=4, rollout_fraction=0.75, group_fraction=0.5)
         feed.begin(0)
         return await feed.take(0), feed.pop_tally(), others_running()
 
@@ -354,7 +361,7 @@ def test_an_episode_that_hangs_fails_at_its_limit():
         return await for_ever() if (number, episode) == (0, 1) else 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), episode_timeout_s=0.5, attempts=1)
+        feed = feed_of(Script(plays), episode_timeout_s=0.5, episode_attempts=1)
         feed.begin(0)
         return await feed.take(0), feed.pop_tally()
 
@@ -380,7 +387,9 @@ def test_a_scenario_that_swallows_its_cancellation_does_not_hold_the_feed(ended_
 
         limit = 0.5 if ended_by == "limit" else 3600
         share = 0.5 if ended_by == "cut off" else 1.0
-        feed = feed_of(Script(plays), episode_timeout_s=limit, attempts=1, fraction=share, group_fraction=share)
+        feed = feed_of(
+            Script(plays), episode_timeout_s=limit, episode_attempts=1, rollout_fraction=share, group_fraction=share
+        )
         feed.begin(0)
         await settled()
         try:
@@ -408,7 +417,7 @@ def test_no_more_are_played_at_a_time_than_the_run_allows():
         return 1.0
 
     async def collect():
-        feed = feed_of(Script(plays), groups=5, group_size=4, concurrency=3)
+        feed = feed_of(Script(plays), prompts_per_step=5, num_generations=4, max_concurrent_episodes=3)
         feed.begin(0)
         return await feed.take(0)
 
@@ -478,7 +487,7 @@ def test_a_replaced_group_is_waited_for(ended_by):
             return float(episode) if number else 1.0
 
         scenario = Script(plays)
-        settings = CollectSettings(groups=1, group_size=2, redundancy=1, dynamic_sampling=True)
+        settings = RolloutSettings(prompts_per_step=1, num_generations=2, extra_generations=1, dynamic_sampling=True)
         feed = Feed(scenario, scenario.player(settings), settings, 0, 11, on_end=ended.append)
         feed.begin(0)
         taking = asyncio.create_task(feed.take(0))
@@ -550,7 +559,7 @@ def test_a_run_that_is_resumed_learns_from_every_task_once(max_staleness, groups
 
     async def live(steps):
         nonlocal version, position
-        feed = feed_of(Script(plays), max_staleness, position, version, groups=groups, dynamic_sampling=True)
+        feed = feed_of(Script(plays), max_staleness, position, version, prompts_per_step=groups, dynamic_sampling=True)
         for _ in range(steps):
             feed.begin(version)
             taken.extend(numbers(await feed.take(version)))
@@ -576,7 +585,7 @@ def test_what_waited_is_played_first_and_as_it_was():
         return first, await feed.take(4)
 
     async def anew():
-        feed = feed_of(Script(gives_its_number), groups=8)
+        feed = feed_of(Script(gives_its_number), prompts_per_step=8)
         feed.begin(0)
         return await feed.take(0)
 
@@ -610,7 +619,7 @@ def test_closing_ends_everything(concurrency):
             ended.append((number, episode))
 
     async def collect():
-        feed = feed_of(Script(plays), max_staleness=1, concurrency=concurrency)
+        feed = feed_of(Script(plays), max_staleness=1, max_concurrent_episodes=concurrency)
         feed.begin(0)
         await settled()
         await feed.close()
@@ -638,8 +647,8 @@ def test_progress_ends_at_all_of_it():
 def test_no_group_is_begun_for_steps_that_will_not_be():
     async def collect():
         scenario, ended = Script(gives_its_number), []
-        collect = CollectSettings(groups=2, group_size=2)
-        feed = Feed(scenario, scenario.player(collect), collect, 3, 11, on_end=ended.append, steps=2)
+        rollout = RolloutSettings(prompts_per_step=2, num_generations=2)
+        feed = Feed(scenario, scenario.player(rollout), rollout, 3, 11, on_end=ended.append, steps=2)
         taken = []
         for version in range(2):
             feed.begin(version)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from roost.config.train import (
+    AdvantageEstimator,
     AdvantageSettings,
-    CollectSettings,
-    Estimator,
     LearnerSettings,
     LossSettings,
     OldLogprobs,
+    RolloutSettings,
     TrainSettings,
 )
 from roost.engines.residency import HandOver
@@ -143,8 +143,8 @@ class Run:
         )
         self.feed = Feed(
             self.scenario,
-            self.scenario.player(self.settings.collect),
-            self.settings.collect,
+            self.scenario.player(self.settings.rollout),
+            self.settings.rollout,
             self.settings.max_staleness,
             self.settings.seed,
             self.state.position,
@@ -190,11 +190,11 @@ class Run:
         self.told.append((state, dict(figures), [group.number for group in groups]))
 
 
-def settings_of(steps=1, groups=2, group_size=2, loss=None, **more):
+def settings_of(max_steps=1, prompts_per_step=2, num_generations=2, loss=None, **more):
     return TrainSettings(
         LearnerSettings("model", loss=LossSettings(**(loss or {}))),
-        steps=steps,
-        collect=CollectSettings(groups=groups, group_size=group_size, concurrency=8),
+        max_steps=max_steps,
+        rollout=RolloutSettings(prompts_per_step, num_generations, max_concurrent_episodes=8),
         **more,
     )
 
@@ -236,7 +236,7 @@ def test_a_step_from_beginning_to_end():
 
 
 def test_phases_are_timed_and_recorded():
-    run = trained(settings_of(steps=2))
+    run = trained(settings_of(max_steps=2))
     phases = ["generate", "switch", "score", "learn", "sync"]
     for _, figures, _ in run.told:
         assert all(figures[f"time/{name}"] > 0 for name in phases)
@@ -249,7 +249,7 @@ def test_phases_are_timed_and_recorded():
 @pytest.mark.parametrize("decision", [Decision.KEEP, Decision.SLEEP])
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (1, 2), (1, 3), (2, 1), (3, 2), (1, 99)])
 def test_every_sample_is_learnt_from_once_in_every_epoch(epochs, minibatches, decision):
-    run = trained(settings_of(epochs=epochs, minibatches=minibatches, groups=4), decision)
+    run = trained(settings_of(ppo_epochs=epochs, minibatches=minibatches, prompts_per_step=4), decision)
     cuts = min(minibatches, 8)
     assert len(run.policy.learnt) == epochs * cuts
     for epoch in range(epochs):
@@ -259,7 +259,7 @@ def test_every_sample_is_learnt_from_once_in_every_epoch(epochs, minibatches, de
 
 
 def test_epochs_and_steps_are_shuffled_each_in_its_own_way_and_alike_when_run_again():
-    settings = settings_of(steps=2, epochs=2, minibatches=2, group_size=8)
+    settings = settings_of(max_steps=2, ppo_epochs=2, minibatches=2, num_generations=8)
     orders = [trained(settings, Decision.SLEEP).policy.learnt for _ in range(2)]
     assert orders[0] == orders[1]
     cuts = [tuple(sample % 200 for sample in part) for part in orders[0][::2]]
@@ -267,7 +267,7 @@ def test_epochs_and_steps_are_shuffled_each_in_its_own_way_and_alike_when_run_ag
 
 
 def test_a_step_that_leaves_everything_out_goes_on_without_learning():
-    run = trained(settings_of(steps=2, advantage=AdvantageSettings(least=99.0)))
+    run = trained(settings_of(max_steps=2, advantage=AdvantageSettings(min_abs_advantage=99.0)))
     assert not run.policy.learnt
     assert (run.state.step, run.state.version, run.scenario.version) == (2, 2, 2)
     for _, figures, _ in run.told:
@@ -278,7 +278,7 @@ def test_a_step_that_leaves_everything_out_goes_on_without_learning():
 @pytest.mark.parametrize(("allowed", "is_error"), [(0, True), (1, True), (2, False)])
 def test_tokens_that_are_too_old_end_the_run(allowed, is_error):
     """Engines that say they took an update, and go on with what they had: nobody but the tokens tells."""
-    run = Run(settings_of(steps=3, max_staleness=allowed), engines_take_updates=False)
+    run = Run(settings_of(max_steps=3, max_staleness=allowed), engines_take_updates=False)
     if not is_error:
         assert ran(run.go()).told[-1][1]["staleness/max"] == 2
         return
@@ -288,21 +288,21 @@ def test_tokens_that_are_too_old_end_the_run(allowed, is_error):
 
 
 def test_stopping_ends_after_the_step():
-    run = trained(settings_of(steps=9), stops_after=2)
+    run = trained(settings_of(max_steps=9), stops_after=2)
     assert (run.state.step, run.state.version, len(run.after)) == (2, 2, 2)
     assert run.events[-1] == "after step"
 
 
 def test_a_run_goes_on_from_where_it_was():
     state = TrainerState(step=3, version=5, position=Position(next=10, waiting=(7,)))
-    run = trained(settings_of(steps=5), state=state)
+    run = trained(settings_of(max_steps=5), state=state)
     assert [groups for _, _, groups in run.told] == [[7, 10], [11, 12]]
     assert run.state == TrainerState(step=5, version=7, position=Position(next=13))
 
 
 def test_a_run_that_has_done_all_its_steps_does_nothing():
     state = TrainerState(step=5, version=5)
-    run = trained(settings_of(steps=5), state=state)
+    run = trained(settings_of(max_steps=5), state=state)
     assert (run.state, run.events) == (state, [])
 
 
@@ -316,7 +316,7 @@ def reports(run):
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_groups_of_an_engine_with_wrong_weights_are_generated_again(staleness):
     wrong = [[], [WrongWeights("rollout-1", "the probe is off by 4")]]
-    run = trained(settings_of(steps=3, max_staleness=staleness), wrong_weights=wrong)
+    run = trained(settings_of(max_steps=3, max_staleness=staleness), wrong_weights=wrong)
     assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3], [4, 5]]
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert sorted(learnt) == samples_of(range(6)), "each is learnt from once"
@@ -339,7 +339,7 @@ STREAMED = [
 @pytest.mark.parametrize(("loss", "models"), STREAMED)
 def test_every_part_of_a_streamed_step_is_checked_before_it_is_learnt_from(loss, models):
     wrong = [[], [], [WrongWeights("rollout-0", "the probe is off by 4")]]
-    run = trained(settings_of(groups=4, minibatches=4, **loss), wrong_weights=wrong, **models)
+    run = trained(settings_of(prompts_per_step=4, minibatches=4, **loss), wrong_weights=wrong, **models)
     assert [groups for _, _, groups in run.told] == [[0, 1, 2, 3]]
     assert run.policy.learnt == [samples_of([number]) for number in range(4)], "each is learnt from once"
     assert [run.events.count(f"play {number}") for number in range(4)] == [2, 2, 4, 4]
@@ -352,7 +352,7 @@ def test_every_part_of_a_streamed_step_is_checked_before_it_is_learnt_from(loss,
 
 @pytest.mark.parametrize("decision", [Decision.KEEP, Decision.SLEEP])
 def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
-    run = trained(settings_of(steps=2), decision, mismatches=[0.01, 4.0, 0.01])
+    run = trained(settings_of(max_steps=2), decision, mismatches=[0.01, 4.0, 0.01])
     assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3]]
     assert sum(map(len, run.policy.learnt)) == 8
     assert reports(run) == [
@@ -364,12 +364,12 @@ def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
 
 
 def test_a_mismatch_that_is_large_from_the_start_is_the_usual_one():
-    run = trained(settings_of(steps=3), mismatches=[1.4, 1.1, 2.0])
+    run = trained(settings_of(max_steps=3), mismatches=[1.4, 1.1, 2.0])
     assert not reports(run) and len(run.told) == 3
 
 
 def test_a_mismatch_that_stays_after_the_weights_were_sent_again_is_accepted():
-    run = trained(settings_of(steps=5), mismatches=[0.01, 0.01, 0.01, 4.0, 4.0, 4.0])
+    run = trained(settings_of(max_steps=5), mismatches=[0.01, 0.01, 0.01, 4.0, 4.0, 4.0])
     assert len(run.told) == 5
     assert len(reports(run)) == 2 and "it counts as usual now" in reports(run)[1]
 
@@ -382,7 +382,7 @@ def order_of(run, *wanted):
 
 
 def test_without_a_lag_nothing_is_generated_while_the_learner_learns():
-    run = trained(settings_of(steps=2, groups=1, group_size=1))
+    run = trained(settings_of(max_steps=2, prompts_per_step=1, num_generations=1))
     wanted = ("play 0", "play 1", "policy learnt", "version 1", "version 2")
     assert order_of(run, *wanted) == ["play 0", "policy learnt", "version 1", "play 1", "policy learnt", "version 2"]
 
@@ -393,7 +393,7 @@ def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
             await asyncio.sleep(0)
         run.events.append(f"played {number}")
 
-    settings = settings_of(steps=2, groups=1, group_size=1, max_staleness=1)
+    settings = settings_of(max_steps=2, prompts_per_step=1, num_generations=1, max_staleness=1)
     run = trained(settings, plays=plays)
     assert order_of(run, "play 1", "played 1", "policy learnt", "version 1")[:4] == [
         "play 1",
@@ -411,7 +411,7 @@ def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_s
         for _ in range(number * 7919 % 53):  # as if by chance
             await asyncio.sleep(0)
 
-    run = trained(settings_of(steps=8, groups=3, max_staleness=max_staleness), plays=plays)
+    run = trained(settings_of(max_steps=8, prompts_per_step=3, max_staleness=max_staleness), plays=plays)
     assert all(figures["staleness/max"] <= max_staleness for _, figures, _ in run.told)
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert len(learnt) == len(set(learnt)) == 8 * 6
@@ -465,10 +465,13 @@ def test_what_is_made_ready_ahead_ends_with_a_step_that_fails():
     [
         pytest.param({}, id="recomputed log-probabilities must be of before the first part"),
         pytest.param(
-            {"loss": {"old_logprobs": OldLogprobs.ROLLOUT}, "advantage": AdvantageSettings(Estimator.REINFORCE)},
+            {
+                "loss": {"old_logprobs": OldLogprobs.ROLLOUT},
+                "advantage": AdvantageSettings(AdvantageEstimator.REINFORCE),
+            },
             id="normalised over the whole step",
         ),
-        pytest.param({"loss": {"old_logprobs": OldLogprobs.ROLLOUT}, "epochs": 2}, id="gone through twice"),
+        pytest.param({"loss": {"old_logprobs": OldLogprobs.ROLLOUT}, "ppo_epochs": 2}, id="gone through twice"),
     ],
 )
 def test_minibatches_wait_for_all_groups_where_they_must(case):
@@ -529,7 +532,7 @@ def test_whoever_scores_gets_the_new_policy(decision, order):
 
 @pytest.mark.parametrize("is_truncated", [False, True])
 def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(is_truncated):
-    settings = settings_of(advantage=AdvantageSettings(Estimator.GAE))
+    settings = settings_of(advantage=AdvantageSettings(AdvantageEstimator.GAE))
     run = trained(settings, has_critic=True, is_truncated=is_truncated)
     assert [ids[:1] for ids in run.critic.valued[:4]] == [[7]] * 4
     assert [ids[:2] for ids in run.critic.valued[4:]] == ([[8, 9]] * 4 if is_truncated else [])
@@ -537,7 +540,7 @@ def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(is_tru
 
 
 def test_a_critic_learns_from_the_same_samples():
-    run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(Estimator.GAE)), has_critic=True)
+    run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(AdvantageEstimator.GAE)), has_critic=True)
     assert "critic values" in run.events
     assert run.critic.learnt == run.policy.learnt
     figures = run.told[0][1]
@@ -569,7 +572,7 @@ class Breaking(Model):
 def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most, rows, message):
     monkeypatch.setattr(Breaking, "skips", skips)
     monkeypatch.setattr(f"{__name__}.Model", Breaking)
-    run = Run(settings_of(steps=4, minibatches=2, max_skipped_steps=most, max_staleness=0, epochs=1))
+    run = Run(settings_of(max_steps=4, minibatches=2, max_skipped_steps=most, max_staleness=0, ppo_epochs=1))
     with pytest.raises(Diverged, match=message) if message else contextlib.nullcontext():
         ran(run.go())
     assert [figures.get("steps/skipped") for _, figures, _ in run.told] == rows
@@ -581,7 +584,7 @@ def test_a_policy_that_gives_no_numbers_ends_the_run_with_its_step_on_file(monke
         check_policy([-1.0, math.nan], version)
 
     monkeypatch.setattr(Model, "release", release)
-    run = Run(settings_of(steps=4))
+    run = Run(settings_of(max_steps=4))
     with pytest.raises(Diverged, match=r"diverged in step 1 \(.*\): the weights of policy version 1 .* Likely cause"):
         ran(run.go())
     assert [state.step for state, _, _ in run.told] == [1]

@@ -312,7 +312,7 @@ class Sized:
 )
 def test_the_setting_that_ends_the_run_is_named(job, steps, said):
     lines = []
-    setup.with_step_count(replace(job.training, steps=steps, max_epochs=5), Sized(None, 25), lines.append)
+    setup.with_step_count(replace(job.training, max_steps=steps, max_epochs=5), Sized(None, 25), lines.append)
     assert lines == [said]
 
 

@@ -10,14 +10,14 @@ from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.words import ESTIMATORS, actor_of, compute_dtype, lora_rank, named
 from roost.config.section import Section
-from roost.config.train import OldLogprobs, RatioLevel, Schedule
+from roost.config.train import ImportanceSamplingLevel, LrSchedulerType, OldLogprobs
 
 LEVELS = {
-    "pg_per_token": RatioLevel.TOKEN,
-    "pg_per_turn": RatioLevel.TURN,
-    "pg_per_trajectory": RatioLevel.TRAJECTORY,
+    "pg_per_token": ImportanceSamplingLevel.TOKEN,
+    "pg_per_turn": ImportanceSamplingLevel.TURN,
+    "pg_per_trajectory": ImportanceSamplingLevel.TRAJECTORY,
 }
-SCHEDULES = {"get_const_lr": Schedule.CONSTANT, "get_constant_schedule": Schedule.CONSTANT}
+SCHEDULES = {"get_const_lr": LrSchedulerType.CONSTANT, "get_constant_schedule": LrSchedulerType.CONSTANT}
 EPSILON = 0.1
 MINIBATCH = 32
 DEFAULTS: Mapping[str, Any] = {
@@ -65,7 +65,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     _check_supported(root)
     return {
         "advantage_estimator": named(params, "baseline", ESTIMATORS),
-        "importance_sampling_level": named(params, "loss_type", LEVELS) if clips else RatioLevel.NONE,
+        "importance_sampling_level": named(params, "loss_type", LEVELS) if clips else ImportanceSamplingLevel.NONE,
         **({} if epsilon is None else _clip(epsilon)),
         "old_logprobs": OldLogprobs.ROLLOUT if rl.values.get("recompute_rollout_probs") is False else None,
         "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
@@ -138,7 +138,7 @@ def _check_supported(root: Section) -> None:
         )
 
 
-def _schedule(scheduler: Section) -> Schedule | None:
+def _schedule(scheduler: Section) -> LrSchedulerType | None:
     target = scheduler.text("_target_")
     if target is None:
         return None

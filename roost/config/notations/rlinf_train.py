@@ -20,9 +20,9 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import Estimator, OldLogprobs, Whitening
+from roost.config.train import AdvantageEstimator, OldLogprobs, Whitening
 
-ADV_TYPES = {**ESTIMATORS, "raw": Estimator.REWARD, "reinpp": Estimator.REWARD}
+ADV_TYPES = {**ESTIMATORS, "raw": AdvantageEstimator.REWARD, "reinpp": AdvantageEstimator.REWARD}
 STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
 FSDP_DUAL_CLIP = 3.0
 

@@ -22,15 +22,15 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import Estimator, RatioLevel, Schedule, Whitening
+from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, LrSchedulerType, Whitening
 
 # ROLL's own reinforce normalises nothing; what is done to rewards before it decides.
-ADV_ESTIMATORS = {**ESTIMATORS, "reinforce": Estimator.REWARD}
+ADV_ESTIMATORS = {**ESTIMATORS, "reinforce": AdvantageEstimator.REWARD}
 NORMALISED = {  # by the types of the mean and the standard deviation
-    (None, None): Estimator.REWARD,
-    ("group", None): Estimator.GROUP_MEAN,
-    ("group", "group"): Estimator.GRPO,
-    ("batch", "batch"): Estimator.REINFORCE,
+    (None, None): AdvantageEstimator.REWARD,
+    ("group", None): AdvantageEstimator.GROUP_MEAN,
+    ("group", "group"): AdvantageEstimator.GRPO,
+    ("batch", "batch"): AdvantageEstimator.REINFORCE,
 }
 METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
 GROUPINGS = {"batch": "batch", "traj_group_id": "group"}
@@ -43,9 +43,9 @@ def advantage_settings(root: Section) -> dict[str, Any]:
         # In the agentic pipeline grpo is another word for reinforce: the normalisation of rewards is a block's own.
         if root.values.get("adv_estimator") in ("reinforce", "grpo"):
             estimator = _normalised(root, *_types_of_block(root.below("reward_normalization")))
-    elif estimator is Estimator.REWARD:
+    elif estimator is AdvantageEstimator.REWARD:
         estimator = _normalised(root, root.values.get("norm_mean_type"), root.values.get("norm_std_type"))
-    if estimator not in (None, Estimator.GAE):
+    if estimator not in (None, AdvantageEstimator.GAE):
         _warn_discount(root)
     whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
     if whitens:
@@ -64,7 +64,7 @@ def _types_of_block(block: Section) -> tuple[Any, Any]:
     return mean, std
 
 
-def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
+def _normalised(root: Section, mean: Any, std: Any) -> AdvantageEstimator:
     are_words = all(isinstance(each, str | None) for each in (mean, std))
     estimator = NORMALISED.get((mean, std)) if are_words else None
     if estimator is None:
@@ -77,7 +77,7 @@ def _normalised(root: Section, mean: Any, std: Any) -> Estimator:
             "it has group and group, batch and batch, the group's mean alone, and none",
             "write one of these",
         )
-        return Estimator.REWARD
+        return AdvantageEstimator.REWARD
     return estimator
 
 
@@ -119,8 +119,8 @@ DEFAULTS: Mapping[str, Any] = {
     "top_k": 50,
     "learning_rate": 5e-5,
     "weight_decay": 0.0,
-    "lr_scheduler_type": Schedule.LINEAR,
-    "advantage_estimator": Estimator.GAE,
+    "lr_scheduler_type": LrSchedulerType.LINEAR,
+    "advantage_estimator": AdvantageEstimator.GAE,
     "whiten_advantages": Whitening.NONE,
     "checkpoint_every": 50,
 }
@@ -172,7 +172,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **advantage_settings(root),
         "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
         **clip_ranges(low, high),
-        "importance_sampling_level": RatioLevel.NONE if _is_vanilla(learner) else None,
+        "importance_sampling_level": ImportanceSamplingLevel.NONE if _is_vanilla(learner) else None,
         "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
         "kl_coef": root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None,
         "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
@@ -191,7 +191,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below("actor_infer", "strategy_args"), "strategy_name")
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
-    if values.get("advantage_estimator", Estimator.GAE) is Estimator.GAE:
+    if values.get("advantage_estimator", AdvantageEstimator.GAE) is AdvantageEstimator.GAE:
         found |= OF_GAE
     if "validation" in root or "val_env_manager" in root:
         found["eval_every"] = EVALUATE_EVERY

@@ -7,16 +7,16 @@ from typing import Any
 
 from roost.config.job import Component, Job
 from roost.config.section import Section
-from roost.config.train import Estimator, KlEstimator, LossAggregation, Schedule
+from roost.config.train import AdvantageEstimator, KlEstimator, LossAggregation, LrSchedulerType
 
 ESTIMATORS = {
-    "grpo": Estimator.GRPO,
-    "gae": Estimator.GAE,
-    "reinforce++": Estimator.REINFORCE,
-    "reinforce_pp": Estimator.REINFORCE,
-    "rloo": Estimator.LEAVE_ONE_OUT,
-    "leave_one_out": Estimator.LEAVE_ONE_OUT,
-    "leave_none_out": Estimator.GROUP_MEAN,
+    "grpo": AdvantageEstimator.GRPO,
+    "gae": AdvantageEstimator.GAE,
+    "reinforce++": AdvantageEstimator.REINFORCE,
+    "reinforce_pp": AdvantageEstimator.REINFORCE,
+    "rloo": AdvantageEstimator.LEAVE_ONE_OUT,
+    "leave_one_out": AdvantageEstimator.LEAVE_ONE_OUT,
+    "leave_none_out": AdvantageEstimator.GROUP_MEAN,
 }
 AGGREGATIONS = {each.value: each for each in LossAggregation}
 DIVERGENCES = {
@@ -28,11 +28,11 @@ DIVERGENCES = {
     "k3": KlEstimator.K3,
 }
 SCHEDULES = {
-    "constant": Schedule.CONSTANT,
-    "constant_with_warmup": Schedule.CONSTANT,
-    "torch_constant": Schedule.CONSTANT,
-    "linear": Schedule.LINEAR,
-    "cosine": Schedule.COSINE,
+    "constant": LrSchedulerType.CONSTANT,
+    "constant_with_warmup": LrSchedulerType.CONSTANT,
+    "torch_constant": LrSchedulerType.CONSTANT,
+    "linear": LrSchedulerType.LINEAR,
+    "cosine": LrSchedulerType.COSINE,
 }
 # float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}

@@ -10,7 +10,7 @@ from roost.config.engine_options import FORMS
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.job import Component
 from roost.config.model_files import ModelPlace, model_place, read_model_config, resolve_model
-from roost.config.train import Estimator, TrainSettings
+from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 
 At = Callable[[str], Where]  # the place of a setting, or of a component
@@ -48,7 +48,7 @@ def models_of(
     found = {settings.learner.model: at("model")}
     loaded = {
         ROLLOUT: True,
-        "critic": settings.advantage.estimator is Estimator.GAE,
+        "critic": settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         "reference": settings.learner.loss.kl_coef != 0,
     }
     for part in components:

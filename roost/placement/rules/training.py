@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from roost.config.findings import Findings, Where
-from roost.config.train import HIGHEST_RATE, Estimator, OldLogprobs, TrainSettings, unlike_usual
+from roost.config.train import HIGHEST_RATE, AdvantageEstimator, OldLogprobs, TrainSettings, unlike_usual
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.rules.rewards import check_rewards
 
-COMPARING = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN, Estimator.GRPO)
-BY_GROUP = (Estimator.LEAVE_ONE_OUT, Estimator.GROUP_MEAN)
+COMPARING = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO)
+BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
 LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
 At = Callable[[str], Where]  # a setting's place, or a component's
 
@@ -20,7 +20,7 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     by_name = {part.name: part for part in components}
     _check_components(settings, by_name, at, findings)
     _check_batches(settings, by_name, at, findings)
-    _check_drawing(settings, at, findings)
+    _check_sampling(settings, at, findings)
     _check_loss(settings, at, findings)
     _check_types(settings, at, findings)
     _check_learners(settings, by_name, at, findings)
@@ -32,7 +32,7 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
     for name, role in (("actor", "a learner"), ("rollout", "an engine")):
         if name not in parts:
             findings.error("RST-T023", at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
-    if settings.advantage.estimator is Estimator.GAE and "critic" not in parts:
+    if settings.advantage.advantage_estimator is AdvantageEstimator.GAE and "critic" not in parts:
         findings.error(
             "RST-T024",
             at("advantage_estimator"),
@@ -53,9 +53,9 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
 
 def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     """Models whose word nobody asks for are not loaded, though devices were meant for them."""
-    estimator, old_logprobs = settings.advantage.estimator, settings.learner.loss.old_logprobs
+    estimator, old_logprobs = settings.advantage.advantage_estimator, settings.learner.loss.old_logprobs
     idle = {
-        "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not Estimator.GAE),
+        "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
         "reference": ("kl_coef", "kl_coef is 0", "0.001", settings.learner.loss.kl_coef == 0),
         "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
     }
@@ -71,38 +71,39 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
 
 
 def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    collect = settings.collect
-    samples = collect.groups * collect.group_size // settings.minibatches
+    rollout, advantage = settings.rollout, settings.advantage
+    estimator = advantage.advantage_estimator
+    samples = rollout.prompts_per_step * rollout.num_generations // settings.minibatches
     if "actor" in parts and samples < parts["actor"].world_size:
         findings.error(
             "RST-T026",
             at("minibatch_size"),
             f"a minibatch of {samples} samples cannot be spread over {parts['actor'].world_size} learners",
-            f"{collect.groups} groups of {collect.group_size}, cut into {settings.minibatches}",
+            f"{rollout.prompts_per_step} groups of {rollout.num_generations}, cut into {settings.minibatches}",
             "use larger minibatches, or fewer learners",
         )
-    if settings.advantage.normalize_by_std and settings.advantage.estimator not in BY_GROUP:
+    if advantage.normalize_by_std and estimator not in BY_GROUP:
         findings.error(
             "RST-T027",
             at("normalize_by_std"),
-            f"is for leave_one_out and group_mean, but the estimator is {settings.advantage.estimator.value}",
+            f"is for leave_one_out and group_mean, but the estimator is {estimator.value}",
             fix="write normalize_by_std: false, or another advantage_estimator",
         )
-    if collect.group_size < 2 and settings.advantage.estimator in COMPARING:
+    if rollout.num_generations < 2 and estimator in COMPARING:
         findings.error(
             "RST-T028",
             at("num_generations"),
-            f"is {collect.group_size}, but {settings.advantage.estimator.value} compares samples of one prompt",
+            f"is {rollout.num_generations}, but {estimator.value} compares samples of one prompt",
             fix="write 2 or more, or advantage_estimator: reinforce++",
         )
-    elif collect.group_size < 2 and collect.dynamic_sampling:
+    elif rollout.num_generations < 2 and rollout.dynamic_sampling:
         findings.error(
             "RST-T028",
             at("dynamic_sampling"),
             "would replace every group, as each has one sample",
             fix="write num_generations: 2 or more, or dynamic_sampling: false",
         )
-    if settings.advantage.positive_advantages_only and settings.advantage.estimator is Estimator.GAE:
+    if advantage.positive_advantages_only and estimator is AdvantageEstimator.GAE:
         findings.error(
             "RST-T029",
             at("positive_advantages_only"),
@@ -111,19 +112,19 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         )
 
 
-def _check_drawing(settings: TrainSettings, at: At, findings: Findings) -> None:
-    draw = settings.draw
-    if draw.temperature == 0:
+def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None:
+    sampling = settings.sampling
+    if sampling.temperature == 0:
         findings.error(
             "RST-T030", at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0"
         )
-    cuts = {"top_p": draw.top_p < 1, "top_k": 0 < draw.top_k < LARGEST_VOCABULARY, "min_p": draw.min_p > 0}
+    cuts = {"top_p": sampling.top_p < 1, "top_k": 0 < sampling.top_k < LARGEST_VOCABULARY, "min_p": sampling.min_p > 0}
     if any(cuts.values()) and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
         findings.warn(
             "RST-T031",
             at(next(name for name, is_cut in cuts.items() if is_cut)),
             "draws from a part of the distribution, which the learner's own log-probabilities do not know",
-            f"top_p {draw.top_p:g}, top_k {draw.top_k}, min_p {draw.min_p:g}; old_logprobs "
+            f"top_p {sampling.top_p:g}, top_k {sampling.top_k}, min_p {sampling.min_p:g}; old_logprobs "
             f"{settings.learner.loss.old_logprobs.value}",
             "leave top_p, top_k and min_p out, or write old_logprobs: rollout",
         )
@@ -177,7 +178,7 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
 
 def _trains_a_whole_model(settings: TrainSettings) -> bool:
     """A critic has a last layer to learn, so it is trained whole beside an adapter too."""
-    return settings.learner.adapter is None or settings.advantage.estimator is Estimator.GAE
+    return settings.learner.adapter is None or settings.advantage.advantage_estimator is AdvantageEstimator.GAE
 
 
 def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

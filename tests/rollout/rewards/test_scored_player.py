@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config.train import CollectSettings
+from roost.config.train import RolloutSettings
 from roost.rollout.episode import Episode, EpisodeReward, Task
 from roost.rollout.playing import EpisodeFailed, EpisodeRequest, Place, leave_place
 from roost.rollout.rewards.config import Route, Routing
@@ -86,8 +86,11 @@ def test_others_are_played_while_one_is_scored():
         async def plays(number, episode, attempt):
             return 0.0
 
-        script, collect = Script(plays), CollectSettings(groups=1, group_size=2, concurrency=1)
-        feed = Feed(script, scored_by(script.player(collect), together), collect, 0, 11)
+        script, rollout = (
+            Script(plays),
+            RolloutSettings(prompts_per_step=1, num_generations=2, max_concurrent_episodes=1),
+        )
+        feed = Feed(script, scored_by(script.player(rollout), together), rollout, 0, 11)
         feed.begin(0)
         (group,) = await feed.take(0)
         await feed.close()
