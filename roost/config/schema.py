@@ -6,10 +6,14 @@ know what depends on the machines, so `roost check` stays the judge.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from roost.config.findings import MAX_ACCELERATORS
 from roost.config.job import Notation
 from roost.config.node_groups import RESERVED_LABELS
+from roost.config.section import EXPONENT, MAX_NUMBER
+from roost.config.train import SETTINGS, Setting, default_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -111,6 +115,53 @@ def _node_groups() -> Schema:
     }
 
 
+INTERPOLATION = r"\$\{"  # its value is known when the config is read
+# JSON Schema applies `minimum` to numbers only and `pattern` to text only, so that one type may have both.
+_TYPES: Mapping[type, Schema] = {
+    int: {"type": ["integer", "string", "null"], "pattern": INTERPOLATION},
+    float: {
+        "type": ["number", "string", "null"],
+        "minimum": 0,
+        "pattern": rf"^\s*{EXPONENT.pattern}\s*$|{INTERPOLATION}",
+    },
+    bool: {"type": ["boolean", "string", "null"], "pattern": INTERPOLATION},
+    str: {"type": ["string", "number", "null"]},
+    tuple: {
+        "type": ["array", "string", "null"],
+        "items": {"type": "string"},
+        "minItems": 1,
+        "pattern": INTERPOLATION,
+    },
+    Mapping: {"type": ["object", "string", "null"], "pattern": INTERPOLATION},
+}
+_TARGET = {"properties": {"_target_": {"type": "string"}}, "required": ["_target_"]}
+
+
+def _setting(setting: Setting) -> Schema:
+    """The schema of one setting; null leaves it out, and so does -1 for a whole number."""
+    if setting.choices:
+        choices: Schema = {"enum": [*map(str, setting.choices), None]}
+        schema: Schema = {"anyOf": [choices, {"type": "string", "pattern": INTERPOLATION}]}
+    else:
+        schema = dict(_TYPES[setting.type])
+    if setting.type is int:
+        schema |= {"minimum": -1, "maximum": setting.maximum or MAX_ACCELERATORS}
+        schema |= {"not": {"const": 0}} if setting.minimum else {}
+    elif setting.type is float:
+        schema["maximum"] = MAX_NUMBER if setting.maximum is None else setting.maximum
+    elif setting.name == "task":
+        schema |= _TARGET
+    default = default_of(setting.name)
+    if default is not None:
+        schema["default"] = str(default) if setting.choices else default
+    return {"description": setting.description, **schema}
+
+
+def _train() -> Schema:
+    settings = _mapping({name: _setting(setting) for name, setting in SETTINGS.items()})
+    return {"description": "The training run; without it, a config only places.", **settings}
+
+
 def _rlinf() -> Schema:
     group = {"description": "A label, several separated by commas, or a list.", "type": ["string", "integer", "array"]}
     entry = _mapping({"node_group": group, "placement": _RANKS}, ("placement",))
@@ -134,7 +185,7 @@ def _rlinf() -> Schema:
         },
         ("component_placement",),
     )
-    return _mapping({"cluster": cluster}, ("cluster",), is_closed=False)
+    return _mapping({"cluster": cluster, "train": _train()}, ("cluster",), is_closed=False)
 
 
 def _roll() -> Schema:
@@ -160,6 +211,7 @@ def _roll() -> Schema:
     )
     properties: Schema = dict.fromkeys(names, role)
     properties |= {
+        "train": _train(),
         "rewards": {"type": "object", "additionalProperties": role, "description": "One reward role for each name."},
         "num_gpus_per_node": _whole(0, "Accelerators on each machine."),
         "num_nodes": _whole(1, "How many machines there are; counted from the devices where left out."),
@@ -186,7 +238,7 @@ def _loop() -> Schema:
     )
     server = _mapping({"gpus_per_vllm_server": _whole(1, "GPUs of each server.")}, is_closed=False)
     llm = _mapping({"vllm_server": server, "max_gpu_mem_utilization": {"type": ["number", "null"]}}, is_closed=False)
-    return _mapping({"rl": rl, "llm": llm}, is_closed=False)
+    return _mapping({"rl": rl, "llm": llm, "train": _train()}, is_closed=False)
 
 
 _SCHEMAS = {Notation.RLINF: _rlinf, Notation.ROLL: _roll, Notation.LOOP: _loop}

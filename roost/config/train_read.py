@@ -1,10 +1,9 @@
-"""Resolving the settings of a training run for people: name, value, and the keys or the default that decide it."""
+"""Reading the section `train`: the settings of a run, and the key or the default that decides each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from enum import EnumType
 from typing import Any
 
 from roost.config.findings import Where, did_you_mean, shown
@@ -12,7 +11,8 @@ from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSettin
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
 from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
 from roost.config.train import (
-    DEFAULT_STEPS,
+    SETTINGS,
+    SETTINGS_OF,
     AdapterSettings,
     AdvantageEstimator,
     AdvantageSettings,
@@ -24,75 +24,12 @@ from roost.config.train import (
     OptimizerSettings,
     RolloutSettings,
     SamplingSettings,
+    Setting,
     TrainSettings,
     Whitening,
+    default_of,
+    value_of,
 )
-from roost.config.train_keys import (
-    DRAWING,
-    FLAG,
-    KEPT,
-    KEYS,
-    LOSS,
-    MAPPING,
-    MODEL,
-    NUMBER,
-    OPTIMIZER,
-    RUN,
-    WHOLE,
-    WORDS,
-    Key,
-)
-
-GROUPS = {
-    RUN: "",
-    DRAWING: "sampling",
-    OPTIMIZER: "learner.optimizer",
-    LOSS: "learner.loss",
-    MODEL: "learner",
-    KEPT: "evaluation",
-}
-# The part of TrainSettings that holds a setting, where it is not that of its group.
-PARTS = {
-    "rollout": (
-        "prompts_per_step",
-        "num_generations",
-        "extra_generations",
-        "rollout_fraction",
-        "group_fraction",
-        "dynamic_sampling",
-        "episode_attempts",
-        "max_concurrent_episodes",
-        "episode_timeout_s",
-    ),
-    "advantage": (
-        "advantage_estimator",
-        "normalize_by_std",
-        "whiten_advantages",
-        "advantage_clip",
-        "min_abs_advantage",
-        "positive_advantages_only",
-        "gamma",
-        "gae_lambda",
-    ),
-    "learner.adapter": ("lora_rank", "lora_alpha", "lora_target_modules"),
-    "checkpoint": ("checkpoint_every", "keep_checkpoints"),
-    "": ("critic_learning_rate", "max_skipped_steps", "engine", "engine_options"),
-}
-ELSEWHERE = {
-    "minibatch_size": "minibatches",  # as many as there are of that size
-    **{name: f"{part}.{name}".lstrip(".") for part, names in PARTS.items() for name in names},
-}
-FIELDS = {
-    key.name: ELSEWHERE.get(key.name, f"{part}.{key.name}".lstrip(".")) for keys, part in GROUPS.items() for key in keys
-}
-
-
-def kept(settings: TrainSettings, name: str) -> Any:
-    """The value of a setting by its name; None where there is nothing to look into (an adapter that is not trained)."""
-    at: Any = settings
-    for part in FIELDS[name].split("."):
-        at = None if at is None else getattr(at, part)
-    return at
 
 
 def resolve_settings(
@@ -108,12 +45,11 @@ def resolve_settings(
     default. The other settings follow from several keys of the notation (`MADE_OF`), or have Roost's default.
     """
     resolved = []
-    for key in KEYS:
-        keys = (written[key.name],) if key.name in written else deciding_keys(root, notation, key.name)
-        field = "minibatches" if key.name == "minibatch_size" else key.name
-        default = Origin.NOTATION if {field, key.name} & {*defaulted} else Origin.ROOST
-        value = _plain(_resolved_value(settings, key.name))
-        resolved.append(ResolvedSetting(key.name, value, origin_of(keys) if keys else default, keys))
+    for name in SETTINGS:
+        keys = (written[name],) if name in written else deciding_keys(root, notation, name)
+        is_default = name in defaulted or (name == "minibatch_size" and "minibatches" in defaulted)
+        origin = origin_of(keys) if keys else Origin.NOTATION if is_default else Origin.ROOST
+        resolved.append(ResolvedSetting(name, _plain(value_of(settings, name)), origin, keys))
     return tuple(resolved)
 
 
@@ -126,12 +62,6 @@ def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, 
         if section.values.get(last) is not None:
             found.append(section.where(last))
     return tuple(found)
-
-
-def _resolved_value(settings: TrainSettings, name: str) -> Any:
-    if name == "minibatch_size":
-        return settings.rollout.prompts_per_step * settings.rollout.num_generations // settings.minibatches
-    return kept(settings, name)
 
 
 def _plain(value: Any) -> Any:
@@ -154,14 +84,14 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
     if "train" not in root:
         return None, ()
     train = root.mapping("train") or root.below("train")
-    train.refuse_unknown_keys([key.name for key in KEYS])
+    train.refuse_unknown_keys(SETTINGS)
     values: Values = dict(derived(root, job))
     written: dict[str, Where] = {}
-    for key in KEYS:
-        value, place = _found(key, root, train, job.notation)
+    for name, setting in SETTINGS.items():
+        value, place = _found(setting, root, train, job.notation)
         if value is not None:
-            _note(key.name, value, place, values, root, job.notation)
-            written[key.name] = place
+            _note(name, value, place, values, root, job.notation)
+            written[name] = place
     warn_unlike(root, job.notation, values)
     usual = defaults(root, job.notation, values)
     if "engine_options" in usual and "engine_options" in values:
@@ -188,14 +118,13 @@ def setting_place(name: str, job: Job) -> Where:
     A name that is no setting's is a component's, which stands where it is placed.
     """
     source = job.source
-    if all(key.name != name for key in KEYS):
+    if name not in SETTINGS:
         return next((part.where for part in job.components if part.name == name), source.where())
     own = source.values.get("train")
     if isinstance(own, Mapping) and own.get(name) is not None:
         return source.where(("train", name))
-    native = next((key.native(job.notation) for key in KEYS if key.name == name), ())
     made_of = (tuple(path.split(".")) for path in MADE_OF[job.notation].get(name, ()))
-    for path in (*native, *made_of):
+    for path in (*SETTINGS[name].native(job.notation), *made_of):
         values: Any = source.values
         for key in path:
             values = values.get(key) if isinstance(values, Mapping) else None
@@ -204,18 +133,18 @@ def setting_place(name: str, job: Job) -> Where:
     return source.where(("train", name))
 
 
-def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple[Any, Where]:
-    """The value of a setting and where it stands; the two places must agree where both have it."""
-    ours = _value(key, train, key.name) if key.name in train else None
-    for *above, name in key.native(notation):
+def _found(setting: Setting, root: Section, train: Section, notation: Notation) -> tuple[Any, Where]:
+    """The value of a setting and its place; `train` and the notation's own key must agree where both have it."""
+    ours = _value(setting, train, setting.name) if setting.name in train else None
+    for *above, name in setting.native(notation):
         section = root.below(*above)
-        theirs = _value(key, section, name) if name in section else None
+        theirs = _value(setting, section, name) if name in section else None
         if theirs is None:
             continue
         if ours is not None and ours != theirs:
             train.error(
                 "RST-T008",
-                key.name,
+                setting.name,
                 f"is {shown(ours)}, but {'.'.join((*above, name))} is {shown(theirs)}",
                 "both mean the same setting",
                 "keep one of the two",
@@ -223,35 +152,34 @@ def _found(key: Key, root: Section, train: Section, notation: Notation) -> tuple
         if ours is None:
             return theirs, section.where(name)
         break
-    return ours, _place(train, key)
+    return ours, _place(train, setting.name)
 
 
-def _place(train: Section, key: Key) -> Where:
-    """Where a setting stands; a mapping that overrides wrote key by key stands where they do."""
-    inner = train.values.get(key.name)
+def _place(train: Section, name: str) -> Where:
+    """The place of a setting; a mapping that overrides wrote key by key is where they are."""
+    inner = train.values.get(name)
     keys = inner if isinstance(inner, Mapping) else ()
-    places = [train.where(key.name), *(train.where(key.name).under(str(each)) for each in keys)]
+    places = [train.where(name), *(train.where(name).under(str(each)) for each in keys)]
     return next((place for place in places if place.file == COMMAND_LINE), places[0])
 
 
-def _value(key: Key, section: Section, name: str) -> Any:
+def _value(setting: Setting, section: Section, name: str) -> Any:
+    """The value that a key of `section` gives a setting, or None."""
     value = section.get(name)
-    if value is None or (value == NOT_GIVEN and key.kind == WHOLE):
-        return key.null
-    if key.kind == WHOLE:
-        return section.whole_number(name, key.least, maximum=int(key.most) if key.most else None)
-    if key.kind == NUMBER:
-        return _number(key, section, name)
-    if key.kind == FLAG:
+    if value is None or (value == NOT_GIVEN and setting.type is int):
+        return setting.null
+    if setting.choices:
+        return _choice(setting, section, name)
+    if setting.type is int:
+        return section.whole_number(name, setting.minimum, maximum=int(setting.maximum) if setting.maximum else None)
+    if setting.type is float:
+        return _number(setting, section, name)
+    if setting.type is bool:
         return section.flag(name)
-    if key.kind == MAPPING:
+    if setting.type is Mapping:
         inner = section.mapping(name)
         return None if inner is None else _resolved(inner)
-    if key.kind == WORDS:
-        return _words(section, name)
-    if isinstance(key.kind, str):
-        return section.text(name)
-    return _choice(key, section, name)
+    return _words(section, name) if setting.type is tuple else section.text(name)
 
 
 def _words(section: Section, name: str) -> tuple[str, ...] | None:
@@ -264,14 +192,13 @@ def _words(section: Section, name: str) -> tuple[str, ...] | None:
     return None
 
 
-def _number(key: Key, section: Section, name: str) -> float | None:
+def _number(setting: Setting, section: Section, name: str) -> float | None:
     written = section.values[name]
     is_word = isinstance(written, str) and EXPONENT.fullmatch(written.strip())
     number = float(written) if is_word and float(written) <= MAX_NUMBER else section.number(name)
-    if number is not None and key.most is not None and number > key.most:
-        section.error(
-            "RST-T007", name, f"is {number:g}; it must be at most {key.most:g}", fix=f"write {name}: {key.most:g}"
-        )
+    most = setting.maximum
+    if number is not None and most is not None and number > most:
+        section.error("RST-T007", name, f"is {number:g}; it must be at most {most:g}", fix=f"write {name}: {most:g}")
     return number
 
 
@@ -285,11 +212,10 @@ def _resolved(section: Section) -> Values:
     return found
 
 
-def _choice(key: Key, section: Section, name: str) -> Any:
-    text = section.text(name)
-    choices = [str(choice) for choice in key.kind]
+def _choice(setting: Setting, section: Section, name: str) -> Any:
+    text, choices = section.text(name), setting.choices
     if text is None or text in choices:
-        return key.kind(text) if text is not None and isinstance(key.kind, EnumType) else text
+        return None if text is None else setting.type(text)
     section.error(
         "RST-T006", name, f"is {shown(text)}", did_you_mean(text, choices), f"write one of {', '.join(choices)}"
     )
@@ -330,66 +256,48 @@ def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
 
 
 def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
-    def chosen(**names: str) -> Values:
-        return {field: values[name] for field, name in names.items() if values.get(name) is not None}
+    def part(name: str) -> Values:
+        """The values that the config or its notation has for the settings of one part."""
+        return {each.name: values[each.name] for each in SETTINGS_OF[name] if values.get(each.name) is not None}
 
-    def same(*names: str) -> Values:
-        return chosen(**{name: name for name in names})
-
-    rollout = RolloutSettings(**same(*PARTS["rollout"]))
-    sampling = SamplingSettings(**same("max_new_tokens", "temperature", "top_p", "top_k", "min_p"))
-    lag = values.get("max_staleness", 0)
-    loss = LossSettings(
-        **same("importance_sampling_level", "clip_range", "dual_clip", "loss_aggregation", "importance_weight_cap"),
-        **chosen(clip_range_high="clip_range_high" if "clip_range_high" in values else "clip_range"),
-        **same("kl_coef", "kl_estimator", "entropy_coef", "value_clip"),
-        old_logprobs=values.get("old_logprobs") or (OldLogprobs.DECOUPLED if lag else OldLogprobs.RECOMPUTE),
-    )
-    epochs, minibatches = values.get("ppo_epochs", 1), _minibatches(values, rollout, job, root)
-    steps = values.get("max_steps", None if "max_epochs" in values else DEFAULT_STEPS)
-    optimizer = OptimizerSettings(
-        **same("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-        **same("warmup_steps", "lr_scheduler_type"),
-        total_steps=(steps or 0) * epochs * minibatches,
-    )
-    actor = next((part for part in job.components if part.name == "actor"), None)
+    rollout, sampling = RolloutSettings(**part("rollout")), SamplingSettings(**part("sampling"))
+    minibatches = _minibatches(values, rollout, job, root)
+    steps = values.get("max_steps", None if "max_epochs" in values else default_of("max_steps"))
+    total_steps = (steps or 0) * values.get("ppo_epochs", 1) * minibatches
+    old_logprobs = OldLogprobs.DECOUPLED if values.get("max_staleness") else OldLogprobs.RECOMPUTE
+    loss = {"old_logprobs": old_logprobs, **part("learner.loss")}
+    if "clip_range" in loss:
+        loss.setdefault("clip_range_high", loss["clip_range"])
+    is_gae = values.get("advantage_estimator") is AdvantageEstimator.GAE
+    whitening = Whitening.TOKENS_BIASED if is_gae else Whitening.NONE
+    actor = next((each for each in job.components if each.name == "actor"), None)
     learner = LearnerSettings(
-        values["model"],
-        **same("weight_dtype", "compute_dtype", "micro_batch_tokens", "activation_checkpointing", "seed"),
-        adapter=_adapter(values),
+        **part("learner"),
+        adapter=_adapter(part("learner.adapter")),
         temperature=sampling.temperature,
+        seed=values.get("seed", 0),
         offloads=actor.model.offloads if actor is not None else (),
-        optimizer=optimizer,
-        loss=loss,
+        optimizer=OptimizerSettings(**part("learner.optimizer"), total_steps=total_steps),
+        loss=LossSettings(**loss),
     )
-    usual_whitening = (
-        Whitening.TOKENS_BIASED if values.get("advantage_estimator") is AdvantageEstimator.GAE else Whitening.NONE
-    )
+    run = {name: value for name, value in part("").items() if name != "minibatch_size"}
     return TrainSettings(
         learner,
-        name=values.get("name", ""),
-        max_steps=steps,
-        **same("task", "max_epochs", "in_flight", "seed", "critic_learning_rate", "engine", "engine_options"),
-        **same("rewards", "max_skipped_steps"),
-        ppo_epochs=epochs,
+        **{"name": "", **run, "max_steps": steps},
         minibatches=minibatches,
-        max_staleness=lag,
-        advantage=AdvantageSettings(
-            **same(*(name for name in PARTS["advantage"] if name != "whiten_advantages")),
-            whiten_advantages=values.get("whiten_advantages", usual_whitening),
-        ),
+        advantage=AdvantageSettings(**{"whiten_advantages": whitening, **part("advantage")}),
         sampling=sampling,
         rollout=rollout,
-        evaluation=EvaluationSettings(**same("eval_every", "eval_tasks", "eval_samples", "eval_temperature")),
-        checkpoint=CheckpointSettings(**same(*PARTS["checkpoint"])),
+        evaluation=EvaluationSettings(**part("evaluation")),
+        checkpoint=CheckpointSettings(**part("checkpoint")),
     )
 
 
 def _adapter(values: Values) -> AdapterSettings | None:
-    rank = values.get("lora_rank")
-    if rank is None:
+    """The adapter of a config that has a `lora_rank`; its alpha is twice that by default."""
+    if "lora_rank" not in values:
         return None
-    return AdapterSettings(rank, values.get("lora_alpha") or 2.0 * rank, values.get("lora_target_modules", ()))
+    return AdapterSettings(**{**values, "lora_alpha": values.get("lora_alpha") or 2.0 * values["lora_rank"]})
 
 
 def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Section) -> int:

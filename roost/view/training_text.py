@@ -15,7 +15,7 @@ from roost.config.findings import Where
 from roost.config.job import Notation, Origin, ResolvedSetting
 from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.dialects import MADE_OF
-from roost.config.train_keys import KEYS
+from roost.config.train import SETTINGS
 
 
 def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console) -> None:
@@ -50,12 +50,12 @@ def _short(key: Where, file: str | None) -> str:
 
 def explain_setting(setting: ResolvedSetting, notation: Notation) -> list[str]:
     """Sentences about one setting: its value, what decides it, its meaning, and the keys that can set it."""
-    key = next(key for key in KEYS if key.name == setting.name)
-    own = [".".join(path) for path in key.native(notation)] + list(MADE_OF[notation].get(key.name, ()))
-    keys = ", ".join(dict.fromkeys([f"train.{key.name}", *own]))
+    declared = SETTINGS[setting.name]
+    own = [".".join(path) for path in declared.native(notation)] + list(MADE_OF[notation].get(setting.name, ()))
+    keys = ", ".join(dict.fromkeys([f"train.{setting.name}", *own]))
     return [
         f"{setting.name} is {spell_value(setting.value)}, from {spell_origin(setting, notation)}.",
-        f"{key.meaning.rstrip('.')}.",
+        f"{declared.description.rstrip('.')}.",
         f"Keys that set it: {keys}.",
     ]
 

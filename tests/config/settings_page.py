@@ -1,63 +1,49 @@
-"""Every setting of the section `train`: where it is kept, and the page that docs/training-settings.md is.
+"""The page docs/training-settings.md, from the declarations in roost/config/train.py.
 
-python -m tests.config.settings_page    writes the page anew
+python -m tests.config.settings_page    writes the page
 """
 
 from __future__ import annotations
 
-from enum import EnumType
+from collections.abc import Mapping
 from pathlib import Path
 
 from roost.config.job import Notation
 from roost.config.notations import loop_train as training_loop
 from roost.config.notations import roll_train as training_roll
 from roost.config.notations.dialects import MADE_OF, UNLIKE
-from roost.config.train import LearnerSettings, TrainSettings
-from roost.config.train_keys import (
-    DRAWING,
-    FLAG,
-    KEPT,
-    KEYS,
-    LOSS,
-    MAPPING,
-    MODEL,
-    NUMBER,
-    OPTIMIZER,
-    RUN,
-    TEXT,
-    WHOLE,
-    WORDS,
-    Key,
-)
-from roost.config.train_read import kept
+from roost.config.train import SETTINGS, SETTINGS_OF, Setting, default_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-settings.md"
-GROUPS = {
-    "Run": RUN,
-    "Rollout": DRAWING,
-    "Optimizer": OPTIMIZER,
-    "Loss and advantages": LOSS,
-    "Model and engine": MODEL,
-    "Evaluation and checkpoints": KEPT,
+PARTS = {
+    "": "Run",
+    "rollout": "Rollout",
+    "sampling": "Sampling",
+    "learner.optimizer": "Optimizer",
+    "advantage": "Advantages",
+    "learner.loss": "Loss",
+    "learner": "Model",
+    "learner.adapter": "LoRA",
+    "evaluation": "Evaluation",
+    "checkpoint": "Checkpoints",
 }
 NEEDED = ("task", "model")
-KINDS = {
-    WHOLE: "whole number",
-    NUMBER: "number",
-    FLAG: "true or false",
-    TEXT: "text",
-    MAPPING: "mapping",
-    WORDS: "list of words",
+TYPES = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    Mapping: "mapping",
+    tuple: "list of words",
 }
 TITLES = {Notation.RLINF: "RLinf", Notation.ROLL: "ROLL", Notation.LOOP: "ml-loop"}
 
 
 def settings_page() -> str:
     parts = [INTRODUCTION]
-    plain = TrainSettings(LearnerSettings(""), name="")
-    for title, keys in GROUPS.items():
-        rows = ["| setting | kind | default | meaning | RLinf | ROLL | ml-loop |", "|---|---|---|---|---|---|---|"]
-        rows += [_row(key, plain) for key in keys]
+    for part, title in PARTS.items():
+        rows = ["| setting | type | default | meaning | RLinf | ROLL | ml-loop |", "|---|---|---|---|---|---|---|"]
+        rows += [_row(setting) for setting in SETTINGS_OF[part]]
         parts.append(f"## {title}\n\n" + "\n".join(rows))
     parts.append(_defaults())
     parts.append(UNFOLLOWED)
@@ -70,38 +56,35 @@ def settings_page() -> str:
 
 def _defaults() -> str:
     tables = (training_roll.DEFAULTS, training_loop.DEFAULTS)
-    names = [key.name for key in KEYS if any(key.name in table for table in tables)]
+    names = [name for name in SETTINGS if any(name in table for table in tables)]
     cells = [[f"`{name}`", *(f"`{table[name]}`" if name in table else "" for table in tables)] for name in names]
     return DEFAULTS.format(rows="\n".join(f"| {' | '.join(row)} |" for row in cells))
 
 
-def _row(key: Key, plain: TrainSettings) -> str:
-    cells = [f"`{key.name}`", _kind(key), _default(key, plain), key.meaning]
-    cells += [_native(key, notation) for notation in TITLES]
+def _row(setting: Setting) -> str:
+    cells = [f"`{setting.name}`", _type(setting), _default(setting.name), setting.description]
+    cells += [_native(setting, notation) for notation in TITLES]
     return f"| {' | '.join(cells)} |"
 
 
-def _kind(key: Key) -> str:
-    if isinstance(key.kind, str):
-        least = f" from {key.least}" if key.kind == WHOLE and key.least else ""
-        most = f" up to {key.most:g}" if key.most is not None else ""
-        return KINDS[key.kind] + least + most
-    words = list(key.kind) if isinstance(key.kind, EnumType) else key.kind
-    return ", ".join(f"`{word}`" for word in words)
+def _type(setting: Setting) -> str:
+    if setting.choices:
+        return ", ".join(f"`{word}`" for word in setting.choices)
+    minimum = f" from {setting.minimum}" if setting.minimum else ""
+    maximum = f" up to {setting.maximum:g}" if setting.maximum is not None else ""
+    return TYPES[setting.type] + minimum + maximum
 
 
-def _default(key: Key, plain: TrainSettings) -> str:
-    if key.name in NEEDED:
+def _default(name: str) -> str:
+    if name in NEEDED:
         return "needed"
-    value = kept(plain, key.name)
-    if key.name == "minibatch_size" or value in (None, "", {}):
-        return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    value = default_of(name)
+    return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _native(key: Key, notation: Notation) -> str:
-    same = [f"`{'.'.join(path)}`" for path in key.native(notation)]
-    return "<br>".join([*same, *(f"from `{path}`" for path in MADE_OF[notation].get(key.name, ()))])
+def _native(setting: Setting, notation: Notation) -> str:
+    same = [f"`{'.'.join(path)}`" for path in setting.native(notation)]
+    return "<br>".join([*same, *(f"from `{path}`" for path in MADE_OF[notation].get(setting.name, ()))])
 
 
 INTRODUCTION = """\

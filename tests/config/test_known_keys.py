@@ -17,7 +17,7 @@ from roost.config.notations.notation import read_job
 from roost.config.notations.rlinf import read_rlinf
 from roost.config.notations.roll import read_roll
 from roost.config.section import Section
-from roost.config.train_keys import KEYS
+from roost.config.train import SETTINGS
 from tests.cli.terminal import run, write
 from tests.config.test_training_read import CONFIGS, TRAIN, merged
 
@@ -141,7 +141,7 @@ def test_every_key_said_to_be_read_is_read(notation):
 @pytest.mark.parametrize("notation", list(Notation))
 def test_a_key_stands_once_in_a_table(notation):
     """And nowhere in it if a reader's own table has it, but for keys that count for placing as well."""
-    followed = {".".join(path) for key in KEYS for path in key.native(notation)}
+    followed = {".".join(path) for setting in SETTINGS.values() for path in setting.native(notation)}
     followed |= {path for paths in MADE_OF[notation].values() for path in paths}
     listed = [(path, entry.known) for entry in TABLES[notation] for path in entry.patterns()]
     paths = [path for path, _ in listed]

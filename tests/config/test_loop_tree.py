@@ -5,8 +5,7 @@ import pytest
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.config.train import AdvantageEstimator, LrSchedulerType
-from roost.config.train_read import kept
+from roost.config.train import AdvantageEstimator, LrSchedulerType, value_of
 
 TREE = {
     "config.yaml": """
@@ -97,7 +96,7 @@ AS_WRITTEN = {
     "prompts_per_step": 16,
     "num_generations": 8,
     "ppo_epochs": 3,
-    "minibatch_size": 2,  # as many
+    "minibatch_size": 64,
     "rollout_fraction": 0.9,
     "group_fraction": 0.75,
     "learning_rate": 3e-5,
@@ -154,7 +153,7 @@ def read(config, *overrides):
                 "max_steps": 1000,
                 "prompts_per_step": 2,
                 "num_generations": 2,
-                "minibatch_size": 1,
+                "minibatch_size": 4,
                 "clip_range_high": 0.25,
             },
             id="debug",
@@ -174,7 +173,7 @@ def read(config, *overrides):
 def test_a_composed_job_arrives_as_written(config, overrides, changed):
     settings = read(config, *overrides).training
     for name, value in {**AS_WRITTEN, **changed}.items():
-        assert kept(settings, name) == (pytest.approx(value) if isinstance(value, float) else value), name
+        assert value_of(settings, name) == (pytest.approx(value) if isinstance(value, float) else value), name
 
 
 def test_devices_of_a_composed_job(config):

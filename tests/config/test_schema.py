@@ -1,5 +1,6 @@
 """The JSON Schema agrees with the planner on what people write."""
 
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -8,15 +9,22 @@ import yaml
 
 from roost.config.job import Notation
 from roost.config.schema import config_schema
+from roost.config.train import SETTINGS
+from tests.config.test_training_read import config_of, read
 from tests.test_golden import rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def errors(config, notation=None):
+@cache
+def validator(notation):
     schema = config_schema(notation)
     jsonschema.Draft202012Validator.check_schema(schema)
-    return [error.json_path for error in jsonschema.Draft202012Validator(schema).iter_errors(config)]
+    return jsonschema.Draft202012Validator(schema)
+
+
+def errors(config, notation=None):
+    return [error.json_path for error in validator(notation).iter_errors(config)]
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.rglob("[!m]*.yaml")), ids=lambda file: file.stem)
@@ -49,3 +57,63 @@ def cluster(**keys):
 )
 def test_mistakes_are_marked(config, path):
     assert errors(config) == [path]
+
+
+@pytest.mark.parametrize("notation", Notation)
+def test_every_setting_is_described(notation):
+    described = config_schema(notation)["properties"]["train"]["properties"]
+    assert list(described) == list(SETTINGS)
+    for name, setting in SETTINGS.items():
+        assert described[name]["description"] == setting.description
+
+
+WRITTEN = (
+    None,
+    True,
+    -2,
+    -1,
+    -0.5,
+    0,
+    1,
+    0.5,
+    1.5,
+    1e13,
+    9_000_000,
+    "word",
+    "2e-05",
+    [],
+    [1],
+    ["q_proj"],
+    {},
+    {"_target_": "a.B"},
+    {"_target_": 1},
+    *sorted({choice for setting in SETTINGS.values() for choice in map(str, setting.choices)}),
+)
+
+
+def rejected(config, name):
+    """Whether the reader rejects what is written for a setting, whatever else it says of it."""
+    _, findings = read(config)
+    found = [error.what for error in findings.errors if error.where.path[:2] == ("train", name)]
+    return any("is missing" not in what for what in found)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_schema_rejects_what_the_reader_rejects(name):
+    for value in WRITTEN:
+        if name == "task" and value == {}:
+            continue  # the reader says that it is missing
+        config = config_of(**{name: value})
+        assert (errors(config) == []) == (not rejected(config, name)), value
+
+
+@pytest.mark.parametrize("notation", Notation)
+def test_an_unknown_setting_is_rejected(notation):
+    config = config_of(notation, learning_rat=1)
+    assert errors(config) == ["$.train"]
+    assert rejected(config, "learning_rat")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_interpolation_is_allowed(name):
+    assert errors(config_of(**{name: "${some.key}"})) == []

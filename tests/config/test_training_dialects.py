@@ -10,6 +10,7 @@ from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
 from roost.config.notations.words import AGGREGATIONS, SCHEDULES
 from roost.config.train import (
+    SETTINGS,
     AdvantageEstimator,
     ImportanceSamplingLevel,
     KlEstimator,
@@ -17,9 +18,8 @@ from roost.config.train import (
     LrSchedulerType,
     OldLogprobs,
     Whitening,
+    value_of,
 )
-from roost.config.train_keys import KEYS
-from roost.config.train_read import kept
 from tests.config.test_training_read import config_of, merged, read, whats
 
 RLINF, ROLL, LOOP = Notation
@@ -85,8 +85,8 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             id="divergence",
         ),
         case(RLINF, {"algorithm.kl_beta": 0, "algorithm.kl_penalty_type": "abs"}, kl_coef=0, id="no-divergence"),
-        case(RLINF, {"algorithm.n_minibatches": 4, "actor.global_batch_size": 8}, minibatch_size=4, id="counted"),
-        case(RLINF, {"actor.global_batch_size": 128}, minibatch_size=2, id="sized"),
+        case(RLINF, {"algorithm.n_minibatches": 4, "actor.global_batch_size": 8}, minibatch_size=64, id="counted"),
+        case(RLINF, {"actor.global_batch_size": 128}, minibatch_size=128, id="sized"),
         case(
             RLINF,
             {"actor.lr_sched.lr_decay_style": "cosine"},
@@ -312,9 +312,11 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
         case(ROLL, {"async_generation_ratio": 1.5}, max_staleness=2, id="lag-of-a-part"),
         case(ROLL, {"rollout_batch_size": 64, GROUP_SIZE: 4}, prompts_per_step=64, num_generations=4, id="groups"),
         case(ROLL, {"rollout_batch_size": 64, **ENVIRONMENTS}, prompts_per_step=4, num_generations=16, id="episodes"),
-        case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32}, minibatch_size=2, id="minibatch-of-all-devices"),
-        case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32, STRATEGY: MEGATRON}, minibatch_size=4, id="minibatch-of-cut-models"),
-        case(ROLL, {**EIGHT, ROUNDS: 32}, minibatch_size=1, id="minibatch-not-given"),
+        case(ROLL, {**EIGHT, EACH: 1, ROUNDS: 32}, minibatch_size=256, id="minibatch-of-all-devices"),
+        case(
+            ROLL, {**EIGHT, EACH: 1, ROUNDS: 32, STRATEGY: MEGATRON}, minibatch_size=128, id="minibatch-of-cut-models"
+        ),
+        case(ROLL, {**EIGHT, ROUNDS: 32}, minibatch_size=512, id="minibatch-not-given"),
         case(
             ROLL,
             {**PG_WORKER, "actor_train.pg_variant": "vanilla"},
@@ -362,7 +364,7 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             prompts_per_step=40,
             num_generations=6,
             ppo_epochs=2,
-            minibatch_size=8,
+            minibatch_size=30,
             learning_rate=5e-5,
             weight_decay=0.01,
             max_grad_norm=0.1,
@@ -457,8 +459,8 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             old_logprobs=OldLogprobs.ROLLOUT,
             id="does-not-recompute",
         ),
-        case(LOOP, {"rl.params.minibatch_size": 60}, minibatch_size=4, id="minibatch"),
-        case(LOOP, {"rl.params.strictly_on_policy": True}, minibatch_size=1, id="on-policy"),
+        case(LOOP, {"rl.params.minibatch_size": 60}, minibatch_size=60, id="minibatch"),
+        case(LOOP, {"rl.params.strictly_on_policy": True}, minibatch_size=240, id="on-policy"),
         case(LOOP, {f"{ADAMW}.betas": [0.5, 0.75]}, adam_beta1=0.5, adam_beta2=0.75, id="betas"),
         case(LOOP, {f"{ADAMW}.betas": "x"}, adam_beta1=0.9, adam_beta2=0.999, id="betas-of-no-use"),
         case(
@@ -481,7 +483,7 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
 def test_what_a_notation_says(notation, written, expected):
     settings, findings = read(with_all(config_of(notation), written))
     assert not findings.found
-    found = {name: kept(settings, name) for name in expected}
+    found = {name: value_of(settings, name) for name in expected}
     assert found == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
     }
@@ -502,7 +504,7 @@ NAMED = {
 def test_words_of_other_programs(path, word):
     notation, meanings, name = NAMED[path]
     settings, findings = read(with_all(config_of(notation), {path: word}))
-    assert kept(settings, name) is meanings[word]
+    assert value_of(settings, name) is meanings[word]
     assert not findings.found
 
 
@@ -691,5 +693,4 @@ def test_what_a_notation_says_and_roost_does_not_do(notation, written, path, wha
 
 
 def test_the_table_of_what_settings_are_made_of_knows_only_settings():
-    names = {key.name for key in KEYS}
-    assert all(set(made) <= names for made in MADE_OF.values())
+    assert all(set(made) <= set(SETTINGS) for made in MADE_OF.values())

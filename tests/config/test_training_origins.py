@@ -6,7 +6,7 @@ import pytest
 
 import roost
 from roost.config.job import Origin
-from roost.config.train_keys import KEYS
+from roost.config.train import SETTINGS
 from tests.cli.terminal import run, write
 
 RLINF = """
@@ -39,7 +39,7 @@ def origins(text, folder, *overrides):
 
 def test_every_setting_is_in_the_plan(tmp_path):
     found, _ = origins(RLINF, tmp_path)
-    assert list(found) == [key.name for key in KEYS]
+    assert list(found) == list(SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_explain_says_it_in_words(tmp_path):
 
 def test_explain_lists_all_of_them(tmp_path):
     lines = run("explain", write(tmp_path, RLINF), "train", width=200).stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [key.name for key in KEYS]
+    assert [line.split()[0] for line in lines[1:]] == list(SETTINGS)
     assert "actor.optim.lr, line 5" in next(line for line in lines if line.startswith("learning_rate"))
 
 

@@ -1,8 +1,8 @@
 """The section `train`: every setting is read, by its own name or by the notation's, and nothing is passed over."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from enum import EnumType
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,8 @@ from roost.config.compose import load
 from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
 from roost.config.notations.notation import read_job
-from roost.config.train import OptimizerSettings, RolloutSettings, TrainSettings
-from roost.config.train_keys import FLAG, KEYS, MAPPING, NUMBER, TEXT, WHOLE, WORDS
-from roost.config.train_read import kept, setting_place
+from roost.config.train import SETTINGS, OptimizerSettings, RolloutSettings, TrainSettings, value_of
+from roost.config.train_read import setting_place
 from tests.config.settings_page import NEEDED, PAGE, settings_page
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"
@@ -65,16 +64,11 @@ def sample(key):
     """A value of a setting's kind that is not its default."""
     if key.name == "minibatch_size":
         return SAMPLES // 4
-    if isinstance(key.kind, EnumType):
-        return list(key.kind)[-1]
-    if isinstance(key.kind, tuple):
-        return key.kind[-1]
-    kinds = {WHOLE: 5, NUMBER: 0.625, FLAG: True, TEXT: "some/thing", MAPPING: {"_target_": "a.B", "c": 1}}
-    return ("q_proj", "v_proj") if key.kind == WORDS else kinds[key.kind]
-
-
-def expected(key):
-    return 4 if key.name == "minibatch_size" else sample(key)
+    if key.choices:
+        return key.type(key.choices[-1])
+    if key.type is tuple:
+        return ("q_proj", "v_proj")
+    return {int: 5, float: 0.625, bool: True, str: "some/thing", Mapping: {"_target_": "a.B", "c": 1}}[key.type]
 
 
 def written(value):
@@ -91,20 +85,24 @@ def beside(key):
     return {"lora_rank": 3} if key.name in ("lora_alpha", "lora_target_modules") else {}
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", SETTINGS.values(), ids=lambda key: key.name)
 def test_a_setting_is_read_by_its_name(key):
-    value = kept(settings_of(**beside(key), **{key.name: written(sample(key))}), key.name)
-    assert value == expected(key)
-    assert type(value) is type(expected(key))
+    value = value_of(settings_of(**beside(key), **{key.name: written(sample(key))}), key.name)
+    assert value == sample(key)
+    assert type(value) is type(sample(key))
 
 
 @pytest.mark.parametrize(
     ("key", "nothing"),
-    [pytest.param(key, None, id=f"{key.name}-null") for key in KEYS if key.name not in NEEDED and key.null is None]
-    + [pytest.param(key, -1, id=f"{key.name}-minus-one") for key in KEYS if key.kind == WHOLE],
+    [
+        pytest.param(key, None, id=f"{key.name}-null")
+        for key in SETTINGS.values()
+        if key.name not in NEEDED and key.null is None
+    ]
+    + [pytest.param(key, -1, id=f"{key.name}-minus-one") for key in SETTINGS.values() if key.type is int],
 )
 def test_a_setting_that_is_not_given_has_its_default(key, nothing):
-    assert kept(settings_of(**{key.name: nothing}), key.name) == kept(settings_of(), key.name)
+    assert value_of(settings_of(**{key.name: nothing}), key.name) == value_of(settings_of(), key.name)
 
 
 @pytest.mark.parametrize("written", [0, None])
@@ -152,7 +150,7 @@ def config_with(path, notation, **train):
 
 NATIVE = [
     pytest.param(key, notation, path, id=f"{notation}-{'.'.join(path)}")
-    for key in KEYS
+    for key in SETTINGS.values()
     for notation in Notation
     for path in key.native(notation)
 ]
@@ -163,7 +161,7 @@ def test_a_notations_own_key_is_read(key, notation, path):
     config = merged(config_with(path, notation, **beside(key)), path, written(sample(key)))
     settings, findings = read(config)
     assert not findings.found
-    assert kept(settings, key.name) == expected(key)
+    assert value_of(settings, key.name) == sample(key)
 
 
 @pytest.mark.parametrize(("key", "notation", "path"), NATIVE)
@@ -171,7 +169,7 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
     train = beside(key) | {key.name: written(sample(key))}
     config = merged(config_with(path, notation, **train), path, written(sample(key)))
     assert not read(config)[1].found
-    other = {WHOLE: 4, NUMBER: 0.5, FLAG: False, TEXT: "other", WORDS: ["o_proj"]}[key.kind]
+    other = {int: 4, float: 0.5, bool: False, str: "other", tuple: ["o_proj"]}[key.type]
     _, findings = read(merged(config, path, other))
     assert any(f"but {'.'.join(path)} is" in what for what in whats(findings))
 

@@ -10,7 +10,7 @@ from roost.config.job import Notation
 from roost.config.known_keys import loop, rlinf, roll
 from roost.config.known_keys.tables import Effect, Entry, Known
 from roost.config.notations.dialects import MADE_OF, UNLIKE
-from roost.config.train_keys import KEYS
+from roost.config.train import SETTINGS
 
 ROLE = "ROLE"  # the child of the root that stands for every role of ROLL's
 TABLES: dict[Notation, tuple[Entry, ...]] = {
@@ -41,9 +41,9 @@ class Node:
 def known_tree(notation: Notation) -> Node:
     """The tree of a notation; nobody changes it once it is built."""
     root = Node()
-    for key in KEYS:
-        for path in key.native(notation):
-            _at(root, ".".join(path)).known = Known(Effect.FOLLOWED, f"{key.name} in train")
+    for name, setting in SETTINGS.items():
+        for path in setting.native(notation):
+            _at(root, ".".join(path)).known = Known(Effect.FOLLOWED, f"{name} in train")
     for name, paths in MADE_OF[notation].items():
         for written in paths:
             _at(root, written).known = Known(Effect.FOLLOWED, f"{name} in train")
