@@ -1,4 +1,4 @@
-"""Origins of training settings: which key, on which line, or whose default decides a value."""
+"""A job as read from any notation: machines, components, training settings, and where each value came from."""
 
 from __future__ import annotations
 
