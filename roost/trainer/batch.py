@@ -1,4 +1,4 @@
-"""From groups of episodes to samples with advantages, and what is told of them."""
+"""Turn groups of episodes into samples with advantages."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from roost.rollout.episode import EpisodeReward, Group, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The episode that a sample is of: most have one, and share with others of their episode what it earned."""
+    """The episode of a sample. Samples of one episode share its reward."""
 
-    episode: int  # numbered through the batch
+    episode: int  # index within the batch
     group: int
     score: EpisodeReward
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The samples of a step in the order of their groups, and who each is."""
+    """Samples of a step in the order of their groups, with the source of each."""
 
     samples: tuple[Sample, ...]
     sources: tuple[Source, ...]
-    stopped_in: Mapping[int, Ints] = field(default_factory=dict)  # by episode: where tasks would have gone on from
-    values_after: Mapping[int, float] = field(default_factory=dict)  # by episode: what the critic expects from there
+    stopped_in: Mapping[int, Ints] = field(default_factory=dict)  # episode: last state of a cut-off episode
+    values_after: Mapping[int, float] = field(default_factory=dict)  # episode: the critic's value of that state
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -54,13 +54,13 @@ class Batch:
         return tuple(source.group for source in self.sources)
 
     def choose(self, indices: Iterable[int]) -> Batch:
-        """Some of the samples."""
+        """Return a batch of the samples at these indices."""
         chosen = [int(index) for index in indices]
         samples = tuple(self.samples[index] for index in chosen)
         return replace(self, samples=samples, sources=tuple(self.sources[index] for index in chosen))
 
     def by_episode(self) -> list[list[int]]:
-        """The samples of each episode, by position."""
+        """Indices of the samples of each episode."""
         found: dict[int, list[int]] = {}
         for index, source in enumerate(self.sources):
             found.setdefault(source.episode, []).append(index)
@@ -68,7 +68,7 @@ class Batch:
 
 
 def batch_of(groups: Sequence[Group]) -> Batch:
-    """Every sequence of every finished episode as a sample, without an advantage yet."""
+    """Turn every sequence of every finished episode into a sample, without an advantage yet."""
     episodes = [(group.number, episode) for group in groups for episode in group.episodes]
     found = [
         (_sample(tokens), Source(index, number, episode.score))
@@ -80,9 +80,9 @@ def batch_of(groups: Sequence[Group]) -> Batch:
 
 
 def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, Selection, int]:
-    """The samples to learn from, each with its advantage; what was left out; how many episodes were alone in a group.
+    """Return the samples to learn from with advantages, the selection, and how many episodes were alone in a group.
 
-    With a critic the samples have its values already, and get what it should have said.
+    With GAE the samples must have values already; they get returns as well.
     """
     if settings.advantage_estimator is AdvantageEstimator.GAE:
         samples = _from_critic(batch, settings)
@@ -101,7 +101,7 @@ def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, S
 
 
 def _scaled(batch: Batch, scalars: Doubles, settings: AdvantageSettings) -> Doubles:
-    """Whitened, where a sample counts as often as it has tokens that the policy made, and clipped."""
+    """Whiten, weighting each sample by its number of generated tokens, and clip."""
     counts = [int(predicted(sample).sum()) for sample in batch.samples]
     tokens = [np.full(count, value) for count, value in zip(counts, scalars, strict=True)]
     even = whitened(tokens, settings.whiten_advantages)
@@ -110,7 +110,7 @@ def _scaled(batch: Batch, scalars: Doubles, settings: AdvantageSettings) -> Doub
 
 
 def _of_episodes(batch: Batch, settings: AdvantageSettings) -> Doubles:
-    """The advantage of each sample is its episode's, which counts once, however many samples it has."""
+    """Return the advantage of each sample: that of its episode, which counts once in its group."""
     episodes = batch.by_episode()
     firsts = [batch.sources[indices[0]] for indices in episodes]
     found = advantages([first.score.reward for first in firsts], [first.group for first in firsts], settings)
@@ -125,7 +125,7 @@ def with_scores(
     old: Sequence[Floats] | None = None,
     reference: Sequence[Floats] | None = None,
 ) -> Batch:
-    """The same samples with what models said of them."""
+    """Return the batch with old and reference log-probs."""
     samples = list(batch.samples)
     if old is not None:
         samples = [replace(each, old_logprobs=array) for each, array in zip(samples, old, strict=True)]
@@ -135,9 +135,9 @@ def with_scores(
 
 
 def continuations(batch: Batch) -> list[Sample]:
-    """What a critic is asked beside the samples: the states in which episodes were cut off, with one token made after.
+    """Return the states in which episodes were cut off, as samples for the critic with one token appended.
 
-    Which one does not matter: a value is what is expected before it.
+    The value is the expectation before that token, so the token does not matter.
     """
     return [
         Sample(
@@ -150,7 +150,7 @@ def continuations(batch: Batch) -> list[Sample]:
 
 
 def with_values(batch: Batch, values: Sequence[Floats]) -> Batch:
-    """The same samples with what the critic said of them, and then of their continuations."""
+    """Return the batch with the critic's values of the samples, then of their continuations."""
     own, after = values[: len(batch)], values[len(batch) :]
     samples = [replace(sample, values=array) for sample, array in zip(batch.samples, own, strict=True)]
     ends = {episode: float(array[-1]) for episode, array in zip(batch.stopped_in, after, strict=True)}
@@ -158,7 +158,7 @@ def with_values(batch: Batch, values: Sequence[Floats]) -> Batch:
 
 
 def minibatches(batch: Batch, count: int, seed: int) -> list[tuple[Sample, ...]]:
-    """The samples shuffled and cut into so many parts, as even as can be; fewer where there are fewer samples."""
+    """Shuffle the samples and split them into `count` near-equal parts; fewer if there are fewer samples."""
     order = np.random.default_rng(seed).permutation(len(batch))
     parts = np.array_split(order, min(count, max(1, len(batch))))
     return [tuple(batch.samples[int(index)] for index in sorted(part)) for part in parts]
@@ -169,7 +169,7 @@ def _sample(tokens: Tokens) -> Sample:
 
 
 def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
-    """Along each episode, turn by turn, through all its samples."""
+    """Compute GAE along each episode, turn by turn, across all its samples."""
     found: dict[int, TokenAdvantages] = {}
     for indices in batch.by_episode():
         source = batch.sources[indices[0]]
@@ -190,7 +190,7 @@ def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
 def _along(
     samples: Sequence[Sample], score: EpisodeReward, settings: AdvantageSettings, value_after: float
 ) -> list[TokenAdvantages]:
-    """Of the predicted tokens of each sample of an episode, which follow one another as their turns do."""
+    """Return advantages of the predicted tokens of an episode's samples, ordered by turn."""
     values = [sample.values[predicted(sample)] for sample in samples if sample.values is not None]
     if len(values) < len(samples):
         raise ValueError("advantages by GAE need a critic's values; give the job a critic")
@@ -205,6 +205,6 @@ def _along(
 
 
 def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """How many versions behind the learner each made token was."""
+    """Staleness of each generated token, in policy versions."""
     made = [episode.made_by for group in groups for episode in group.episodes]
     return version - np.concatenate([np.zeros(0, np.int64), *made])

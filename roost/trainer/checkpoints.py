@@ -1,4 +1,4 @@
-"""The state of a run on disk: whole or not there, a few of them, the newest first."""
+"""Checkpoints of a run on disk: written atomically, verified before use, pruned to the newest few."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LEARNER, CRITIC = "learner", "critic"
 ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
 
 
-ASIDE = ".aside"  # follows the step in names of checkpoints that the run does not continue from
+ASIDE = ".aside"  # suffix of checkpoints that a resumed run went back before
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Where a run is, beside what the learner knows."""
+    """Progress of a run, apart from the learner's state."""
 
     step: int = 0  # steps done
     version: int = 0
@@ -43,7 +43,7 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder with the learner's state and the trainer's. The learner's folder gets its name when it is complete."""
+    """A folder with the state of learner and trainer. The learner's folder is renamed into place when complete."""
 
     folder: Path
 
@@ -61,7 +61,7 @@ class Checkpoint:
         return int(found[1]) if found else -1
 
     def is_whole(self, has_critic: bool = False) -> bool:
-        """Whether all its parts are there: with the critic's if that is wanted, or if it was written with one."""
+        """Return True if all parts exist, including the critic's if `has_critic` or if written with one."""
         if not ((self.folder / STATE).exists() and self.learner.is_dir()):
             return False
         return self.critic.is_dir() or not (has_critic or self._was_written_with_critic())
@@ -73,12 +73,12 @@ class Checkpoint:
             return False
 
     def begin(self) -> None:
-        """Make its folder. What an attempt that broke off left here goes: it would pass for the new one's."""
+        """Create the folder, removing leftovers of an interrupted attempt, which would pass for new files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
     def write_state(self, state: TrainerState, has_critic: bool = False) -> None:
-        """Say where the run is. Last, when all that is told of the step is written: a run may go on from here."""
+        """Write the trainer state. Call it last, when all files of the step are written: a run may resume from it."""
         text = json.dumps({**asdict(state), "has_critic": has_critic}).encode()
         write_sums(self.folder, {STATE: hashlib.sha256(text).hexdigest()})
         write_whole(self.folder / STATE, [text])
@@ -89,9 +89,9 @@ class Checkpoint:
         return TrainerState(found["step"], found["version"], Position(position["next"], tuple(position["waiting"])))
 
     def verify(self, has_critic: bool = False) -> None:
-        """Read all of it, and raise `Damaged` unless it is as it was written; `Unreadable` if that is not known.
+        """Read all files. Raise Damaged if they differ from what was written, Unreadable if that cannot be told.
 
-        Checkpoints of earlier versions have no sums: of those the sizes of files are checked.
+        Checkpoints of earlier versions have no checksums; for them file sizes are checked.
         """
         for folder in (self.folder, self.learner, *([self.critic] if has_critic else [])):
             with _reading(folder):
@@ -104,12 +104,12 @@ class Checkpoint:
 
 
 class Unreadable(OSError):
-    """A checkpoint that the file system does not give now: it may be good."""
+    """The file system cannot read a checkpoint now; it may still be intact."""
 
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of reading a path into `Damaged`, but those of the file system into `Unreadable`."""
+    """Convert read errors into Damaged, and file system errors into Unreadable."""
     try:
         yield
     except Damaged:
@@ -126,7 +126,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The newest checkpoint that is as it was written, and why newer ones are not taken."""
+    """The newest intact checkpoint, and the problems of newer ones."""
 
     checkpoint: Checkpoint | None
     problems: tuple[Damaged, ...] = ()
@@ -142,14 +142,14 @@ class Checkpoints:
         return Checkpoint(self._folder / f"step-{step:06d}")
 
     def found(self) -> list[Checkpoint]:
-        """Those that are whole, the newest last."""
+        """Complete checkpoints, newest last."""
         return [one for one in self._every() if one.is_whole(self._has_critic)]
 
     def newest(self) -> Checkpoint | None:
         return next(reversed(self.found()), None)
 
     def newest_verified(self) -> Verified:
-        """Verify checkpoints from the newest on, until one is as it was written."""
+        """Verify checkpoints from the newest to the oldest, until one is intact."""
         problems: list[Damaged] = []
         for one in reversed(self.found()):
             try:
@@ -161,7 +161,7 @@ class Checkpoints:
         return Verified(None, tuple(problems))
 
     def verified_at(self, step: int) -> Checkpoint:
-        """The checkpoint of a step, or an error that lists those that are there."""
+        """Return the checkpoint of a step after verifying it; errors list the available steps."""
         one = self.at(step)
         if one not in self.found():
             there = ", ".join(str(each.step) for each in self.found()) or "none"
@@ -175,7 +175,7 @@ class Checkpoints:
         return one
 
     def set_aside(self, after: int) -> list[str]:
-        """Rename the checkpoints of later steps, which the run does again, and return their new names."""
+        """Rename the checkpoints after this step, which the run repeats, and return their new names."""
         renamed = []
         for one in self.found():
             if one.step > after:
@@ -183,11 +183,11 @@ class Checkpoints:
         return renamed
 
     def prune(self, confirmed: int | None = None, best: int | None = None) -> None:
-        """Remove what is older than those to keep, and what broke off before the newest: one is written at a time.
+        """Remove checkpoints beyond those to keep, and incomplete ones older than the newest complete one.
 
-        What is not whole and newer than all others is being written. Weights are confirmed by a later optimizer step
-        whose loss and gradient were finite; the newest checkpoint up to step `confirmed` is kept in any case, and so is
-        that of step `best`.
+        An incomplete checkpoint newer than all others is being written. Weights are confirmed by a later optimizer step
+        with finite loss and gradient: the newest checkpoint up to step `confirmed` is always kept, and so is that of
+        step `best`.
         """
         whole = self.found()
         kept = {one.step for one in whole[-self._keep :]} | {best}
@@ -204,7 +204,7 @@ class Checkpoints:
 
 
 def _free_name(folder: Path) -> Path:
-    """`step-000004.aside`, or `.aside-2` and so on: an earlier one may hold the only copy of its weights."""
+    """Return `step-000004.aside`, or `.aside-2` and so on: an earlier one may hold the only copy of its weights."""
     names = (
         folder.with_name(f"{folder.name}{ASIDE}{f'-{count}' if count > 1 else ''}") for count in itertools.count(1)
     )
@@ -216,7 +216,7 @@ EVALUATION, TRAINING = "evaluation", "training"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A step that has a checkpoint, and the mean reward that makes it the best."""
+    """A step with a checkpoint and the best mean reward."""
 
     step: int
     reward: float
@@ -224,9 +224,9 @@ class Best:
 
 
 def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Collection[int]) -> Best | None:
-    """The best of the steps `among`; of equal ones the latest.
+    """Return the best of the steps `among`; the latest of equal ones.
 
-    Samples of a step come from the weights before its update, so training judges a checkpoint by the step after it.
+    Samples of a step come from the weights before its update, so a checkpoint is rated by the step after it.
 
     >>> rewards = [{"step": step, "reward/mean": reward} for step, reward in ((2, 0.5), (3, 0.9), (4, 0.7), (5, 0.8))]
     >>> best_of(rewards, [], {2, 4}), best_of(rewards, [{"step": 4, "reward/mean": 0.8}], {2, 4})
@@ -243,6 +243,6 @@ def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Colle
 
 
 def best_checkpoint(run: RunFolder) -> Best | None:
-    """The best of the checkpoints that the run has on disk."""
+    """Return the best checkpoint on disk."""
     there = {one.step for one in Checkpoints(run.checkpoints, 1).found()}
     return best_of(run.steps(), run.evaluations(), there) if there else None

@@ -1,8 +1,8 @@
 """The stream of groups from engines to the learner, with bounded staleness.
 
 A version is one update, which consumes the groups of one step. A group that began at version b is consumed at version
-b + max_staleness at the latest. At version v at most (v + 1 + max_staleness) * groups have begun, so there is a step
-for each; and no step consumes so many young groups that later steps could not consume all the old ones.
+b + max_staleness at the latest. At version v at most (v + 1 + max_staleness) * groups have begun, so that every group
+has a step; and no step consumes so many young groups that later steps could not consume all the old ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RunningGroup:
 
 
 def may_begin(taken: int, in_play: int, version: int, groups: int, max_staleness: int, first_version: int = 0) -> int:
-    """How many groups may begin now.
+    """Number of groups that may begin now.
 
     `taken` and `first_version` count from the same moment: the start of the run, or the step it was resumed at.
 
@@ -43,10 +43,10 @@ def may_begin(taken: int, in_play: int, version: int, groups: int, max_staleness
 def choose(
     in_play: Sequence[RunningGroup], count: int, version: int, max_staleness: int, groups: int, left: int = 0
 ) -> tuple[int, ...] | None:
-    """The groups to learn from at a version: the oldest that are over.
+    """Return the oldest finished groups, to learn from at this version.
 
-    None where they are too few, or where those that stay behind would be more than can still be taken in time: `left`
-    at this version, and `groups` at each one after it.
+    Return None if there are too few, or if the remaining groups could not all be consumed in time: `left` more at this
+    version, and `groups` at each later one.
 
     >>> begun = [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, True)]
     >>> waiting = [RunningGroup(*group) for group in begun]
@@ -65,13 +65,13 @@ def choose(
     return chosen if len(chosen) == count and are_in_time else None
 
 
-LOST_LIMIT = 8  # groups in a row, or as many as a step has if that is more: not one finishes, and the run ends
-REPLACED_LIMIT = 10  # times the groups of a step: more that teach nothing, and the step goes on without new ones
+LOST_LIMIT = 8  # the run ends after this many failed groups in a row (at least one step's worth)
+REPLACED_LIMIT = 10  # times the groups of a step: beyond it equal-reward groups are no longer replaced
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Which tasks of the run were begun but not learnt from, and which is next: all that a resumed run needs."""
+    """Position in the task order, as stored in a checkpoint: the next task, and tasks begun but not learnt from."""
 
     next: int = 0
     waiting: tuple[int, ...] = ()
@@ -79,22 +79,22 @@ class Position:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of episodes and groups since it was last looked at."""
+    """Counts of episodes and groups since the last `pop_tally`."""
 
     cancelled: int = 0
     failed: int = 0
     retried: int = 0
-    lost_groups: int = 0  # none of whose episodes finished
-    equal_groups: int = 0  # that were replaced because they teach nothing
-    discarded_groups: int = 0  # that were generated again, because an engine had other weights than the learner
+    lost_groups: int = 0  # no episode finished
+    equal_groups: int = 0  # replaced because all rewards were equal
+    discarded_groups: int = 0  # generated again because an engine had wrong weights
 
 
 class NothingFinishes(RuntimeError):
-    """Group after group failed; the message says how the last one did."""
+    """Too many groups in a row failed; the message has the last error."""
 
 
 class Feed:
-    """Begins groups and hands them out. Every task is learnt from once, unless its episodes all fail."""
+    """Starts groups and hands out finished ones. Every task is learnt from once, unless all its episodes fail."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class Feed:
         position: Position | None = None,
         version: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
-        on_end: Callable[[int], None] | None = None,  # of a group, by its number
-        steps: int | None = None,  # that are left: no group is begun for steps that will not be
+        on_end: Callable[[int], None] | None = None,  # called with the number of a finished group
+        steps: int | None = None,  # steps left; no group is started beyond them
     ) -> None:
         position = position or Position()
         self.tally = Tally()
@@ -119,8 +119,8 @@ class Feed:
         self._plays: dict[int, GroupRollout] = {}
         self._given_up: list[
             GroupRollout
-        ] = []  # that others took the place of; they may still put their things in order
-        self._kept: set[int] = set()  # groups that are over and of use: each is looked at once in a step
+        ] = []  # replaced groups, which may still be cleaning up
+        self._kept: set[int] = set()  # finished groups to learn from; each is checked once per step
         self._taken = 0
         self._replaced = 0
         self._lost_in_a_row = 0
@@ -134,7 +134,7 @@ class Feed:
         return Position(self._next, tuple(sorted([*self._plays, *self._again])))
 
     def begin(self, version: int) -> None:
-        """Begin as many groups as the staleness allows at this version."""
+        """Start as many groups as max_staleness allows at this version."""
         count = may_begin(
             self._taken,
             len(self._plays),
@@ -149,7 +149,7 @@ class Feed:
             self._begin_one(version)
 
     async def take(self, version: int, count: int | None = None) -> list[Group]:
-        """The groups of a step, or of a part of it; those whose episodes all failed are replaced by others."""
+        """Wait for the groups of a step, or of a part of it. Groups whose episodes all failed are replaced."""
         wanted = self._settings.prompts_per_step if count is None else count
         numbers = await self._wait(wanted, version)
         chosen = [self._plays.pop(number) for number in numbers]
@@ -163,7 +163,7 @@ class Feed:
         return sorted(groups[:wanted], key=lambda group: group.number)
 
     async def discard(self, groups: Sequence[Group]) -> None:
-        """Generate these groups again, which were taken at this version, and all that are under way."""
+        """Generate these groups, taken at this version, and all groups under way again."""
         plays, self._plays = list(self._plays.values()), {}
         for group in await asyncio.gather(*(play.result() for play in plays)):
             if self._on_end is not None:
@@ -174,7 +174,7 @@ class Feed:
         self.tally.discarded_groups += len(groups) + len(plays)
 
     async def close(self) -> None:
-        """Cancel everything that is under way."""
+        """Cancel all groups under way."""
         await asyncio.gather(*(play.result() for play in [*self._plays.values(), *self._given_up]))
 
     async def _wait(self, count: int, version: int) -> Sequence[int]:
@@ -195,7 +195,7 @@ class Feed:
         return [RunningGroup(play.number, play.began_at, play.is_over) for play in self._plays.values()]
 
     def _replace_useless(self, version: int) -> None:
-        """Begin others in the place of groups that are over and of no use; the step may still wait for the rest."""
+        """Replace finished groups that cannot be learnt from, without waiting for the rest of the step."""
         for play in [play for play in self._plays.values() if play.is_over and play.number not in self._kept]:
             if self._is_wanted(play.so_far):
                 self._kept.add(play.number)
@@ -204,7 +204,7 @@ class Feed:
                 self._begin_one(version)
 
     def _cut_off_stragglers(self, count: int) -> None:
-        """The oldest groups are those that the step waits for."""
+        """Cancel the remaining episodes of the oldest groups, which the step waits for, if enough have finished."""
         oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
         finished, possible = [play.finished for play in oldest], [play.possible for play in oldest]
         if len(oldest) == count and may_end(finished, possible, self._settings):
@@ -245,9 +245,9 @@ class Feed:
         self.tally.retried += sum(episode.attempts - 1 for episode in group.episodes)
 
     def pop_tally(self) -> Tally:
-        """What was counted since the last time."""
+        """Return the counts since the last call, and reset them."""
         tally, self.tally, self._replaced = self.tally, Tally(), 0
-        self._kept.clear()  # what was kept because the step had replaced too many may be replaced in the next one
+        self._kept.clear()  # groups kept at the replacement limit may be replaced in the next step
         return tally
 
     def _show_progress(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What a step amounts to in numbers: one flat mapping, as it is written, shown and plotted."""
+"""Metrics of a step, as one flat mapping that is written, shown and plotted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from roost.trainer.guards import MISMATCH, SKIPPED
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
 PERCENTILES = (50, 90, 99)
-DRIFT = "drift"  # of the same weights: two programs; of others: the policy has moved as well
+DRIFT = "drift"  # like mismatch, but the learner's weights have moved since generation
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
 
 def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
-    """Rewards, staleness and counts of what was collected."""
+    """Rewards, staleness and counts of the collected groups."""
     rewards = np.array([reward for group in groups for reward in group.rewards] or [np.nan])
     behind = staleness_of(groups, version)
     episodes = [episode for group in groups for episode in group.episodes]
@@ -50,7 +50,7 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
 
 
 def of_lengths(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Percentiles of tokens, generated and given before the first turn, and the share of truncated episodes."""
+    """Percentiles of completion and prompt tokens, and the share of truncated episodes."""
     found: dict[str, float] = {}
     if not episodes:
         return found
@@ -63,7 +63,7 @@ def of_lengths(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def of_memory(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Memory of a component in GiB, of the rank that has the most.
+    """Memory of a component in GiB: the maximum over its ranks.
 
     >>> of_memory("actor", [{"rss": 2**30}, {"rss": 2**31}])
     {'memory/actor/rss': 2.0}
@@ -73,7 +73,7 @@ def of_memory(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, float
 
 
 def of_parts(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, float]:
-    """What each reward gave, and to how many answers; of those that are named also where there was none."""
+    """Mean of each reward and the number of answers it scored; 0 scored for names in `rewards` that scored none."""
     given: dict[str, list[float]] = {name: [] for name in rewards}
     for episode in (episode for group in groups for episode in group.episodes):
         for name, score in episode.score.parts.items():
@@ -84,7 +84,7 @@ def of_parts(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, 
 
 @dataclass(frozen=True, eq=False)
 class Learnt:
-    """What was learnt from some groups: all their samples, which of them counted, and what the optimizer steps told."""
+    """One learnt part of a step: its samples, the selection, and the statistics of its optimizer steps."""
 
     samples: Sequence[Sample]
     selection: Selection
@@ -93,7 +93,7 @@ class Learnt:
 
 
 def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
-    """The parts of a step together. What the engine's log-probabilities differ by is called by its reason."""
+    """Combine the parts of a step. The log-prob difference is called mismatch with the same weights, else drift."""
     counts = {
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
         "samples/left_out": float(sum(part.selection.dropped for part in parts)),
@@ -105,7 +105,7 @@ def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, 
 
 
 def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:
-    """How far the engine's log-probabilities are from the learner's, where both are known."""
+    """Difference between the engine's and the learner's log-probs, where both are known."""
     known = [sample for sample in samples if sample.old_logprobs is not None]
     engine = [sample.logprobs[predicted(sample)] for sample in known]
     learner = [sample.old_logprobs[predicted(sample)] for sample in known if sample.old_logprobs is not None]
@@ -116,7 +116,7 @@ def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, 
 
 
 def of_learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over the optimizer steps of a step, of maxima the largest, of skipped ones the sum."""
+    """Combine statistics of optimizer steps: mean, but maximum for `max/` and sum for skipped."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in told for name in part):
         values = [part[name] for part in told if name in part]
@@ -133,6 +133,6 @@ def of_learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def of_time(seconds: Mapping[str, float], whole: float, tokens: float) -> dict[str, float]:
-    """Seconds of each phase, and the tokens of the step for each second of it."""
+    """Seconds of each phase, and tokens per second of the step."""
     found = {f"time/{name}": seconds[name] for name in PHASES if name in seconds}
     return {"time/step": whole, **found, "tokens/per_second": tokens / whole if whole else 0.0}

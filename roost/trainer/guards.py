@@ -11,16 +11,16 @@ from statistics import median
 from roost.config.findings import counted
 from roost.config.train import USUAL_RATES, OptimizerSettings, TrainSettings, unlike_usual
 
-SKIPPED = ("skipped", "critic/skipped")  # what an optimizer step of the policy, and of the critic, is told by
+SKIPPED = ("skipped", "critic/skipped")  # statistic of an optimizer step of the policy, and of the critic
 
 
 class Diverged(RuntimeError):
-    """The policy cannot be trained on from here."""
+    """Training diverged and cannot continue from these weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedSteps:
-    """Optimizer steps that were not taken, because loss or gradient were not finite.
+    """Optimizer steps skipped because loss or gradient was not finite.
 
     >>> skipped, taken = {"loss": math.nan, "skipped": 1.0}, {"loss": 0.5, "skipped": 0.0}
     >>> SkippedSteps().after(taken, 4).after(skipped, 5).after(skipped, 5)
@@ -28,10 +28,10 @@ class SkippedSteps:
     """
 
     in_row: int = 0
-    confirmed: int | None = None  # the newest step whose weights gave a finite loss and gradient afterwards
+    confirmed: int | None = None  # newest step whose weights later gave a finite loss and gradient
 
     def after(self, told: Mapping[str, float], step: int) -> SkippedSteps:
-        """With one more optimizer step, in the training step that follows `step`."""
+        """Return the counts after one more optimizer step, in the training step that follows `step`."""
         if any(told.get(name) for name in SKIPPED):
             return SkippedSteps(self.in_row + 1, self.confirmed)
         return SkippedSteps(0, step)
@@ -49,7 +49,7 @@ def check_skipped(skipped: SkippedSteps, settings: TrainSettings) -> None:
 
 
 def check_policy(logprobs: Sequence[float], version: int) -> None:
-    """Raise unless the policy's log-probabilities are numbers: no engine can sample from others."""
+    """Raise Diverged if a log-prob is not finite: no engine could sample from this policy."""
     if not all(math.isfinite(one) for one in logprobs):
         raise Diverged(
             f"the weights of policy version {version} give log-probabilities that are not finite, so no engine got them"
@@ -57,7 +57,7 @@ def check_policy(logprobs: Sequence[float], version: int) -> None:
 
 
 def explained(error: Diverged, settings: TrainSettings, step: int, figures: Mapping[str, float]) -> Diverged:
-    """The error that ends a run, with what the step measured and the likely cause."""
+    """Return the error that ends a run, with the figures of the step and the likely cause."""
     said = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
     return Diverged(
         f"training diverged in step {step} ({said}): {error}. Likely cause: {likely_cause(settings, figures)}"
@@ -65,7 +65,7 @@ def explained(error: Diverged, settings: TrainSettings, step: int, figures: Mapp
 
 
 def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
-    """What to change first."""
+    """Likely cause of a divergence, with the setting to change first."""
     learner, rate = settings.learner, settings.learner.optimizer.learning_rate
     if not math.isfinite(figures.get("reward/mean", 0.0)):
         return "rewards that are not finite; check the scenario's reward and the train.rewards"
@@ -80,13 +80,13 @@ def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
 
 MISMATCH = "mismatch"  # log-probs of engine and learner with the same weights
 FIGURE = f"{MISMATCH}/logprob_mean"
-TIMES = 10.0  # the usual mismatch of this run; a model that is sensitive to rounding has a large one from the start
-LEAST = 0.1  # nats: less than this is no jump, however small the mismatch was
+TIMES = 10.0  # the usual mismatch of this run, which is large from the start in models sensitive to rounding
+LEAST = 0.1  # nats; a smaller mismatch is never a jump
 REMEMBERED = 20  # steps
 
 
 class MismatchGuard:
-    """Remembers the mismatch of the steps that were learnt from.
+    """Detects jumps of the mismatch against that of the steps learnt from.
 
     >>> guard = MismatchGuard()
     >>> guard.jump({FIGURE: 1.4}), guard.accept({FIGURE: 1.4})
@@ -99,17 +99,17 @@ class MismatchGuard:
         self._earlier: deque[float] = deque(maxlen=REMEMBERED)
 
     def jump(self, figures: Mapping[str, float]) -> str:
-        """What is wrong with a step's mismatch, or nothing; the first one is what others are compared with."""
+        """Describe a jump of the mismatch; empty if there is none, or nothing to compare with yet."""
         now = figures.get(FIGURE)
         if now is None or not self._earlier:
             return ""
         usual = median(self._earlier)
-        if now <= max(LEAST, TIMES * usual):  # written so that not-a-number is a jump
+        if now <= max(LEAST, TIMES * usual):  # NaN compares false, so it is a jump
             return ""
         return f"the mean mismatch of log-probabilities jumped from {usual:.3g} to {now:.3g}"
 
     def accept(self, figures: Mapping[str, float], is_new_usual: bool = False) -> None:
-        """The step is learnt from; after a jump that stays, later ones are compared with it alone."""
+        """Record the mismatch of a step that is learnt from; `is_new_usual` forgets the earlier ones."""
         if is_new_usual:
             self._earlier.clear()
         if FIGURE in figures:

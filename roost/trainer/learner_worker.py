@@ -1,4 +1,4 @@
-"""The learner's weights on their way out: whatever becomes of the sending, every rank goes through all of them."""
+"""One rank of a learner, as a worker: scoring, learning, checkpoints, and sending weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from roost.transport import current
 
 
 class WeightStream(ModuleSource):
-    """Shards are gathered by all ranks together. One that stopped half way would leave the others waiting for it."""
+    """Weights gathered by all ranks together. A rank that stopped halfway would leave the others waiting."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
         super().__init__(module, dtype)
@@ -48,7 +48,7 @@ class WeightStream(ModuleSource):
         return self._streaming
 
     def finish(self) -> None:
-        """Go through what nobody took."""
+        """Consume the rest of the stream."""
         for _ in self._streaming if self._streaming is not None else self.stream():
             pass
 
@@ -59,7 +59,7 @@ Bucket = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """An engine that is to take weights, and who sends them to it."""
+    """An engine that takes weights, and the rank that sends them."""
 
     kind: EngineKind
     url: str
@@ -67,11 +67,11 @@ class Receiver:
     api_key: str | None
     sender: int  # the rank of the learner
     way: Way
-    processes: int = 1  # that share its model
+    processes: int = 1  # over which its model is sharded
 
 
 class LearnerWorker(Worker):
-    """One rank. All ranks are called at once, each with its share of the samples."""
+    """One rank. All ranks are called at the same time, each with its share of the samples."""
 
     def __init__(self, settings: LearnerSettings, head: Head, threads: int | None = None, learns: bool = True) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class LearnerWorker(Worker):
         self._learner = Learner(settings, self._device, head, learns)
 
     def _meeting_file(self, port: int) -> Path | None:
-        """Where the ranks meet if all are on one machine: in the private folder of its node daemon."""
+        """Rendezvous file in the private folder of the node daemon; None if ranks span several nodes."""
         setup = current.worker_setup()
         if setup is None or setup.placement.local_world_size != self._world_size:
             return None
@@ -107,7 +107,7 @@ class LearnerWorker(Worker):
         self._learner.load(tuple(parts))
 
     def save(self, folder: str) -> None:
-        """Take a copy of the state; it is written while learning goes on."""
+        """Copy the state; it is written in the background."""
         self._learner.save(folder)
 
     def wait_saved(self) -> None:
@@ -133,7 +133,7 @@ class LearnerWorker(Worker):
         return whole_bytes(self._learner.module)
 
     def memory(self) -> dict[str, float]:
-        """Bytes that this process has: on its accelerator, with the peak since the last call, or on the host."""
+        """Memory of this process in bytes: on its accelerator, with the peak since the last call, or on the host."""
         if self._device.type != "cuda":
             return {"rss": float(psutil.Process().memory_info().rss)}
         free, total = torch.cuda.mem_get_info(self._device)
@@ -141,7 +141,7 @@ class LearnerWorker(Worker):
             "allocated": torch.cuda.memory_allocated(self._device),
             "reserved": torch.cuda.memory_reserved(self._device),
             "peak": torch.cuda.max_memory_allocated(self._device),
-            "device": total - free,  # by all processes
+            "device": total - free,  # of all processes
         }
         torch.cuda.reset_peak_memory_stats(self._device)
         return {name: float(count) for name, count in found.items()}
@@ -149,15 +149,15 @@ class LearnerWorker(Worker):
     # Weights ------------------------------------------------------------------------------------------------------
 
     def probe(self) -> Probe:
-        """What an engine with these weights must answer."""
+        """Probe of these weights: what an engine that has them must answer."""
         tokens = probe_tokens(self._learner.module.config.vocab_size)
         found = self._learner.score([Sample.of_policy(np.array(tokens, np.int64))], temperature=1.0)[0]
         return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_dtype, 0.25))
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
-        """Send to the engines that are this rank's, way by way. Every rank takes part in putting weights together.
+        """Send weights to the engines assigned to this rank, route by route. All ranks take part in gathering.
 
-        An engine that was lost asks for them when they may be on the host already.
+        For an engine that was lost and restarted, the weights may already be offloaded to the host.
         """
         by_way = [[one for one in receivers if one.way is way] for way in Way]
         try:
@@ -174,7 +174,7 @@ class LearnerWorker(Worker):
         try:
             return asyncio.run(self._send(own, stream, version)) if own else NOTHING
         except EngineError as error:
-            # Told, not raised: the other ranks go on to the next way, and need this one there.
+            # Returned, not raised: the other ranks continue with the next route, and need this one there.
             return replace(NOTHING, failed={receiver.url: error for receiver in own})
         finally:
             stream.finish()
@@ -201,17 +201,17 @@ class LearnerWorker(Worker):
         )
 
     def give_weights(self, group: str) -> None:
-        """Give the policy to all workers of another group, which call `take_weights`. For all ranks together."""
+        """Send the weights to all workers of another group, which call `take_weights`. Call it on all ranks."""
         for bucket in in_buckets(self._learner.weights()):
             self._give(bucket, group)
         self._give(None, group)
 
     def _give(self, bucket: Bucket | None, group: str) -> None:
-        if self._rank == 0:  # every rank puts the weights together, one sends them
+        if self._rank == 0:  # every rank gathers the weights, one sends them
             self.broadcast(bucket, [(self._group_name, 0), (group, None)])
 
     def take_weights(self, group: str) -> None:
-        """Become the policy of another group, which calls `give_weights`."""
+        """Take the weights of another group, which calls `give_weights`."""
         self._learner.take(entry for bucket in self._coming(group) for entry in bucket)
 
     def _coming(self, group: str) -> Iterator[Bucket]:
@@ -219,7 +219,7 @@ class LearnerWorker(Worker):
             yield bucket
 
     def write_weights(self, model: str, folder: str) -> str:
-        """Write a checkpoint that engines can be started on; says what went wrong, if anything did."""
+        """Write a checkpoint that engines can start from. Return the error as text; empty if there is none."""
         try:
             with self._learner.at_hand():
                 self._write(model, folder)

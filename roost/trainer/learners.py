@@ -1,4 +1,4 @@
-"""Which rank of the learner sends weights to which engine, and how."""
+"""Learner groups as the driver sees them: scoring, learning, and sending weights to engines."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from roost.transport.failure import FailureKind, WaitedTooLong, WorkerFailed
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How each engine gets weights, and from which rank of the learner; by the engine's name."""
+    """Weight route and sending rank of the learner, by engine name."""
 
     ways: Mapping[str, Way | None]  # None: from disk
     ranks: Mapping[str, int]
 
 
 def plan_sending(plan: Plan, engines: str, learner: str, kind: EngineKind, on_gpu: bool) -> Sending:
-    """An engine on a device of the learner gets its weights there; others by a broadcast from rank 0.
+    """Plan the weight routes: on the device if engine and learner share it, else a broadcast from rank 0.
 
-    A broadcast cannot have two members on one device, so that each engine has a way of its own. One that is cut over
-    devices of the learner would need the handles of several ranks at once, and reads from disk instead; so does SGLang
-    where the learner is sharded, as it takes no packed handles. On one machine without GPUs everything goes through
-    shared memory.
+    A broadcast cannot have two members on one device, so each engine has its own route. An engine sharded over several
+    devices of the learner would need handles of several ranks at once and reads from disk instead; so does SGLang with
+    a sharded learner, as it takes no packed handles. On one node without GPUs all weights go through shared memory.
     """
     placed, learners = plan[engines], plan[learner]
     names = [f"{engines}-{rank}" for rank in range(placed.world_size)]
@@ -62,7 +61,7 @@ def plan_sending(plan: Plan, engines: str, learner: str, kind: EngineKind, on_gp
 
 
 def receiver_at(url: str, fleet: Fleet, sending: Sending) -> Receiver:
-    """The engine at an address, as the learner needs to know it."""
+    """Return the engine at a URL as a receiver of weights."""
     for member in fleet.crew.members.values():
         if member.is_connected and member.engine.url == url:
             spec = member.spec
@@ -74,7 +73,7 @@ def receiver_at(url: str, fleet: Fleet, sending: Sending) -> Receiver:
 
 
 def devices_of(part: ComponentPlan, rank: int) -> list[tuple[int, int]]:
-    """The accelerators of a process, each as its node and its number there."""
+    """Accelerators of a process, as (node, device index)."""
     return [(int(node), int(device)) for node, device in part.table[rank].devices]
 
 
@@ -82,7 +81,7 @@ ALL_PARTS = ("weight", "grad", "optimizer")
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Which samples each rank gets, so that all have about as many tokens; within a rank in the order given.
+    """Assign samples to ranks so that all have about as many tokens; each rank keeps the given order.
 
     >>> shares([5, 1, 1, 3], 2)
     [[0], [1, 2, 3]]
@@ -97,13 +96,13 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def totals_of(samples: Sequence[Sample], longest: int) -> Totals:
-    """The size of a minibatch; a first token follows nothing, so it does not count."""
+    """Totals of a minibatch. A first token is not predicted, so it does not count."""
     made = [int(sample.is_made[1:].sum()) for sample in samples]
     return Totals(sum(1 for count in made if count), sum(made), longest)
 
 
 class Learners:
-    """A group of `LearnerWorker`s."""
+    """Driver-side handle of a group of `LearnerWorker`s."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class Learners:
     ) -> None:
         self._group = group
         self._ways, self._receiver_at = ways, receiver_at
-        self._adapters = adapters  # where adapters are written, if only an adapter is trained
+        self._adapters = adapters  # folder for adapters, if only an adapter is trained
 
     @property
     def name(self) -> str:
@@ -125,18 +124,18 @@ class Learners:
         return self._group.world_size
 
     async def ready(self) -> None:
-        """Until every rank has its model."""
+        """Wait until every rank has loaded its model."""
         await asyncio.to_thread(self._group.wait_ready)
 
     async def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
-        """Log-probabilities of every sample, in the order given."""
+        """Log-probs of every sample, in the order given."""
         return await self._spread("score", samples, as_reference)
 
     async def values(self, samples: Sequence[Sample]) -> list[Floats]:
         return await self._spread("values", samples)
 
     async def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
-        """One optimizer step on a minibatch."""
+        """Run one optimizer step on a minibatch."""
         parts = shares([len(sample) for sample in samples], self.world_size)
         told = await self._each("learn", [([samples[index] for index in part], totals) for part in parts])
         statistics: dict[str, float] = told[0]
@@ -153,7 +152,7 @@ class Learners:
         return [found[index] for index in range(len(samples))]
 
     async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call every rank with arguments of its own."""
+        """Call a method of every rank, each with its own arguments."""
         results = [getattr(self._group.execute_on(rank), method)(*given) for rank, given in enumerate(arguments)]
         return [answer[0] for answer in await asyncio.gather(*results)]
 
@@ -171,12 +170,12 @@ class Learners:
     # Weights ------------------------------------------------------------------------------------------------------
 
     async def probe(self) -> Probe:
-        """What an engine with the weights as they are now must answer."""
+        """Probe of the current weights: what an engine that has them must answer."""
         found: Probe = (await self.all("probe"))[0]
         return found
 
     async def release(self, version: int) -> Release:
-        """The weights as they are now, as a version of the policy."""
+        """Return the current weights as a policy version."""
         probe = await self.probe()
         check_policy(probe.logprobs, version)
         if self._adapters is not None:
@@ -184,7 +183,7 @@ class Learners:
         return Release(version, probe, sender=LearnerSender(self, self._ways, self._receiver_at))
 
     async def _write_adapter(self, folder: Path, version: int) -> str:
-        """Engines that come back need the version that the others have, so the one before is kept."""
+        """Write the adapter, keeping the previous version for engines that rejoin."""
         written = folder / f"version-{version}"
         await self.all("export", str(written))
         for old in folder.glob("version-*"):
@@ -193,7 +192,7 @@ class Learners:
         return str(written)
 
     async def give_weights(self, other: Learners) -> None:
-        """Make another group score as this one does now."""
+        """Copy this group's weights to another group, for scoring."""
         await asyncio.gather(self.all("give_weights", other.name), other.all("take_weights", self.name))
 
     async def send_weights(self, receivers: Sequence[Receiver], version: int) -> list[Sent]:
@@ -202,7 +201,7 @@ class Learners:
 
 
 class LearnerSender:
-    """Sends from the learner's own processes to engines that the driver knows."""
+    """Sends weights from the learner's processes to engines known to the driver."""
 
     def __init__(
         self, learners: Learners, ways: Mapping[str, Way | None], receiver_at: Callable[[str], Receiver]
@@ -213,13 +212,13 @@ class LearnerSender:
         return self._ways[server]
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
-        """Each engine gets the weights from the rank that is nearest to it."""
+        """Send weights to each engine from its assigned rank."""
         try:
             asked = [self._receiver_at(engine.url) for engine in engines]
             told = await self._learners.send_weights(asked, version)
         except (WorkerFailed, WaitedTooLong, LookupError) as error:
             if isinstance(error, WorkerFailed) and error.first.kind is FailureKind.NODE_LOST:
-                raise  # no other way helps, and it is reported only once
+                raise  # no other route helps, and it is reported only once
             raise UpdateFailed(f"the learner could not send version {version}: {error}") from error
         largest = max(told, key=lambda sent: sent.buckets)
         return replace(largest, failed={url: error for one in told for url, error in one.failed.items()})

@@ -1,4 +1,4 @@
-"""A run as it is watched: a picture that stays in its place on a terminal, else a line for each step."""
+"""Live view of a run: a fixed panel on a terminal, else one line per step."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from roost.view.plain import plain_line
 
 REFRESHES_PER_SECOND = 4
 SPARKS = "▁▂▃▄▅▆▇█"
-RECENT = 10  # steps that the mean is of
-CURVE = 40  # steps that the small curve shows, and that the time left follows from
+RECENT = 10  # steps in the mean
+CURVE = 40  # steps in the sparkline, and for the estimate of the time left
 BAR = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the run does now, and how far it is."""
+    """Current phase of a run and its progress."""
 
     name: str
     total: int | None
@@ -36,12 +36,12 @@ class Phase:
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of a run so far. Its values are only ever replaced, so that another thread may read them."""
+    """Progress of a run. Its values are only ever replaced, so that another thread may read them."""
 
     steps: int
     started: float
     done: int = 0
-    ends: tuple[float, ...] = ()  # when the newest steps were done
+    ends: tuple[float, ...] = ()  # end times of the newest steps
     phase: Phase | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     rewards: tuple[float, ...] = ()
@@ -55,9 +55,9 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """How long the rest takes if it goes on like this; not a number before the first step is done.
+        """Estimated seconds for the remaining steps; NaN before the first step is done.
 
-        What comes before the first step counts for none: a start may take as long as many steps.
+        Time before the first step is not included: startup may take as long as many steps.
         """
         ends = self.ends
         each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else self.values.get("time/step", math.nan)
@@ -70,7 +70,7 @@ class Progress:
 
 
 class LiveView:
-    """Shows a run while it runs. Every call returns at once: a thread draws, at most four times a second.
+    """Shows a run live. Calls return at once: a thread draws, at most four times a second.
 
     >>> console = Console(width=120, force_terminal=False)
     >>> with LiveView(2, console) as view:
@@ -108,23 +108,23 @@ class LiveView:
             self._live.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Something new begins, such as generating so many samples."""
+        """Start a phase, such as generating `total` samples."""
         self._progress.phase = Phase(name, total, self._clock())
 
     def advance(self, done: int) -> None:
-        """So much of the phase is done by now, counted from its start."""
+        """Set the progress of the phase, counted from its start."""
         phase = self._progress.phase
         if phase:
             self._progress.phase = Phase(phase.name, phase.total, phase.since, done)
 
     def step(self, values: Mapping[str, float]) -> None:
-        """A step is done, and this was measured in it."""
+        """Add a finished step with its metrics."""
         self._progress.add(values, self._clock())
         if not self._live:
             self._say(step_line(self._progress))
 
     def note(self, text: str) -> None:
-        """Say something above the picture, or on a line of its own."""
+        """Print a message above the panel, or as a line."""
         self._say(text)
 
     def _say(self, text: str) -> None:
@@ -143,7 +143,7 @@ def step_line(progress: Progress) -> str:
 
 
 def picture(progress: Progress, now: float) -> RenderableType:
-    """The run on a terminal: how far it is, what it does now, and what came of it."""
+    """The panel of a run: progress, current phase and figures."""
     table = Table.grid(padding=(0, 1))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -209,7 +209,7 @@ def _busy_line(busy: Mapping[str, float]) -> Text:
 
 
 def _figures(values: Mapping[str, float]) -> list[str]:
-    """What is measured besides the reward, in words."""
+    """Metrics other than the reward, as text."""
     shown: dict[str, Callable[[float], str]] = {
         "staleness/mean": lambda value: f"staleness {value:.1f}",
         "loss/policy": lambda value: f"loss {_number(value)}",

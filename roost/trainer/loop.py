@@ -1,7 +1,7 @@
-"""The loop: take groups, learn from them, give the engines the new policy. All modes are this loop.
+"""The training loop: take groups, learn from them, sync weights to the engines. All modes use this loop.
 
-With max_staleness 0 (synchronous and collocated runs) a step begins its groups after the last update and waits for all
-of them. With more, groups of later steps are generated while the learner learns.
+With max_staleness 0 (synchronous and collocated runs) a step starts its groups after the last update and waits for all
+of them. With a larger value, groups of later steps are generated while the learner trains.
 """
 
 from __future__ import annotations
@@ -46,42 +46,42 @@ async def no_figures() -> Mapping[str, float]:
 
 
 class StalenessExceeded(RuntimeError):
-    """A token was made by a policy that is older than the run allows: a bug, as the feed prevents it."""
+    """A token comes from a policy version older than the run allows. This is a bug: the feed prevents it."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """Everybody who has a model."""
+    """Engines and learners of a job."""
 
     fleet: Fleet
     policy: Learners
     critic: Learners | None = None
     reference: Learners | None = None  # None with an adapter: the policy without it is the reference
-    inference: Learners | None = None  # scores as the policy did at the beginning of a step
-    sharing: Sequence[Learners] = ()  # those that are on a device with an engine
+    inference: Learners | None = None  # computes old log-probs with the weights of the start of a step
+    sharing: Sequence[Learners] = ()  # learners that share a device with an engine
 
     @property
     def learners(self) -> list[Learners]:
-        """All but the engines."""
+        """All learners that the job has."""
         everybody = (self.policy, self.critic, self.reference, self.inference)
         return [learners for learners in everybody if learners is not None]
 
     async def follow_policy(self) -> None:
-        """Whoever scores in the policy's name gets its weights."""
+        """Copy the policy's weights to `inference`, if there is one."""
         if self.inference is not None:
             await self.policy.give_weights(self.inference)
 
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """Groups whose samples can be learnt from."""
+    """Groups with a scored batch, ready to learn from."""
 
     groups: list[Group]
     batch: Batch
 
 
 class Watcher(Protocol):
-    """Who is told how the run goes."""
+    """Receives the phase and the figures of each step."""
 
     def phase(self, name: str, total: int | None = None) -> None: ...
     def step_done(self, state: TrainerState, figures: Mapping[str, float], groups: Sequence[Group]) -> None: ...
@@ -89,7 +89,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Loop:
-    """One run of the algorithm; what surrounds it (checkpoints, evaluation, people) hangs on `after_step`."""
+    """One run of the algorithm. Checkpoints and evaluation are hooked in through `after_learning` and `after_step`."""
 
     settings: TrainSettings
     models: Models
@@ -98,16 +98,16 @@ class Loop:
     recorder: SpanRecorder
     watcher: Watcher
     state: TrainerState
-    after_learning: Callable[[TrainerState], Awaitable[None]]  # the learner still has its devices
-    after_step: Callable[[TrainerState], Awaitable[None]]  # the engines have the new policy
+    after_learning: Callable[[TrainerState], Awaitable[None]]  # called while the learner still holds its devices
+    after_step: Callable[[TrainerState], Awaitable[None]]  # called when the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
-    more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # of a step, by others
+    more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # extra figures of a step
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     _seconds: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> TrainerState:
-        """Do the steps that are left, or those until somebody stops it."""
+        """Run the remaining steps, or until stopped."""
         while self.state.step < self.settings.step_count and not self.is_stopped():
             await self._step()
         return self.state
@@ -129,7 +129,7 @@ class Loop:
                 await self._sync(version + 1)
         except Diverged as error:
             figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
-            self.watcher.step_done(state, figures, groups)  # to be seen in all files; a resumed run does it again
+            self.watcher.step_done(state, figures, groups)  # record the failed step; a resumed run repeats it
             raise explained(error, self.settings, state.step, figures) from None
         self.state = state
         figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
@@ -138,7 +138,7 @@ class Loop:
         await self.after_step(self.state)
 
     async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt]]:
-        """Learn from the groups of a step, all at once or in parts that are made ready one after the other."""
+        """Learn from the groups of a step, all at once or in parts prepared one after the other."""
         parts = self.settings.minibatches if self._streams else 1
         groups: list[Group] = []
         learnt: list[Learnt] = []
@@ -161,7 +161,7 @@ class Loop:
         return groups, learnt
 
     async def _make_ready(self, version: int, parts: int, part: int) -> Ready:
-        """The next part of a step: its groups, and what models say of them, on devices that are the learner's."""
+        """Return the next part of a step, scored; shared devices are with the learner afterwards."""
         is_resynced = False
         while True:
             async with self._phase("generate", self._samples(parts)):
@@ -180,9 +180,10 @@ class Loop:
             is_resynced = True
 
     def _jump(self, ready: Ready, version: int, is_resynced: bool) -> str:
-        """Why a step's groups are not learnt from, if they are not: their mismatch is not the one of this run.
+        """Return why the groups of a step are discarded: their mismatch is unusual for this run. Empty if they are
+        kept.
 
-        Of engines that have just got their weights again, verified, it is accepted.
+        Right after a verified resync of the engines the mismatch is accepted as the new usual.
         """
         figures = of_mismatch(ready.batch.samples) if max(staleness_of(ready.groups, version), default=0) == 0 else {}
         jump = self.guard.jump(figures)
@@ -194,9 +195,9 @@ class Loop:
         return jump
 
     async def _discard(self, groups: Sequence[Group], version: int, part: int, why: str) -> None:
-        """Do not learn from groups, nor from others under way; all of them are generated again.
+        """Discard groups and everything under way; all of them are generated again.
 
-        Parts of the step that were learnt from before stay: the engines were checked after each of them.
+        Parts of the step that were already learnt from stay: the engines were checked after each of them.
         """
         what = f"{'the rest of ' if part else ''}step {self.state.step + 1}"
         self.models.fleet.report(f"{what} is discarded and generated again: {why}")
@@ -204,7 +205,7 @@ class Loop:
         self.feed.begin(version)
 
     async def _make_ready_beside(self, version: int, parts: int, part: int) -> Ready:
-        """The same while the part before is learnt from; the step waits for none of it, so none is a phase of it."""
+        """Like `_make_ready`, in the background while the previous part is learnt from, so no phase is recorded."""
         groups = await self._take_checked(version, parts, part)
         with self.recorder.timer("score ahead", "work", True, step=self.state.step):
             return Ready(groups, await self._scored(batch_of(groups)))
@@ -218,11 +219,11 @@ class Loop:
 
     @property
     def _streams(self) -> bool:
-        """Whether a minibatch is learnt from while the groups of the next are still being generated.
+        """Return True if a minibatch is learnt from while the groups of the next are still being generated.
 
-        That needs engines that go on meanwhile, minibatches of whole groups that are gone through once, nothing that is
-        taken over all samples of a step, and log-probabilities that do not have to be those of before its first part,
-        unless there is somebody who still has the policy of then.
+        This needs engines that keep generating, minibatches of whole groups in a single epoch, no statistic over all
+        samples of a step, and old log-probs that need not come from the policy before the first part, unless
+        `inference` still holds that policy.
         """
         settings = self.settings
         is_whole = settings.rollout.prompts_per_step % settings.minibatches == 0 and settings.ppo_epochs == 1
@@ -237,14 +238,14 @@ class Loop:
 
     @property
     def _scores_apart(self) -> bool:
-        """Whether samples are scored while the policy learns, as nobody who scores is the one that learns."""
+        """Return True if scoring can overlap with learning, because the policy's learner does no scoring."""
         loss = self.settings.learner.loss
         is_own_scorer = loss.old_logprobs is not OldLogprobs.ROLLOUT and self.models.inference is None
         is_own_reference = loss.kl_coef != 0 and self.models.reference is None
         return not is_own_scorer and not is_own_reference
 
     async def _take_checked(self, version: int, parts: int, part: int) -> list[Group]:
-        """The groups of a part, from engines that have the weights of their version; others are generated again."""
+        """Return the groups of a part; regenerate them if an engine does not have the weights of its version."""
         while True:
             groups = await self._take(version, parts)
             wrong = await self.models.fleet.weights.wrong()
@@ -284,7 +285,7 @@ class Loop:
         return policy | {f"critic/{name}": value for name, value in critic.items()}
 
     async def _scored(self, batch: Batch) -> Batch:
-        """What the models say of the samples before the first step on them."""
+        """Add old log-probs, reference log-probs and values, computed before the first optimizer step on the batch."""
         loss = self.settings.learner.loss
         old: list[Floats] | None = None
         reference: list[Floats] | None = None
@@ -299,7 +300,7 @@ class Loop:
         return with_scores(batch, old, reference)
 
     async def _sync(self, version: int) -> None:
-        """Everybody gets the new policy: engines first, where whoever scores does not have to leave its devices."""
+        """Sync the new policy to engines and `inference`; to engines first, unless devices are shared."""
         models = self.models
         release = await models.policy.release(version)
         if self.switch.is_shared:
@@ -323,38 +324,38 @@ BESIDE_WEIGHTS = ("grad", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSwitch:
-    """The learner's side of a hand-over, for everybody who shares devices with engines.
+    """The learners' side of sleep and wake, for all learners that share devices with engines.
 
-    Engines leave, the learner loads; the learner moves gradients and moments to the host, engines take the new weights
-    from it, and it moves its weights to the host as well.
+    To learn: engines sleep, learners load. To generate: learners offload gradients and optimizer state, engines take
+    the new weights, and learners offload their weights.
     """
 
     hand_over: HandOver
-    offloads: Mapping[str, Sequence[str]]  # what each of them moves to the host while engines work, by its name
+    offloads: Mapping[str, Sequence[str]]  # component: parts it moves to the host while engines run
 
     @property
     def is_shared(self) -> bool:
-        """Whether one waits for the other."""
+        """Return True if engines and learners share devices and take turns."""
         return self.hand_over.is_needed
 
     async def to_learner(self, fleet: Fleet, learners: Sequence[Learners]) -> None:
-        """The engines make room; everybody who shares devices with them comes back to these."""
+        """Put the engines to sleep, then load the learners that share their devices."""
         await self.hand_over.to_learner(fleet)
         if self.is_shared:
             await self.load(learners)
 
     async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], release: Release) -> None:
-        """The engines come back, with the new policy."""
+        """Wake the engines with the new policy."""
         if self.is_shared:
             await self.offload(learners, BESIDE_WEIGHTS)
         await self.hand_over.to_engines(fleet, release, lambda: self.offload(learners, (WEIGHT,)))
 
     async def load(self, learners: Sequence[Learners]) -> None:
-        """Everybody moves to the device what was on the host."""
+        """Move each learner's offloaded parts back to its device."""
         loads = ((each, self.offloads.get(each.name, ())) for each in learners)
         await asyncio.gather(*(each.load(parts) for each, parts in loads if parts))
 
     async def offload(self, learners: Sequence[Learners], among: Sequence[str] = ALL_PARTS) -> None:
-        """Everybody moves to the host what is to go there, of these parts."""
+        """Move each learner's offloadable parts to the host, limited to `among`."""
         moves = ((each, [part for part in among if part in self.offloads.get(each.name, ())]) for each in learners)
         await asyncio.gather(*(each.offload(parts) for each, parts in moves if parts))

@@ -24,9 +24,9 @@ BESIDE_WEIGHTS = 256 * 2**20  # bytes of the tokenizer and the config
 async def export_policy(
     policy: Learners, folder: Path, state: TrainerState, steps: int, has_adapter: bool, note: Callable[[str], None]
 ) -> None:
-    """Write the policy, and what it is; one that was there is replaced as a whole.
+    """Write the policy and its description, replacing an earlier one atomically.
 
-    An adapter is also merged into the model, where the disk has room for that.
+    An adapter is also merged into the model, if the disk has room for it.
     """
     draft = unfinished(folder)
     shutil.rmtree(draft, ignore_errors=True)
@@ -41,7 +41,7 @@ async def export_policy(
 
 
 async def _export_adapter(policy: Learners, draft: Path, note: Callable[[str], None]) -> str:
-    """Write an adapter, with the model if there is room; returns the form of the policy."""
+    """Write the adapter, and the merged model if there is room; return the form of the policy."""
     await policy.all("export", str(draft / ADAPTER))
     try:
         check_room(draft, max(await policy.all("whole_bytes")) + BESIDE_WEIGHTS, "the merged model")
@@ -53,7 +53,7 @@ async def _export_adapter(policy: Learners, draft: Path, note: Callable[[str], N
 
 
 def described(folder: Path) -> str:
-    """What is in the folder of a policy, for people; nothing where that is not known."""
+    """Describe the contents of a policy folder; empty if not known."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         step, of_steps, form = int(about["step"]), int(about["of_steps"]), str(about["form"])

@@ -1,4 +1,4 @@
-"""Looking up a model's name on the Hugging Face hub: one request without retries, before anything starts."""
+"""Check a run before launch: models on the Hugging Face hub, accelerators, the plan, and the engine."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ TRUE = ("1", "ON", "YES", "TRUE")
 
 
 class Answer(StrEnum):
-    """What the hub says of a name."""
+    """The hub's answer for a model name."""
 
     THERE = "there"
     ABSENT = "absent"
-    REFUSED = "refused"  # the token: for any name, also a public one
+    REFUSED = "refused"  # the token was refused, which fails for public models too
     UNREACHABLE = "unreachable"
 
 
 def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
-    """What is wrong with a hub name, in words; None where it can be loaded, from the hub or from the local cache.
+    """Describe why a hub name cannot be loaded; None if it can, from the hub or the local cache.
 
-    Without a network the cached copy is used, and libraries are told not to try the hub: they would retry for a minute.
+    Without a network the cached copy is used, and libraries are set to offline mode: they would retry for a minute.
     """
     is_cached = _is_cached(model)
     if is_offline(os.environ):
@@ -67,7 +67,7 @@ def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
 
 
 def ask_hub(model: str, endpoint: str) -> tuple[Answer, str]:
-    """Ask once whether a model is there; where the hub cannot be reached or refuses the token, also why."""
+    """Ask the hub once whether a model exists; also return the reason if the hub is unreachable or refuses."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -104,7 +104,7 @@ def _is_cached(model: str) -> bool:
 
 
 def _go_offline() -> None:
-    """For this process and those it starts. The library reads the variable when it is first imported."""
+    """Set offline mode in this process and its children. The library reads the variable on first import."""
     os.environ[OFFLINE[0]] = "1"
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is not None:
@@ -117,7 +117,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True, slots=True)
 class ThisMachine:
-    """The accelerators of a machine."""
+    """Accelerators of this machine."""
 
     accelerators: int = 0
     model: str = ""
@@ -134,9 +134,9 @@ class ThisMachine:
 
 
 def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str, str]) -> int:
-    """How many accelerators this machine must simulate, so that a job for one machine can be tried on it.
+    """Number of accelerators to simulate, so that a single-node job can be tried on a machine without any.
 
-    None where it has some, where a cluster is named, or where the job needs several machines.
+    0 if the machine has accelerators, if a cluster is named, or if the job needs several nodes.
     """
     asked = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
     if not asked or _is_elsewhere(job, address, environ) or BUILT_IN.detect(environ) is not None:
@@ -145,7 +145,7 @@ def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str
 
 
 def machine_of_run(job: Job, address: str | None, environ: Mapping[str, str]) -> ThisMachine | None:
-    """This machine, where the run is on it alone; None where it is on a Ray cluster, whose machines must be asked."""
+    """Return this machine if the run uses it alone; None if it runs on a Ray cluster, whose nodes are not known yet."""
     if _is_elsewhere(job, address, environ):
         return None
     simulated = accelerators_to_simulate(job, address, environ)
@@ -164,12 +164,12 @@ def _is_elsewhere(job: Job, address: str | None, environ: Mapping[str, str]) -> 
 
 def _joins_running_ray() -> bool:
     try:
-        return running_here(lambda _: None) is not None  # what is odd about it is said when Ray is joined
-    except ImportError:  # without Ray there is none; its absence is reported when it is needed
+        return running_here(lambda _: None) is not None  # warnings are printed when Ray is joined
+    except ImportError:  # Ray is not installed, which is reported when it is needed
         return False
 
 
-MOST_SIMULATED = 64  # accelerators tried for the hint of how many to write
+MOST_SIMULATED = 64  # upper bound when searching for the number of accelerators that would be enough
 ENGINES = {"vllm": ("vLLM", ask_for_vllm), "sglang": ("SGLang", ask_for_sglang)}
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint that a run continues from, and whether there is anything left to do."""
+"""Resume a run: lock its folder, choose the checkpoint, and check whether anything is left to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunInUse(RuntimeError):
 
 @contextlib.contextmanager
 def locked(folder: Path, say: Say) -> Iterator[None]:
-    """Keep other runs out of a folder until the end of this one, however it ends."""
+    """Lock a folder against other runs until this one ends."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(FolderLock.take(folder))
@@ -39,25 +39,25 @@ def locked(folder: Path, say: Say) -> Iterator[None]:
 
 
 def check_free(run: RunFolder) -> None:
-    """Raise if something was done in the folder already, or is being done now."""
+    """Raise if the folder holds a run, or another process is using it."""
     try:
         run.check_free()
     except FileExistsError:
-        with contextlib.suppress(OSError), locked(run.path, lambda _: None):  # of others, it may not be ours to lock
+        with contextlib.suppress(OSError), locked(run.path, lambda _: None):  # others' folders may not be lockable
             pass
         raise
 
 
 def checkpoints_of(run: RunFolder, settings: TrainSettings) -> Checkpoints:
-    """The checkpoints of a run with these settings."""
+    """Checkpoints of a run with these settings."""
     has_critic = settings.advantage.advantage_estimator is AdvantageEstimator.GAE
     return Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
 
 
 def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
-    """The state of the newest checkpoint that is as it was written; before the first step if there is no checkpoint.
+    """Return the state of the newest intact checkpoint, or the initial state if there is no checkpoint.
 
-    Raises `Damaged` if there are checkpoints, and all of them are damaged.
+    Raise Damaged if there are checkpoints and all of them are damaged.
     """
     found = checkpoints_of(run, settings).newest_verified()
     if found.problems and found.checkpoint is None:
@@ -68,9 +68,9 @@ def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerSt
 
 
 def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int | None, say: Say) -> TrainerState:
-    """Where a resumed run continues: at the checkpoint of a step, or at the newest.
+    """Return the state to resume from: of the checkpoint of `step`, or of the newest.
 
-    Another config than the run began with may be meant, so its changes are only listed.
+    A changed config may be intended, so its changes are only listed.
     """
     if step is None:
         state = newest_state(run, settings, say)
@@ -88,7 +88,7 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
 
 
 def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: Say) -> RunFolder:
-    """The folder as it was after a step: what later steps wrote is cut off, and their checkpoints are set aside."""
+    """Reopen the folder at a step: remove records of later steps and set their checkpoints aside."""
     aside = checkpoints_of(run, settings).set_aside(state.step)
     if aside:
         say(f"{run.checkpoints}: some checkpoints belong to later steps or are damaged; renamed to {', '.join(aside)}")
@@ -96,14 +96,14 @@ def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: 
 
 
 def is_finished(run: RunFolder, settings: TrainSettings, state: TrainerState) -> bool:
-    """Whether all steps are done, and all that comes after the last; not known before the steps are counted."""
+    """Return True if all steps, the last evaluation and the export are done; False while max_epochs is unresolved."""
     if settings.max_epochs is not None:
         return False
     return state.step >= settings.step_count and run.finished_at() == state.step
 
 
 def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
-    """The keys under which two configs differ.
+    """Keys in which two configs differ.
 
     >>> changed_keys({"train": {"seed": 1, "max_steps": 2}}, {"train": {"seed": 1, "max_steps": 3}, "actor": {}})
     ['actor', 'train.max_steps']
@@ -116,7 +116,7 @@ def changed_keys(before: Any, after: Any, path: str = "") -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """A config as YAML can write it."""
+    """Return a config with types that YAML can write."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -125,7 +125,7 @@ def plain(value: Any) -> Any:
 
 
 def out_of_room(error: Exception, run: RunFolder, settings: TrainSettings) -> DiskFull:
-    """A full disk by its name, with what is left of the run."""
+    """Return a DiskFull error that says which checkpoint is the newest."""
     named = next((one for one in chain_of(error) if isinstance(one, DiskFull)), None)
     if named is None:
         named = disk_full(run.path, "the files of the run")

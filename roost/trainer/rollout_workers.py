@@ -1,6 +1,6 @@
-"""What is around the models: agents that play, environments they play in, rewards that score; where the plan puts them.
+"""Workers around the models: agents, environments and rewards, where the plan places them.
 
-Each is launched if the plan places it. Otherwise episodes are played and scored in the driver.
+Each is launched if the plan places it. Otherwise episodes run and are scored in the driver.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 AGENT, ENV = "agent", "env"
 TRAINING, EVALUATION = "group", "evaluation"
 FINISH_LIMIT_S = 60.0
-PREPARE_LIMIT_S = 900.0  # for what users bring along to be made: tokenizers, simulators, connections to robots
-REWARDS_LIMIT_S = START_LIMIT_S + 60.0  # a judge's engine that does not start says itself why
-RESTARTS = 100  # of one worker: an agent or an environment that dies takes its episodes with it, never the run
+PREPARE_LIMIT_S = 900.0  # to construct user classes: tokenizers, simulators, connections to robots
+REWARDS_LIMIT_S = START_LIMIT_S + 60.0  # longer, so that a judge's engine can report why it does not start
+RESTARTS = 100  # of one worker: an agent or environment that dies fails its episodes, never the run
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Who plays a kind of episodes, and who is told that a group is over."""
+    """Runner of one kind of episodes, and the callback for finished groups."""
 
     player: EpisodeRunner
     on_end: Callable[[int], None]
@@ -56,13 +56,13 @@ class Stage:
 class Stages:
     training: Stage
     evaluation: Stage
-    rewards: Rewards | None = None  # None: scenarios score their episodes themselves
+    rewards: Rewards | None = None  # None: scenarios score their own episodes
 
 
 def surrounding_groups(
     plan: Plan, settings: TrainSettings, model: str, tokenizer_class: str, paths: tuple[str, ...]
 ) -> dict[str, GroupSpec]:
-    """The workers of agents, environments and rewards that the plan places."""
+    """Worker groups of the agents, environments and rewards that the plan places."""
     placed = {part.name for part in plan.components}
     groups: dict[str, GroupSpec] = {}
     for name, component in placed_rewards(settings.rewards, placed).items():
@@ -78,12 +78,12 @@ def surrounding_groups(
 
 
 def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
-    """How they are launched: one that dies is started again on its place."""
+    """Launch options that restart a dead worker in place."""
     return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
 
 
 def build_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:
-    """The rewards that are scored with in the driver, and the names of the others."""
+    """Build the rewards that score in the driver, with the names of the others."""
     findings = Findings()
     made = make_rewards(settings.rewards, where, findings, placed_rewards(settings.rewards, placed))
     findings.raise_errors()
@@ -99,12 +99,12 @@ async def open_stages(
     is_alone: bool,
     failures: FailureFiles,
 ) -> AsyncIterator[Stages]:
-    """Everybody who plays, ready to. `is_alone`: there is no machine but this one."""
+    """Open the runners of training and evaluation episodes. `is_alone`: the cluster has one node."""
     draws = draws_of(fleet, settings)
     async with contextlib.AsyncExitStack() as stack:
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
-        environments = await _environments(groups.get(ENV))  # where one is wrong, the others are still to be let go
+        environments = await _environments(groups.get(ENV))  # after the callback, which closes the others
         players: dict[str, EpisodeRunner] = {}
         if AGENT in groups:
             gateway = Gateway()
@@ -133,7 +133,7 @@ async def open_stages(
 
 
 def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
-    """How turns are drawn in training and in evaluations."""
+    """Samplers of training and of evaluation."""
     tried = replace(settings.sampling, temperature=settings.evaluation.eval_temperature)
     by_label = {TRAINING: settings.sampling, EVALUATION: tried}
     return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
@@ -149,10 +149,10 @@ async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGr
 
 
 async def _finish(scenario: Scenario) -> None:
-    """End what the scenario holds; one that hangs then does not undo a run that is over."""
+    """Close the scenario. One that hangs must not fail a finished run."""
     try:
         await within(FINISH_LIMIT_S, close_scenario(scenario))
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # anything a user's class raises
         logger.warning("the scenario did not close and is left behind: %s: %s", type(error).__name__, error)
 
 

@@ -1,4 +1,4 @@
-"""A run is a folder: what was asked for, what was measured, and what came out."""
+"""The folder of a run: config, plan, metrics, samples, checkpoints and the policy."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: str, plan: str) -> RunFolder:
-        """A new folder with the config and the plan (as JSON) in it; one that holds a run is left alone."""
+        """Create a folder with the config and the plan (as JSON). Raise FileExistsError if it holds a run."""
         run = cls(path)
         run.check_free()
         run.make_folder()
-        shutil.rmtree(run.failures, ignore_errors=True)  # of one that ended before its first step
+        shutil.rmtree(run.failures, ignore_errors=True)  # left by a run that ended before its first step
         write_whole(run.config_file, [config.encode()])
         write_whole(run.plan_file, [plan.encode()])
         return run
 
     def check_free(self) -> None:
-        """Raise if something was done here already; what ended before its first step leaves the name to others."""
+        """Raise FileExistsError if the folder holds a run that has completed a step or has checkpoints."""
         if self.has_run and (self.steps() or self.checkpoints.exists()):
             raise FileExistsError(
                 f"{self.path} holds a run already, with {self._progress()}; give this one another name, "
@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: str | Path, step: int) -> RunFolder:
-        """The folder of a run that goes on after a step: what was written of later steps is cut off."""
+        """Open the folder of a run to continue after `step`; records of later steps are removed."""
         run = cls.open(path)
         run.finished_file.unlink(missing_ok=True)
         for lines in (run.metrics, run.evaluation_lines, run.sample_lines, run.learnt_lines):
@@ -60,7 +60,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that is there."""
+        """Open the folder of an existing run."""
         run = cls(path)
         if run.has_run:
             return run
@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run was started here."""
+        """Return True if a run was started here."""
         return any(file.exists() for file in (self.config_file, self.metrics.path))
 
     @property
@@ -132,19 +132,19 @@ class RunFolder:
         self.sample_lines.append(samples)
 
     def add_learnt(self, step: int, groups: Sequence[int]) -> None:
-        """Append which groups of the run a step learnt from, so that one can see that none was used twice or lost."""
+        """Append the groups that a step learnt from, to verify that none was used twice or lost."""
         self.learnt_lines.append([{"step": step, "groups": list(groups)}])
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether the policy was evaluated after this step."""
+        """Return True if the policy was evaluated after this step."""
         return any(record["step"] == step for record in self.evaluation_lines)
 
     def finish(self, step: int) -> None:
-        """Note that everything is done: steps up to this one, the last evaluation, and the policy is written."""
+        """Mark the run as finished: steps up to `step`, the last evaluation and the policy are written."""
         write_whole(self.finished_file, [json.dumps({"step": step}).encode()])
 
     def finished_at(self) -> int | None:
-        """The step after which the run was finished; None for one that was not."""
+        """The step at which the run finished; None if it did not."""
         try:
             step = json.loads(self.finished_file.read_bytes())["step"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -152,7 +152,7 @@ class RunFolder:
         return step if isinstance(step, int) else None
 
     def steps(self) -> list[Record]:
-        """What was measured, by ascending step; of a step that was done twice, the second time."""
+        """Metrics by ascending step; for a repeated step, those of the last time."""
         return _by_step(self.metrics)
 
     def evaluations(self) -> list[Record]:
@@ -160,7 +160,7 @@ class RunFolder:
         return _by_step(self.evaluation_lines)
 
     def make_folder(self) -> None:
-        """Create the folder, unless it is there."""
+        """Create the folder if it does not exist."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

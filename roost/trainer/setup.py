@@ -1,4 +1,4 @@
-"""Set up a run: its machines, plan, scenario, folder, and what is launched for each component."""
+"""Set up a run: cluster, plan, scenario, run folder, and the workers of each component."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ from roost.trainer.targets import check_named, load_tokenizer, make_scenario
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
 
-# Threads that spin while they wait for others keep these from the cores: a run on CPUs has more processes than cores.
+# Runs on CPUs have more processes than cores: waiting threads must not spin.
 PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A plan as the trainer uses it."""
+    """A plan in the form the trainer uses."""
 
     engines: EnginePlan
     switch: DeviceSwitch
     on_gpu: bool
-    scorers: tuple[str, ...]  # components with a model, beside the learner and the engines
-    sharing: tuple[str, ...]  # those of them, and the learner, that are on a device with an engine
-    threads: int | None = None  # of each learner, where models run on CPUs
+    scorers: tuple[str, ...]  # components with a model other than the actor and the engines
+    sharing: tuple[str, ...]  # scorers and the actor, where they share a device with an engine
+    threads: int | None = None  # per learner, if models run on CPUs
 
 
 def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
-    """What the plan means for a training run; on machines without GPUs engines run on the CPU."""
+    """Derive the layout of a training run from its plan. Without GPUs engines run on the CPU."""
     options = dict(settings.engine_options)
     defaults = ServerSpec(
         EngineKind(settings.engine),
@@ -101,7 +101,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
 
 
 def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
-    """Who says something of samples before they are learnt from, of those that the plan places and the run needs."""
+    """Return the critic, reference and inference components that the run needs and the plan places."""
     needed = {
         CRITIC: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         REFERENCE: settings.learner.loss.kl_coef != 0,
@@ -112,7 +112,7 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
 
 
 def _offloads(plan: Plan, name: str, settings: TrainSettings) -> tuple[str, ...]:
-    """What a component moves to the host while engines have its devices; who only scores has nothing but weights."""
+    """Parts that a component moves to the host while engines use its devices; only weights if it is never trained."""
     if name in (REFERENCE, INFERENCE):
         return (WEIGHT,)
     return plan[name].model.offloads if name == CRITIC else tuple(settings.learner.offloads)
@@ -124,7 +124,7 @@ def _devices(plan: Plan, name: str) -> set[tuple[int, int]]:
 
 
 def threads_of(plan: Plan, learning: Sequence[str], lag: int, cores: int) -> tuple[int, int]:
-    """Threads of each learner and engine on machines without GPUs: who works at the same time shares the cores."""
+    """Return threads per learner and per engine on CPUs: processes that run at the same time share the cores."""
     of_learners = Counter(node for name in learning for node in plan[name].table.nodes.tolist())
     of_engines = Counter(plan[ROLLOUT].table.nodes.tolist())
     learners, engines = (max(counts.values(), default=1) for counts in (of_learners, of_engines))
@@ -134,12 +134,12 @@ def threads_of(plan: Plan, learning: Sequence[str], lag: int, cores: int) -> tup
 
 
 def launch_options(layout: Layout, groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
-    """How learners are launched."""
+    """Launch options of the learners."""
     return {} if layout.on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
 
 
 def in_flight_of(settings: TrainSettings) -> InFlight:
-    """What updates do to requests: with staleness they are held where they can be; without one there are none."""
+    """Return how a weight sync treats requests in flight: by default hold or drop with staleness, else drain."""
     if settings.in_flight is not None:
         return InFlight(settings.in_flight)
     is_held = settings.max_staleness > 0 and settings.engine == EngineKind.TORCH and settings.learner.adapter is None
@@ -149,12 +149,12 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
 
 
 def sleep_level_of(settings: TrainSettings) -> int:
-    """What engines keep asleep: nothing, as all weights come anew; or the weights, where only an adapter comes."""
+    """Sleep level of engines: 2 drops the weights, which are all synced anew; 1 keeps them under an adapter."""
     return 2 if settings.learner.adapter is None else 1
 
 
 def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
-    """The workers of everybody who has a model in a process of Roost's own."""
+    """Worker groups of the learner and the scorers."""
     recomputes = settings.learner.activation_checkpointing
     learner = replace(
         settings.learner,
@@ -170,7 +170,7 @@ def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[
 def _scorer(
     plan: Plan, name: str, learner: LearnerSettings, critic_rate: float | None, threads: int | None
 ) -> GroupSpec:
-    """A model beside the policy's; inference starts as the policy does, others may have a checkpoint of their own."""
+    """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
     model = resolve_model(own or learner.model)
     if name == CRITIC:
@@ -178,22 +178,22 @@ def _scorer(
         optimizer = replace(learner.optimizer, learning_rate=rate)
         settings = replace(learner, model=model, adapter=None, optimizer=optimizer)
         return LearnerWorker.create_group(settings, Head.VALUE, threads)
-    # What is never trained needs no more precision than it is used with.
+    # Never trained, so weights are stored in the compute dtype.
     settings = replace(learner, model=model, adapter=None, weight_dtype=learner.compute_dtype)
     return LearnerWorker.create_group(settings, Head.POLICY, threads, learns=False)
 
 
 def joined_address(job: Job, address: str | None) -> str | None:
-    """The address of the running cluster that a job joins; as given where it names one or starts its own.
+    """Return the address of the running cluster to join; `address` itself if it is set or Ray is started here.
 
-    With the address, a run that loses this cluster comes back to it, and never starts a private Ray instead.
+    With the address, a run that loses this cluster reconnects to it instead of starting a private Ray.
     """
     import ray
 
     is_known = address is not None or bool(os.environ.get(RAY_ADDRESS)) or ray.is_initialized()
     if is_known or accelerators_to_simulate(job, address, os.environ):
         return address
-    return running_here(lambda _: None)  # what is odd about it is said when Ray is joined
+    return running_here(lambda _: None)  # warnings are printed when Ray is joined
 
 
 @contextlib.contextmanager
@@ -204,7 +204,7 @@ def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str
     if simulated:
         verb = "is" if simulated == 1 else "are"
         say(f"there is no accelerator here: {simulated} {verb} simulated, and everything runs on the CPU")
-        os.environ[COUNT_VARIABLE] = str(simulated)  # for the processes that Ray is about to start
+        os.environ[COUNT_VARIABLE] = str(simulated)  # inherited by the processes that Ray starts
         address = "local"
     say("starting Ray on this machine" if address == "local" else "connecting to Ray")
     config = None if job.source.values.get("cluster") is None else dict(job.source.values)
@@ -218,7 +218,7 @@ def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str
 
 
 def has_gpus(cluster: Cluster) -> bool:
-    """Whether models run on accelerators that are really there."""
+    """Return True if the cluster has real accelerators that models run on."""
     kinds = {node.report.accelerator_type for node in cluster.nodes}
     return bool(kinds & {str(AcceleratorType.NV_GPU), str(AcceleratorType.AMD_GPU)})
 
@@ -233,7 +233,7 @@ def planned(job: Job, cluster: Cluster) -> Plan:
 
 
 def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
-    """The scenario of a job, and the tokenizer that it was made with."""
+    """Return the scenario of a job and the tokenizer it was built with."""
     findings = Findings()
     check_named(settings, job, findings)
     findings.raise_errors()
@@ -250,7 +250,7 @@ def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
 
 
 def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:
-    """The settings with their number of steps, which may follow from passes over the training tasks."""
+    """Return the settings with the number of steps, derived from max_epochs if that is set."""
     if settings.max_epochs is None:
         return settings
     tasks, groups = scenario.size(Split.TRAIN), settings.rollout.prompts_per_step
@@ -267,7 +267,7 @@ def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> Tr
 
 
 def check_shared_disk(cluster: Cluster, folder: Path) -> None:
-    """Checkpoints, and what engines are started on, are written and read on several machines."""
+    """Raise if a node cannot see the run folder: checkpoints are written and read on several nodes."""
     if cluster.blind_nodes:
         names = ", ".join(cluster.nodes[rank].report.name for rank in cluster.blind_nodes)
         raise ValueError(f"{names} cannot see {folder}; keep runs on a disk that all machines share (--runs)")
@@ -276,7 +276,7 @@ def check_shared_disk(cluster: Cluster, folder: Path) -> None:
 def open_run(
     job: Job, plan: Plan, settings: TrainSettings, folder: Path, state: TrainerState | None, say: Say
 ) -> RunFolder:
-    """A new folder, or the one of a run that continues."""
+    """Create the run folder, or reopen it if the run continues."""
     if state is not None:
         return reopened(RunFolder(folder), settings, state, say)
     config = yaml.safe_dump(plain(job.source.values), sort_keys=False)

@@ -1,4 +1,4 @@
-"""A run at a glance: its reward, what it said before and after, and where the time went."""
+"""Summary of a run: rewards, samples before and after, and time by phase."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDEST_MESSAGE = 200
 
 
 def print_summary(run: RunFolder, console: Console) -> None:
-    """What a person wants to see when a run has ended."""
+    """Print the summary of a finished run."""
     steps = run.steps()
     rewards = [reward for step in steps if (reward := number_of(step, "reward/mean")) is not None]
     if rewards:
@@ -43,9 +43,9 @@ def print_summary(run: RunFolder, console: Console) -> None:
 
 
 def _print_samples(run: RunFolder, console: Console) -> None:
-    """Answers of the first step, and of the last: of its evaluation if there is one, and to the same tasks if it can.
+    """Print answers of the first and the last step: of its evaluation if there is one, on the same tasks if possible.
 
-    The last is the last with samples: a run that was stopped may have been evaluated long before.
+    The last step is the last with samples: a stopped run may have been evaluated long before.
     """
     first = list(islice((one for one in run.sample_lines if one["kind"] == "train" and one["step"] == 1), SHOWN))
     last_step = max((one["step"] for one in run.sample_lines), default=0)
@@ -65,7 +65,7 @@ def _print_samples(run: RunFolder, console: Console) -> None:
 
 
 def _print_conversation(samples: Sequence[Record], console: Console) -> None:
-    """The first sample that has messages, from the beginning: what the policy was given, and what it said."""
+    """Print the first sample that has messages."""
     sample = next((one for one in samples if one.get("messages")), None)
     if sample is None:
         return

@@ -19,16 +19,16 @@ LIBRARY = "transformers"
 
 
 def load_tokenizer(model: str, class_name: str = "") -> Any:
-    """The tokenizer of a model; by its class where that is known.
+    """Load the tokenizer of a model, by its class name if that is known.
 
-    To find the class, `AutoTokenizer` imports torch where it is installed, which an agent's process has no other use
-    for: it costs 270 MB and several seconds in each. Classes of other packages are found by it all the same, as they
-    may be registered with it, or come with the model.
+    `AutoTokenizer` imports torch where it is installed, which an agent's process does not need: it costs 270 MB and
+    several seconds in each. Classes outside transformers still go through it, as they may be registered with it or come
+    with the model.
     """
     if class_name.partition(".")[0] == LIBRARY:
         try:
             return located(class_name).from_pretrained(model)
-        except (NotLocated, OSError, ValueError, TypeError, AttributeError):  # another release than the driver's
+        except (NotLocated, OSError, ValueError, TypeError, AttributeError):  # e.g. another version than the driver's
             pass
     from transformers import AutoTokenizer
 
@@ -36,13 +36,13 @@ def load_tokenizer(model: str, class_name: str = "") -> Any:
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int], bool], str]:
-    """Turns tokens into text for people, with or without special tokens; a tokenizer that fails shows the numbers."""
+    """Return a function from token IDs to text; if the tokenizer raises, the text has the IDs."""
 
     def decode(token_ids: Sequence[int], has_special: bool) -> str:
         ids = [int(one) for one in token_ids]
         try:
             text = tokenizer.decode(ids, skip_special_tokens=not has_special, clean_up_tokenization_spaces=False)
-        except Exception as error:  # of a tokenizer that comes with a model; samples are no reason to lose a run
+        except Exception as error:  # a model's own tokenizer may raise anything; samples must not end the run
             return f"[{type(error).__name__} while decoding {ids}]"
         return str(text)
 
@@ -50,7 +50,7 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int], bool], str]:
 
 
 def class_name_of(tokenizer: Any) -> str:
-    """The dotted path of its class.
+    """Dotted path of an object's class.
 
     >>> class_name_of(ValueError())
     'builtins.ValueError'
@@ -59,13 +59,13 @@ def class_name_of(tokenizer: Any) -> str:
 
 
 def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings) -> Scenario | None:
-    """The scenario of a run: its class is called with the config's other keys and `tokenizer`."""
+    """Create the scenario: call its class with the config's other keys and `tokenizer`."""
     from hydra.utils import instantiate
 
     if not check_target(task, where, SCENARIO, findings):
         return None
     try:
-        # What is nested in it is the scenario's to make: an agent for each episode, environments perhaps elsewhere.
+        # Not recursive: the scenario makes agents per episode, and environments may be in other processes.
         make = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)
         made = call(partial(make, tokenizer=tokenizer))
     except Exception as error:  # whatever a user's class raises
@@ -73,7 +73,7 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         fix = "correct the keys that it names"
         findings.error("RST-A010", where, f"{task['_target_']} cannot be made from these keys", why, fix)
         return None
-    if not check_target(made, where, SCENARIO, findings):  # a function may give anything
+    if not check_target(made, where, SCENARIO, findings):  # a function may return anything
         return None
     wrong = _wrong_size(made)
     if wrong:
@@ -87,7 +87,7 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
 
 
 def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = "") -> Scenario:
-    """The scenario of a run, in a process that has only the names; what is wrong with it was found before launch."""
+    """Create the scenario from names alone, in a worker; mistakes were found before launch."""
     findings = Findings()
     made = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings)
     findings.raise_errors()
@@ -97,7 +97,7 @@ def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = ""
 
 
 def _wrong_size(scenario: Scenario) -> str:
-    """What is wrong with the number of tasks, if anything."""
+    """Describe what is wrong with the number of tasks; empty if nothing is."""
     try:
         size: Any = call(scenario.size, Split.TRAIN)
     except Exception as error:  # whatever a user's class raises
@@ -106,7 +106,7 @@ def _wrong_size(scenario: Scenario) -> str:
 
 
 def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
-    """Import the classes and functions that a job names, and hold its keys against what they take."""
+    """Import the classes and functions that a job names, and check its keys against their signatures."""
     check_target(settings.task, setting_place("task", job), SCENARIO, findings)
-    # As if each were made elsewhere: then only its keys are looked at.
+    # `elsewhere` checks the keys without creating the rewards.
     make_rewards(settings.rewards, setting_place("rewards", job), findings, elsewhere=settings.rewards)

@@ -90,18 +90,18 @@ OpenView = Callable[[int, int], LiveView]  # for so many steps, after so many
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is said on the command line, beside the config."""
+    """Command-line options of a run, besides its config."""
 
     folder: Path
     resumes: bool = False
     address: str | None = None
     metrics: MetricSettings = field(default_factory=MetricSettings)
-    from_step: int | None = None  # of the checkpoint that a resumed run continues from; None: the newest
+    from_step: int | None = None  # checkpoint step to resume from; None: the newest
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What every attempt at a run is made of."""
+    """Inputs shared by all attempts at a run."""
 
     job: Job
     settings: TrainSettings
@@ -114,7 +114,7 @@ class Launch:
 
 
 class Broken(Exception):
-    """An attempt that ended before its time; `error` says why, and `steps` how many it had done.
+    """An attempt that failed: `error` is the cause, `steps` the number of steps it completed.
 
     `had_folder`: the run's folder was created, or cut back to the attempt's first step.
     """
@@ -127,7 +127,7 @@ class Broken(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether it would not end in the same way at once: something was lost, or it had worked until then."""
+        """Return True if a retry can help: a process was lost, or the attempt had completed steps."""
         failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
         was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
         was_lost = was_lost or isinstance(self.error, ControlLost | EnginesBehind)
@@ -144,7 +144,7 @@ class EndedEarly(RuntimeError):
 
 
 class EndedAtStart(Exception):
-    """A signal ended the run while it was starting, after so many steps that were done before."""
+    """A signal ended the run during startup; `done` counts the steps completed before a resume."""
 
     def __init__(self, number: signal.Signals, done: int) -> None:
         how = "while it was starting" if done else "before its first step"
@@ -155,7 +155,7 @@ class EndedAtStart(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Final state of a run."""
 
     run: RunFolder
     state: TrainerState
@@ -163,10 +163,10 @@ class Outcome:
 
 
 def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
-    """Train as the job says; every mistake that can be known before is raised at once as a ConfigError.
+    """Run from the processes of `launch` to the end of the run, or until it is stopped.
 
-    When a worker or Ray dies, or no engine is left, the run continues from its newest checkpoint, with everything
-    launched anew. Steps that were done since are undone with it, so that no sample counts twice.
+    When a worker or Ray dies, or no engine is left, relaunch everything and continue from the newest checkpoint. Steps
+    after that checkpoint are undone, so that no sample is used twice.
     """
     with private_files():
         return _train(job, options, say, open_view, show)
@@ -200,7 +200,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             else:
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
-                run.check_free()  # again, as another run may have ended there just now
+                run.check_free()  # again, under the lock: another run may have just ended here
             return attempts(Launch(job, settings, scenario, tokenizer, options, say, open_view, show), state)
     except Exception as error:
         if is_disk_full(error, run.path):
@@ -219,7 +219,7 @@ def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSett
 
 
 def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
-    """Launch the run, and again from its newest checkpoint where that may help."""
+    """Launch the run, and relaunch it from its newest checkpoint after a retryable failure."""
     run, settings, say = RunFolder(launch.options.folder), launch.settings, launch.say
     address = joined_address(launch.job, launch.options.address)
     failures, furthest = 0, -1
@@ -243,11 +243,11 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
 
 
 def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
-    """The state to continue from; if checkpoints cannot be read it is not known, and the run must not start over."""
+    """Return the state to continue from. Raise if checkpoints cannot be read: the run must not start over."""
     try:
         return newest_state(run, settings, say)
     except (Damaged, OSError):
-        say(str(broken))  # what is raised here does not name it
+        say(str(broken))  # the error raised here does not mention it
         raise
 
 
@@ -277,7 +277,7 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
 
 
 def _run_to_end(running: Trainer, cluster: Cluster, first: int, last: int) -> None:
-    """Run the steps after `first`; what ends them early is raised by its name."""
+    """Run the steps after `first`; convert what ends them early into Broken, EndedAtStart or EndedEarly."""
     try:
         running.launch()
         asyncio.run(_while_ray_lives(running.train(), cluster))
@@ -288,19 +288,19 @@ def _run_to_end(running: Trainer, cluster: Cluster, first: int, last: int) -> No
     except (WorkerFailed, EngineError, ControlLost) as error:
         raise Broken(error, running.state.step - first, running.was_stopped) from error
     except SystemExit as error:
-        if error.code:  # of a signal handler, with the status that the process is to have
+        if error.code:  # raised by a signal handler with the exit status of the process
             raise
         raise EndedEarly(running.state.step, last, "sys.exit() was called in the driver") from error
 
 
 def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
-    """Raise EndedEarly where steps are missing although nobody stopped the run."""
+    """Raise EndedEarly if steps are missing although the run was not stopped."""
     if done < wanted and not was_stopped:
         raise EndedEarly(done, wanted, "nothing stopped it; please report this")
 
 
 async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:
-    """Train to the end, or until Ray or its driver's node daemon is lost: short calls would not notice it."""
+    """Train to the end. Poll for a lost Ray or node daemon, which short calls would not notice."""
     task = asyncio.ensure_future(training)
     try:
         while not task.done():
@@ -311,7 +311,7 @@ async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster
         task.cancel()
         ended, _ = await asyncio.wait([task], timeout=CANCEL_LIMIT)
         if ended and not task.cancelled():
-            task.exception()  # it follows from what is raised here
+            task.exception()  # mark as retrieved: it is a consequence of the error raised here
         raise
     task.result()
 
@@ -321,7 +321,7 @@ TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
 
 class Trainer:
-    """Everything that lives as long as a run on a cluster does."""
+    """All processes and state of one attempt on a cluster."""
 
     def __init__(
         self,
@@ -345,16 +345,16 @@ class Trainer:
         self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
         self._recorder = current.get().recorder
         self._saved_at = state.step if state.step else -1
-        self._checkpoint_bytes = 0  # of one; not known yet
-        self._is_due = False  # a checkpoint
-        self._is_writing = False  # one, in the background
+        self._checkpoint_bytes = 0  # of one checkpoint; 0: not known yet
+        self._is_due = False  # a checkpoint is due
+        self._is_writing = False  # a checkpoint is being written in the background
         self._models: Models | None = None
         self._loop: Loop | None = None
         self._first_probe: Probe | None = None  # of the weights before the first step
         self._stages: Stages
 
     def launch(self) -> None:
-        """Start the processes. Outside of any event loop, so that Ctrl-C interrupts a wait for devices."""
+        """Start the processes. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
         self._watching.phase("start")
         self._began = time.perf_counter()
         self._engines = EngineGroup.of(self._layout.engines, self._cluster)
@@ -372,14 +372,14 @@ class Trainer:
         """From the processes of `launch` to the end of the run, or until it is stopped."""
         groups = self._groups
         owners = self._engines.owners(groups[ROLLOUT])
-        # In the run's folder, which every machine sees: the learner writes there what a server may be started on.
+        # The run folder is on shared storage: the learner writes checkpoints there that servers start from.
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
         models = self._meet({name: groups[name] for name in self._learner_names}, fleet)
         self._models = models
         with first_signal(partial(self._stop, asyncio.current_task())):
             await self._prepare_learner(models)
             async with fleet:
-                # Models are loaded while engines start: where no device is shared, nobody waits for the other.
+                # Load models while engines start: without shared devices neither waits for the other.
                 await asyncio.gather(*(learners.ready() for learners in models.learners))
                 await self._prepare_engines(models)
                 self._watching.note(f"learners and engines are ready after {time.perf_counter() - self._began:.0f} s")
@@ -406,7 +406,7 @@ class Trainer:
 
     @contextlib.asynccontextmanager
     async def _watched_loops(self) -> AsyncIterator[None]:
-        """User code that blocks an event loop, here or in a worker, is named."""
+        """Report user code that blocks an event loop, in the driver or in a worker."""
         watch, notes = LoopWatch(self._watching.note), self._cluster.follow_notes(self._watching.note)
         watch.start()
         following = asyncio.create_task(notes)
@@ -430,8 +430,8 @@ class Trainer:
         return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE), made.get(INFERENCE), sharing)
 
     async def _prepare_learner(self, models: Models) -> None:
-        """It gets the state that the run goes on from, and leaves devices that it shares before engines start there."""
-        if self.state.step or self._layout.switch.is_shared:  # else it is asked once engines have started beside it
+        """Restore the checkpoint, if any, and offload shared devices before engines start there."""
+        if self.state.step or self._layout.switch.is_shared:  # else `_prepare_engines` takes it
             self._first_probe = await models.policy.probe()
         if self.state.step:
             checkpoint = self._checkpoints.at(self.state.step)
@@ -443,7 +443,7 @@ class Trainer:
             await self._layout.switch.offload(models.sharing)
 
     async def _prepare_engines(self, models: Models) -> None:
-        """They were started on the model as it was before the first step, as the learner was."""
+        """Calibrate the engines, which started from the initial model; after a resume sync the restored weights."""
         await models.fleet.weights.calibrate(self._first_probe or await models.policy.probe())
         if self.state.step:
             switch = self._layout.switch
@@ -487,7 +487,7 @@ class Trainer:
             await feed.close()
 
     async def _more_figures(self) -> Mapping[str, float]:
-        """What rewards have counted since the last step, and the memory of everybody who has a model."""
+        """Return reward counters since the last step, and memory of the learners and the driver."""
         rewards, learners = self._stages.rewards, self._models.learners if self._models is not None else []
         found: dict[str, float] = dict(await rewards.new_counts()) if rewards is not None else {}
         for each in learners:
@@ -497,7 +497,7 @@ class Trainer:
     async def _after_learning(self, state: TrainerState) -> None:
         every = self._settings.checkpoint.checkpoint_every
         self._is_due = self._is_due or bool(every and state.step % every == 0)
-        # Weights after which nothing could be learnt may be broken already: those of before are kept instead.
+        # After a skipped optimizer step the weights may be broken: keep the earlier checkpoint instead.
         if self._models is not None and self._is_due and not self._skipped.in_row:
             await self._save(self._models, state)
 
@@ -510,14 +510,14 @@ class Trainer:
         await self._evaluate_if_due()
 
     async def _evaluate_if_due(self) -> None:
-        """Evaluate after this step if the settings ask for it, unless it was done before the run was resumed."""
+        """Evaluate if this step is due, unless it was evaluated before the run was resumed."""
         every, step = self._settings.evaluation.eval_every, self.state.step
         is_due = every and step % every == 0 and step < self._settings.step_count
         if self._models is not None and is_due and not self._run.has_evaluation(step):
             await self._evaluate(self._models)
 
     async def _evaluate(self, models: Models) -> None:
-        """Try the policy that the engines have now. With staleness, training goes on beside it, but no update does."""
+        """Evaluate the current policy. With staleness, rollouts for training continue meanwhile; updates do not."""
         self._watching.phase("evaluate")
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
             stage = self._stages.evaluation
@@ -526,7 +526,7 @@ class Trainer:
         self._watching.evaluated(self.state.step, found)
 
     async def _save(self, models: Models, state: TrainerState) -> None:
-        """Begin a checkpoint while the learner has its devices; it is written while the run goes on."""
+        """Start a checkpoint while the learner holds its devices; files are written in the background."""
         learners = [each for each in (models.policy, models.critic) if each is not None]
         with self._recorder.timer("save", "work", True, step=state.step):
             if not self._checkpoint_bytes:
@@ -540,11 +540,11 @@ class Trainer:
         self._saved_at, self._is_due, self._is_writing = state.step, False, True
 
     def _end_save(self) -> None:
-        """All files tell of the step by now, so that a run may go on from its checkpoint."""
+        """Write the trainer state: metrics and samples of the step are on disk, so a run may resume from here."""
         self._checkpoints.at(self.state.step).write_state(self.state, CRITIC in self._layout.scorers)
 
     async def _check_saved(self, models: Models) -> None:
-        """Raise if the last checkpoint could not be written; once it is, remove those that are too many."""
+        """Raise if writing the last checkpoint failed; once it is written, prune old ones."""
         learners = [each for each in (models.policy, models.critic) if each is not None]
         if self._is_writing and all([all(await each.all("is_saved")) for each in learners]):
             self._is_writing = False
@@ -588,7 +588,7 @@ class Trainer:
         self._cluster.write_trace(self._run.trace_file, spans)
 
     def _stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
-        """Let the step end and save, or end a run that is starting."""
+        """Stop after the current step and save; during startup, cancel the run."""
         self.was_stopped = True
         if self._is_starting and task is not None:
             self.ended_start = number

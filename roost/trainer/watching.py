@@ -1,4 +1,4 @@
-"""Why episodes failed: for each reason a file in the run's folder, with a traceback."""
+"""Report a run: metrics, live view, samples, and a file with a traceback for each reason an episode failed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from roost.trainer.run_folder import RunFolder
 from roost.trainer.samples import Decode, samples_of, token_numbers
 
 MOST_REASONS = 50  # files in the folder
-_TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # by name, which is another in every group
-LONGEST = 4_000  # characters of a reason, and of a task's name; those who send a traceback cut it
+_TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # a task's name, which differs in every group
+LONGEST = 4_000  # characters of a reason or of a task's name; tracebacks arrive already cut
 
 
 class FailureFiles:
-    """The folder. A reason that comes again and again is written anew each time its count has doubled."""
+    """Folder with one file per failure reason. A file is rewritten each time the count of its reason doubles."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self._folder, self._note = folder, note
         self._counts: Counter[str] = Counter()
 
     def add(self, reason: str, traceback: str, asked: EpisodeRequest) -> None:
-        """An attempt at an episode came to nothing."""
+        """Record a failed attempt at an episode."""
         name = file_name(reason)
         self._counts[name] += 1
         count, file = self._counts[name], self._folder / name
@@ -45,7 +45,7 @@ class FailureFiles:
                 return
             self._folder.mkdir(exist_ok=True)
             file.write_text(_told(reason, traceback, asked, count), encoding="utf-8", errors="replace")
-        except OSError as error:  # a full disk ends no run here
+        except OSError as error:  # a full disk must not end the run here
             self._note(f"an episode failed, and {file} cannot be written: {error}")
             return
         if is_new:
@@ -53,7 +53,7 @@ class FailureFiles:
 
 
 class RecordingEpisodeRunner:
-    """Plays as another does, and keeps why attempts fail."""
+    """Runs episodes with another runner, and records failed attempts."""
 
     def __init__(self, player: EpisodeRunner, failures: FailureFiles) -> None:
         self._player, self._failures = player, failures
@@ -68,7 +68,7 @@ class RecordingEpisodeRunner:
 
 
 def file_name(reason: str) -> str:
-    """A name for all reasons that differ in numbers or the task alone, but not in the line of a file.
+    """Return one file name for reasons that differ only in numbers or the task, except line numbers.
 
     >>> file_name("ValueError: 3 is odd (a.py:7)"), file_name("ValueError: 5 is odd (a.py:7)")
     ('ValueError-da29793b.txt', 'ValueError-da29793b.txt')
@@ -85,7 +85,7 @@ def _told(reason: str, traceback: str, asked: EpisodeRequest, count: int) -> str
 
 
 def idle_rewards(routing: Routing, tags: Sequence[str]) -> dict[str, str]:
-    """What to say of each reward that takes none of a step's tasks, given the tags of these.
+    """Note for each reward that scores no task of a step, given the tasks' tags.
 
     >>> from roost.rollout.rewards.config import Route
     >>> idle_rewards(Routing((Route("exact", frozenset({"maths"})),)), ["math", "math", ""])["exact"]
@@ -104,15 +104,15 @@ LEARNER_PHASES = ("time/score", "time/learn", "time/sync")
 
 
 class Watching:
-    """Tells the metrics, the terminal and the run's folder."""
+    """Reports a run to the metrics, the terminal and the run folder."""
 
     def __init__(self, run: RunFolder, sinks: FanOut, live: LiveView, decode: Decode = token_numbers) -> None:
         self._run, self._sinks, self._live = run, sinks, live
-        self._decode = decode  # tokens as people read them
+        self._decode = decode  # token IDs to text
         self._fleet: Fleet | None = None
         self._worked: dict[str, int] = {}
         self._routing: Routing | None = None
-        self._idle: set[str] = set()  # rewards that were told to have nothing to score
+        self._idle: set[str] = set()  # rewards already reported as idle
 
     def watch(self, fleet: Fleet) -> None:
         """Count the work of these engines from now on."""
@@ -120,7 +120,7 @@ class Watching:
         self._worked = {name: member.work.total_ns() for name, member in fleet.crew.members.items()}
 
     def watch_rewards(self, routing: Routing | None) -> None:
-        """From now on these rewards score."""
+        """Report which of these rewards are idle from now on."""
         self._routing = routing
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -138,7 +138,7 @@ class Watching:
         self._live.step(told)
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self._decode))
-        if self._routing is not None and not any(group.failed for group in groups):  # else they could not be scored
+        if self._routing is not None and not any(group.failed for group in groups):  # failures go unscored
             for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
                 if name not in self._idle:
                     self._idle.add(name)
@@ -154,7 +154,7 @@ class Watching:
         self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{told}")
 
     def _busy(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The part of the step in which learner and engines had work."""
+        """Share of the step in which learner and engines were busy."""
         if self._fleet is None:
             return {}
         seconds = figures["time/step"] or 1.0

@@ -1,1 +1,1 @@
-"""Where the numbers of a run go: a file always, and trackers and scrapers where they are asked for."""
+"""Metrics of a run: always a file, optionally trackers and Prometheus."""

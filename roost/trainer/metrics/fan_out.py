@@ -1,4 +1,4 @@
-"""What takes the numbers of a run, step by step."""
+"""Metric sinks of a run, and their fan-out."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from roost.trainer.run_folder import RunFolder
 
 
 class MetricSink(Protocol):
-    """A file, a tracker or a scraper's endpoint."""
+    """A file, a tracker or a Prometheus endpoint."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Take what was measured in a step."""
+        """Record the metrics of a step."""
 
     def close(self) -> None:
-        """Write out what is left, and end."""
+        """Flush and close."""
 
 
 class StepFile:
-    """Writes a line for each step, with the time at which it ended."""
+    """Writes one line per step, with its end time."""
 
     def __init__(self, run: RunFolder, clock: Callable[[], float] = time.time) -> None:
         self._run = run
@@ -46,7 +46,7 @@ class TensorBoard:
 
     def __init__(self, run: RunFolder, first_step: int) -> None:
         writers = import_module("torch.utils.tensorboard")
-        # What an earlier start of this run wrote of the steps that are done again is not shown.
+        # Hides what an earlier start of this run wrote for the steps that are repeated.
         self._writer = writers.SummaryWriter(str(run.path / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -63,7 +63,7 @@ class Wandb:
 
     def __init__(self, run: RunFolder, first_step: int) -> None:
         mode = os.environ.get("WANDB_MODE", "offline")
-        # It would take over the terminal, which shows the run already.
+        # Keep wandb from taking over the terminal, which already shows the run.
         settings = {"console": "off", "silent": True}
         self._run = import_module("wandb").init(
             project=PROJECT, name=run.name, dir=str(run.path), mode=mode, settings=settings
@@ -96,11 +96,11 @@ SINKS = ("tensorboard", "wandb", "trackio", "prometheus")
 
 @dataclass(frozen=True, slots=True)
 class MetricSettings:
-    """Where metrics go beside the file in the folder of the run."""
+    """Metric sinks besides the file in the run folder."""
 
     sinks: tuple[str, ...] = ()  # of SINKS
     prometheus_host: str = "127.0.0.1"
-    prometheus_port: int = 0  # any that is free
+    prometheus_port: int = 0  # 0: any free port
 
     def __post_init__(self) -> None:
         for name in self.sinks:
@@ -110,9 +110,7 @@ class MetricSettings:
 
 
 class FanOut:
-    """Hands metrics to all sinks. One that fails is told about once and left out from then on: numbers that nobody
-    sees are no reason to lose a run.
-    """
+    """Writes metrics to all sinks. A sink that fails is reported once and dropped: metrics must not end a run."""
 
     def __init__(self, sinks: Mapping[str, MetricSink], tell: Tell) -> None:
         self._sinks = dict(sinks)
@@ -120,11 +118,11 @@ class FanOut:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sinks that still work."""
+        """Sinks that still work."""
         return tuple(self._sinks)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand on the result of an evaluation, as evaluation/...; it has a file of its own beside that of steps."""
+        """Write an evaluation as evaluation/..., except to the metrics file: evaluations have their own."""
         self.write(step, {f"evaluation/{name}": value for name, value in values.items()}, besides=FILE)
 
     def write(self, step: int, values: Mapping[str, float], besides: str = "") -> None:
@@ -135,7 +133,7 @@ class FanOut:
                 sink.write(step, values)
             except Exception as error:  # whatever a tracker raises
                 if is_disk_full(error):
-                    raise  # the run's own files are next
+                    raise  # the run's own files would fail next
                 del self._sinks[name]
                 self._tell(f"metrics no longer go to {name}, which failed in step {step}: {error!r}")
 
@@ -151,7 +149,7 @@ class FanOut:
 def open_metrics(
     run: RunFolder, settings: MetricSettings = MetricSettings(), tell: Tell = print, first_step: int = 0
 ) -> FanOut:
-    """The file of the run and every sink that is asked for and can be opened; `first_step` steps are done already."""
+    """Open the metrics file and every requested sink that works; `first_step` steps are already done."""
     sinks: dict[str, MetricSink] = {FILE: StepFile(run)}
     for name in settings.sinks:
         try:

@@ -1,4 +1,4 @@
-"""A file of JSON lines that is appended to while others read it, and that outlives a crash."""
+"""A JSON lines file that can be read while it is appended to, and survives a crash."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class JsonLines:
         self.path = path
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records at the end of the file, where readers find them at once."""
+        """Append records, visible to readers at once."""
         text = b"".join(_line(record) for record in records)
         if not text:
             return
         with self.path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # what a crash broke off must not spoil what follows
+                if file.read(1) != b"\n":  # end a line that a crash cut off
                     text = b"\n" + text
             file.write(text)
 
@@ -49,7 +49,7 @@ class JsonLines:
                     yield record
 
     def cut_back(self, step: int) -> None:
-        """Leave out what is of later steps, and lines that are broken; the file changes at once and whole."""
+        """Remove records of later steps and broken lines, atomically."""
         if not self.path.exists():
             return
         kept = (_line(record) for record in self if record["step"] <= step)
@@ -57,7 +57,7 @@ class JsonLines:
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file such that nobody ever sees a part of it, not even after a crash."""
+    """Write a file atomically: readers never see a part of it, even after a crash."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with unfinished.open("wb") as file:
@@ -84,7 +84,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: numbers of other libraries as floats, and none for what is no finite number."""
+    """Convert to JSON types: other libraries' numbers to floats, non-finite numbers to None."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if hasattr(value, "__float__"):

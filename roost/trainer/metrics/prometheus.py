@@ -19,7 +19,7 @@ class PrometheusEndpoint:
     """
 
     def __init__(self, run_name: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        # One of its own, so that several runs of a process do not meet.
+        # A separate registry, so that several runs in one process do not collide.
         self._registry = CollectorRegistry()
         self._run_name = run_name
         self._host = host

@@ -1,4 +1,4 @@
-"""What is left to look at of a run: one page, and two pictures."""
+"""Reports of a run: an HTML page and two plots."""
 
 from roost.trainer.report.page import write_report
 from roost.trainer.report.plots import write_plots

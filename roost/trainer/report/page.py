@@ -11,7 +11,7 @@ from roost.trainer.report.page_data import page_data
 from roost.trainer.run_folder import RunFolder
 from roost.view.html import one_file_page
 
-# In this order: what comes later overrides, and the last script starts the page.
+# Order matters: later styles override, and the last script starts the page.
 STYLES = ("page", "charts", "timeline", "rollouts")
 SCRIPTS = (
     "elements", "numbers", "tip", "chart_frame", "line_chart", "stacked_chart", "header", "charts", "times", "busy",

@@ -1,4 +1,4 @@
-"""Where the time of the steps went: seconds of each phase, and the colours of the phases."""
+"""Data of the report page: phase times, rollouts, the trace, and files of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roost.trainer.samples import shortened
 from roost.view.grid_model import COLOURS, USUAL, marks
 from roost.view.text import machines_line
 
-# A phase looks like the component that works in it.
+# A phase has the colour of the component that works in it.
 _LIKE = {"generate": "rollout", "score": "reward", "learn": "actor", "sync": "inference", "switch": "reference"}
 _WHOLE = "time/step"
 
@@ -59,14 +59,14 @@ MOST_PAIRS = 6
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What is shown, by ascending step, of how many."""
+    """Rollouts to show, by ascending step, and the total number."""
 
     shown: tuple[Record, ...]
     total: int
 
 
 def choose_rollouts(records: Iterable[Record], most: int = MOST_ROLLOUTS) -> Rollouts:
-    """The first few rollouts of every step and kind; where that is too many, of fewer steps, evenly spread."""
+    """Choose the first few rollouts of every step and kind; if too many, of evenly spaced steps."""
     chosen: dict[tuple[int, str], list[Record]] = {}
     total = 0
     for record in records:
@@ -151,7 +151,7 @@ class Bar(NamedTuple):
 
 @dataclass(slots=True)
 class Lane:
-    """What one device, or one lane of a process, did."""
+    """Bars of one device, or of one lane of a process."""
 
     name: str
     node: str
@@ -358,7 +358,7 @@ def _plan_facts(run: RunFolder) -> dict[str, Any]:
 
 
 def _keys(steps: Sequence[Record]) -> list[str]:
-    """What was measured, in the order in which it came up."""
+    """Names of the metrics, in order of first appearance."""
     seen: dict[str, None] = {}
     for record in steps:
         seen.update((key, None) for key in record if number_of(record, key) is not None)
@@ -406,7 +406,7 @@ def _trace_facts(run: RunFolder, steps: Sequence[Record]) -> dict[str, Any]:
 
 
 def _files(run: RunFolder) -> list[dict[str, Any]]:
-    """What else is in the folder."""
+    """Files in the run folder."""
     if not run.path.is_dir():
         return []
     here = sorted(file for file in run.path.iterdir() if file != run.report_file and not file.name.endswith(".part"))
