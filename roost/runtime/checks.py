@@ -18,13 +18,13 @@ from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 
-SMALLEST = 1e-4  # Ray counts in ten-thousandths, so a smaller difference is one of rounding
+SMALLEST = 1e-4  # Ray's resolution of resources; smaller differences are rounding
 MAX_NAMED = 8  # nodes in one sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one component needs on a node; CPUs and memory are of each of its processes there."""
+    """Resources of one component on a node; CPUs and memory are per process."""
 
     component: str
     processes: int
@@ -35,7 +35,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a plan needs on one node. Components may share accelerators, so theirs can add up to more."""
+    """Resources a plan needs on one node. Components may share accelerators, so shares can add up to more."""
 
     node: int
     accelerators: int
@@ -46,7 +46,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What Ray counts on one node, in total and not held by anybody."""
+    """Ray's resources of one node, total and free."""
 
     node: int
     name: str
@@ -61,7 +61,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a cluster holds on one node, and for which of its groups."""
+    """Resources a cluster holds on one node, and the groups that use them."""
 
     node: int
     accelerators: int
@@ -71,7 +71,7 @@ class Held:
 
 
 def accelerators_used(components: Iterable[ComponentPlan]) -> dict[int, Ints]:
-    """For each node the indices of its accelerators that some component holds, in order.
+    """Sorted indices of the accelerators that components hold, by node.
 
     >>> import roost
     >>> plan = roost.plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "[2, 3, 5]"}})
@@ -89,11 +89,11 @@ def accelerators_used(components: Iterable[ComponentPlan]) -> dict[int, Ints]:
     nodes = np.searchsorted(np.cumsum(inventory.accelerator_counts), held, side="right")
     used, starts = np.unique(nodes, return_index=True)
     parts = np.split(held - inventory.first_accelerators[nodes], starts[1:])
-    return dict(zip(used.tolist(), parts, strict=False))  # split gives one empty part of nothing
+    return dict(zip(used.tolist(), parts, strict=False))  # np.split returns one empty part for an empty array
 
 
 def nodes_used(components: Iterable[ComponentPlan]) -> list[int]:
-    """The nodes on which some process runs or holds a device."""
+    """Nodes on which a process runs or holds a device."""
     columns = [column for part in components for column in (part.table.nodes, part.table.device_nodes)]
     nodes: list[int] = np.unique(np.concatenate(columns)).tolist() if columns else []
     return nodes
@@ -104,9 +104,9 @@ def demands_of(
     cpus_per_process: Mapping[str, float],
     memory_per_process: Mapping[str, float],
 ) -> tuple[Demand, ...]:
-    """What a plan needs on each node it uses, in node order; a component that is not named needs no CPU or memory.
+    """Demand on each node a plan uses, in node order; a component missing from the mappings needs no CPU or memory.
 
-    An accelerator counts once, however many processes share it; CPUs and host memory add up.
+    A shared accelerator counts once; CPUs and host memory add up.
 
     >>> import roost
     >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor,rollout": "0-3"}}
@@ -139,9 +139,9 @@ def demands_of(
 def check_totals(
     demands: Iterable[Demand], supplies: Iterable[Supply], findings: Findings, file: str | None = None
 ) -> None:
-    """Everything that the plan needs and no waiting will bring, because the node does not have as much in total.
+    """Report demands that exceed a node's total, which waiting cannot resolve.
 
-    There must be a supply for every node that is in demand.
+    Every node with a demand must have a supply.
 
     >>> findings = Findings()
     >>> demand = Demand(1, 0, 32, 0, (Share("env", 16, 0, 2, 0),))
@@ -163,7 +163,7 @@ def check_totals(
 
 
 def without(supply: Supply, held: Iterable[Held]) -> Supply:
-    """What a node has for somebody who can never get what is held on it."""
+    """Supply of a node with held resources subtracted from its totals."""
     there = [each for each in held if each.node == supply.node]
     return replace(
         supply,
@@ -176,7 +176,7 @@ def without(supply: Supply, held: Iterable[Held]) -> Supply:
 def check_own_process(
     demands: Iterable[Demand], supplies: Iterable[Supply], held: Sequence[Held], findings: Findings
 ) -> None:
-    """Everything that this process would wait for in vain, because it holds it itself, for another cluster.
+    """Report resources that another Cluster of this process holds, which waiting would never free.
 
     >>> findings = Findings()
     >>> supply = Supply(1, "10.0.0.2 (beta)", "GPU", 8, 2, 24, 24, 100, 100)
@@ -203,7 +203,7 @@ def check_own_process(
 
 
 def what_is_busy(demands: Iterable[Demand], supplies: Iterable[Supply]) -> str:
-    """What the plan waits for, node by node; empty where all it needs is free.
+    """Describe the resources a plan waits for, by node; empty if all it needs is free.
 
     >>> what_is_busy([Demand(1, 8, 0, 0)], [Supply(1, "10.0.0.2 (beta)", "GPU", 8, 2, 24, 24, 100, 100)])
     'node 1, 10.0.0.2 (beta): 8 accelerators needed, 2 of 8 free'
@@ -218,7 +218,7 @@ def what_is_busy(demands: Iterable[Demand], supplies: Iterable[Supply]) -> str:
 
 
 class _Need(NamedTuple):
-    """One resource of a node: what is needed of it, what there is, and what to say of it."""
+    """One resource of a node: needed, total and free amounts, and texts for a finding."""
 
     unit: str
     needed: float
@@ -289,20 +289,20 @@ def _number(number: float) -> str:
 
 
 def _rounded_down(number: float) -> float:
-    """To a tenth: Ray's sizes of memory have many digits, and rounding up could show as much as is needed."""
+    """Round down to a tenth; rounding up could show a shortage as enough."""
     return math.floor(number * 10 + 1e-6) / 10
 
 
 NOT_USED = -1
-MEMORY_TOLERANCE = 0.02  # drivers differ in what they keep of an accelerator's memory for themselves
+MEMORY_TOLERANCE = 0.02  # drivers differ in the accelerator memory they reserve
 PLAN_AGAIN = "plan again on this cluster"
 
 
 def check_plan(plan: Plan, live: Inventory, findings: Findings) -> tuple[int, ...] | None:
-    """For each node of the plan the live node that takes its part, `NOT_USED` where no component uses it.
+    """Live node for each node of the plan, or `NOT_USED` if no component uses it; None if there are errors.
 
-    Nodes are matched by their hosts where the plan and the cluster have those, so that a saved plan keeps its nodes
-    when they join in another order; else by rank. None where there are findings that stop it.
+    Nodes are matched by host if the plan and the cluster have hosts, so that a saved plan keeps its nodes when they
+    join in another order; otherwise by rank.
 
     >>> import roost
     >>> planned, live = ({"nodes": [{"accelerators": 1, "host": host} for host in hosts]} for hosts in ("ab", "cba"))
@@ -326,14 +326,14 @@ def check_plan(plan: Plan, live: Inventory, findings: Findings) -> tuple[int, ..
 
 
 def _match(plan: Plan, used: Sequence[int], live: Inventory, findings: Findings) -> dict[int, int] | None:
-    """The live rank of each node that the plan uses."""
+    """Live rank of each node that the plan uses."""
     hosts = {node: plan.inventory.nodes[node].host for node in used}
     ranks_of_host: dict[str, list[int]] = {}
     for rank, machine in enumerate(live.nodes):
         ranks_of_host.setdefault(machine.host, []).append(rank)
     absent = [node for node in used if hosts[node] and hosts[node] not in ranks_of_host]
     if absent and any(host and host in ranks_of_host for host in hosts.values()):
-        # Some of the machines are the planned ones, so a stranger in the place of another is no accident to pass over.
+        # Some hosts match the plan, so an unknown host is an error rather than a reason to match by rank.
         findings.error(
             "RST-R011",
             Where(plan.file, path=("node", absent[0])),
@@ -375,7 +375,7 @@ def _match_by_rank(plan: Plan, hosts: dict[int, str], live: Inventory, findings:
 
 
 def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Where, findings: Findings) -> None:
-    """The accelerators that the plan uses on a node must be there and be what they were planned as."""
+    """Report accelerators of a node that are missing or differ from the plan."""
     name = _called(there, live_rank)
     if used[-1] >= there.accelerators:
         findings.error(
@@ -424,7 +424,7 @@ def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Wher
 
 
 def _is_model(planned: str, there: str) -> bool:
-    """Whether a model may be the one that was planned; people write H20 for what a driver calls NVIDIA H20-3e.
+    """Return True if a model may be the planned one; users write H20 where the driver reports NVIDIA H20-3e.
 
     >>> _is_model("A800", "NVIDIA A800-SXM4-80GB"), _is_model("H20", "NVIDIA H200")
     (True, False)

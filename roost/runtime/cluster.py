@@ -1,4 +1,4 @@
-"""A live cluster: what a person starts or joins, looks at, and launches groups of workers on."""
+"""`Cluster`: start or join a Ray cluster, inspect it, and launch worker groups on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from roost.transport.directory import GroupEntry
 from roost.transport.failure import DRIVER, Address, Failure, FailureKind
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
-RESERVATION_LIMIT = 600.0  # seconds to wait for what others hold
+RESERVATION_LIMIT = 600.0  # seconds to wait for resources that other jobs hold
 
 
 def _say(text: str) -> None:
@@ -52,11 +52,11 @@ def _say(text: str) -> None:
 
 
 class Cluster:
-    """The machines of one job, and what runs on them.
+    """The nodes of one job and the worker groups that run on them.
 
-    Without an address it joins the Ray cluster that runs on this machine, or starts one here, which needs nothing but
-    Python. `cluster_cfg` is a config in RLinf's notation, or its `cluster` section: its node groups, their software and
-    the devices they declare. Use it as a context manager, or call `shutdown()`.
+    Without an address it joins the Ray cluster that runs on this machine, or starts a local one. `cluster_cfg` is a
+    config in RLinf's notation, or its `cluster` section: node groups, their software and the devices they declare.
+    Use it as a context manager, or call `shutdown()`.
 
         with Cluster(num_nodes=1) as cluster:
             group = MyWorker.create_group().launch(cluster, name="hello")
@@ -82,10 +82,10 @@ class Cluster:
         self._groups: dict[str, WorkerGroup] = {}
         self._daemons: dict[str, Any] = {}
         self._holdings = Holdings(reservation_timeout, say)
-        self._ports: dict[str, tuple[int, int]] = {}  # of each group the node and port its ranks meet at
+        self._ports: dict[str, tuple[int, int]] = {}  # by group: node and port of its rendezvous
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
         self._has_own_logs = log_dir is None
-        self._ends = contextlib.ExitStack()  # everything to be ended, last begun first, whatever one of them raises
+        self._ends = contextlib.ExitStack()  # cleanup in reverse order of start, even if a step raises
         try:
             self.connection = connect(address, say)
         except BaseException:
@@ -101,7 +101,7 @@ class Cluster:
         except BaseException as error:
             self.shutdown()
             if isinstance(error, Exception):
-                self._control.raise_if_lost()  # everything else follows from it
+                self._control.raise_if_lost()  # the root cause of any other error
             raise
         atexit.register(self.shutdown)
 
@@ -132,7 +132,7 @@ class Cluster:
         self._ends.callback(current.leave, self._place)
         self._links.directory("add_group", GroupEntry(DRIVER.group, (self._links.driver.node,)))
 
-    # What there is ------------------------------------------------------------------------------------------------
+    # Inspecting ---------------------------------------------------------------------------------------------------
 
     @property
     def inventory(self) -> Inventory:
@@ -153,29 +153,29 @@ class Cluster:
 
     @property
     def groups(self) -> dict[str, WorkerGroup]:
-        """The groups that were launched and not closed, by name."""
+        """Open worker groups by name."""
         return dict(self._groups)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Everything that has failed so far, first causes first."""
+        """All failures so far, root causes first."""
         return self._failures.all
 
     async def follow_notes(self, report: Callable[[str], None]) -> None:
-        """Report what workers have to say, such as code that blocks their event loop; until it is cancelled."""
+        """Report notes from workers, such as code that blocks their event loop, until cancelled."""
         count = 0
         while True:
             try:
                 count, new = await self._links.lead.ask.remote("directory", "notes_after", count)
             except ray.exceptions.RayError:
-                return  # the job's failures say what is lost
+                return  # reported with the job's failures
             for text in new:
                 report(text)
 
     def raise_if_lost(self) -> None:
-        """Raise `ControlLost` or `WorkerFailed` if Ray's control service or the driver's node daemon is gone.
+        """Raise `ControlLost` or `WorkerFailed` if Ray's control service or the driver's node daemon is lost.
 
-        Waits for workers raise by themselves, but only when they last long enough to look.
+        Waiting on workers raises too, but only if the wait is long enough to check.
         """
         self._failures.raise_if_lost()
 
@@ -187,9 +187,9 @@ class Cluster:
     # Reserving and launching --------------------------------------------------------------------------------------
 
     def verify(self, plan: Plan) -> tuple[int, ...]:
-        """Hold a plan against the machines that are there; what differs is raised as a `ConfigError`.
+        """Check a plan against the live nodes; raise `ConfigError` if they differ.
 
-        The answer has for each node of the plan the rank of the live node, or -1 where the plan does not use it.
+        Returns the rank of the live node for each node of the plan, or -1 if the plan does not use it.
         """
         findings = Findings()
         live = check_plan(plan, self._inventory, findings)
@@ -206,9 +206,9 @@ class Cluster:
         groups: Mapping[str, GroupSpec | type[Worker]],
         options: Mapping[str, LaunchOptions] | None = None,
     ) -> dict[str, WorkerGroup]:
-        """Verify a plan or a saved plan file, reserve all it needs at once, and launch its components.
+        """Verify a plan or a saved plan file, reserve all its resources at once, and launch its components.
 
-        `groups` says of which class each component's workers are: `{"actor": Actor.create_group(config), ...}`.
+        `groups` gives the worker class of each component: `{"actor": Actor.create_group(config), ...}`.
         """
         asked = plan_launch(plan, groups, options, self._groups)
         if asked.left_out:
@@ -237,18 +237,18 @@ class Cluster:
         return self._start([asked], live)[name]
 
     def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
-        """The live node of each node of a component's plan: themselves, if it was planned on this cluster."""
+        """The live node of each node of a component's plan; the identity if it was planned on this cluster."""
         inventory = component.table.inventory
         if inventory is self._inventory:
             return tuple(range(inventory.num_nodes))
         return self.verify(Plan(Notation.RLINF, None, PlacementMode.HYBRID, inventory, (component,)))
 
     def _known(self, component: ComponentPlan) -> ComponentPlan:
-        """A component that knows the hardware of this cluster."""
+        """The component with this cluster's hardware registry."""
         return replace(component, registry=self._registry)
 
     def _start(self, requests: Sequence[Request], live: tuple[int, ...]) -> dict[str, WorkerGroup]:
-        """Reserve what the groups need, and start all of them; processes start while Ray gives out accelerators."""
+        """Reserve resources for the groups and start all of them; processes start while Ray allocates accelerators."""
         needed = {asked.component.name: asked.options for asked in requests}
         components, names = [asked.component for asked in requests], [asked.name for asked in requests]
         self._holdings.take(components, self.nodes, live, needed, names)
@@ -276,13 +276,13 @@ class Cluster:
         return group
 
     def _never_started(self, who: Address, why: str) -> None:
-        """A worker's process did not come to life: tell the whole job, as its daemon would of one that died."""
+        """Report a worker whose process did not start to the whole job, as its daemon reports one that died."""
         if any(failure.address == who for failure in self._failures.all):
-            return  # its daemon knew it
+            return  # its daemon has reported it
         try:
             group = self._links.directory("group", who.group, 0.0)
         except LookupError:
-            return  # its group was closed meanwhile
+            return  # its group has been closed
         failure = Failure(who, FailureKind.DIED, why, time.time_ns(), group.nodes[who.rank])
         self._links.tell_all("lose", tuple(who), why, False)
         self._links.directory("add_failure", failure)
@@ -304,15 +304,15 @@ class Cluster:
         self._groups.pop(group.name, None)
 
     def create_channel(self, name: str, maxsize: int = 0, node_rank: int = 0) -> Channel:
-        """A channel that the job's workers and this process share."""
+        """Create a channel shared by the job's workers and this process."""
         return Channel.create(name, maxsize, node_rank, self._place)
 
-    # Looking back -------------------------------------------------------------------------------------------------
+    # Traces and logs ----------------------------------------------------------------------------------------------
 
     def write_trace(self, path: str | Path, more: Mapping[Address, Sequence[Span]] | None = None) -> TraceSummary:
-        """Write what every worker did, and when, as a Chrome trace (open it in Perfetto), and how busy devices were.
+        """Write the spans of all workers as a Chrome trace (open it in Perfetto); return device utilization.
 
-        `more` are spans that this process knows of: of workers that others saw at work, or of itself.
+        `more` are spans recorded by this process, of itself or on behalf of workers.
         """
         flush(self._groups.values())
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
@@ -321,7 +321,7 @@ class Cluster:
 
     @property
     def blind_nodes(self) -> list[int]:
-        """The nodes that do not see this process's `log_dir`: no disk is shared with them."""
+        """Nodes that do not see this process's `log_dir`, because they share no disk with it."""
         here = str(self.log_dir)
         return [node for node, folder in enumerate(self._links.log_dirs) if folder != here]
 
@@ -348,14 +348,14 @@ class Cluster:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End all workers, give everything back, and leave Ray; a local Ray is stopped."""
+        """Stop all workers, release all resources, and disconnect from Ray; a local Ray is stopped."""
         atexit.unregister(self.shutdown)
         self._ends.close()
         if self._has_own_logs and not any(path.stat().st_size for path in self.log_dir.rglob("*.log")):
-            shutil.rmtree(self.log_dir, ignore_errors=True)  # nobody will look for what is not there
+            shutil.rmtree(self.log_dir, ignore_errors=True)  # no log has any content
 
     def _tell_of_failures(self) -> None:
-        """What nobody has waited for is said at the end, or it would be lost."""
+        """Print failures that no wait has raised, so that they are not lost."""
         for failure in self._failures.unsettled:
             self._say(f"this was not waited for: {failure}")
 
@@ -363,8 +363,8 @@ class Cluster:
         for group in self._groups.values():
             group.mark_closed()
         if not ray.is_initialized() or self._control.is_lost:
-            return  # nobody can be asked; what runs ends with the local Ray, or by its own loss of the service
-        # A node may be gone; what is left of the job must still be ended.
+            return  # Ray is unreachable; processes end with the local Ray, or when they lose the control service
+        # A node may be lost; the rest of the job must still be stopped.
         with contextlib.suppress(ray.exceptions.RayError):
             closing = [daemon.ask.remote("stop_watching") for daemon in self._daemons.values()]
             ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT) if closing else None

@@ -1,4 +1,4 @@
-"""Watches Ray's control service (GCS), whose loss Ray itself reports late and by ending the driver."""
+"""Watch Ray's control service (GCS), because Ray reports its loss late and by killing the driver."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ LOOK_EVERY = 1.0  # seconds
 CONNECT_LIMIT = 5.0
 SPEAK_AFTER = 10.0  # seconds without an answer
 SETTING = "RAY_gcs_rpc_server_reconnect_timeout_s"
-RAY_GIVES_UP_AFTER = 60.0  # seconds, unless set: then Ray ends the driver
+RAY_GIVES_UP_AFTER = 60.0  # seconds (Ray's default) after which Ray kills the driver
 REACT_LIMIT = 60.0  # seconds for the driver to notice
-SHARE = 2 / 3  # of that time after which the service is taken for lost, to end in order in the rest
+SHARE = 2 / 3  # of Ray's limit; the rest is left for an orderly shutdown
 
 
 class ControlLost(RuntimeError):
-    """Ray's control service is gone, and with it every worker that depends on it."""
+    """Raised when Ray's control service, and with it every worker, is lost."""
 
 
 class Silence:
-    """Decides what a series of unanswered looks at the service means.
+    """Decides from a series of probes whether the service is late or lost.
 
     >>> silence = Silence("10.0.0.1:6379", limit_s=60.0)
     >>> silence.saw(True, now=0.0), silence.saw(False, now=5.0), silence.saw(False, now=12.0)
@@ -38,11 +38,11 @@ class Silence:
 
     def __init__(self, address: str, limit_s: float) -> None:
         self._address, self.limit_s = address, limit_s * SHARE
-        self._since = math.inf  # unanswered
+        self._since = math.inf  # start of the current silence
         self._has_spoken = False
 
     def saw(self, answered: bool, now: float) -> str | None:
-        """Note a look; returns what to say about it, if anything."""
+        """Record a probe; return a message to print, if any."""
         if answered:
             was_said, self._since, self._has_spoken = self._has_spoken, math.inf, False
             return f"{self._service} answers again" if was_said else None
@@ -68,7 +68,7 @@ class Silence:
 
 
 class ControlWatch:
-    """Looks at the control service in a thread until it is lost or the watch is stopped."""
+    """Probes the control service in a thread until it is lost or the watch is stopped."""
 
     def __init__(self, address: str, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
         self._process = local_control_service()
@@ -80,7 +80,7 @@ class ControlWatch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing that needs the control service can be asked of Ray any more."""
+        """True if the control service is lost, so that Ray calls that need it cannot be made."""
         return self._lost is not None
 
     def raise_if_lost(self) -> None:
@@ -111,7 +111,7 @@ class ControlWatch:
 
 
 def local_control_service() -> Any:
-    """The process of the control service where this process started it, else None."""
+    """Process of the control service if this process started it, else None."""
     from ray._private import worker
 
     node: Any = worker._global_node
@@ -120,7 +120,7 @@ def local_control_service() -> Any:
 
 
 def answers(address: str) -> bool:
-    """Whether something accepts connections there."""
+    """Return True if the address accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_LIMIT).close()

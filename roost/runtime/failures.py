@@ -1,4 +1,4 @@
-"""Failures of a job as the driver sees them."""
+"""Failures of a job as the driver sees them, and the watch over starting workers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ray import cloudpickle
 from roost.runtime.ray_errors import first_line, lines_of
 from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed, in_order_of_cause
 
-KEPT = 1_000  # failures that are remembered
-GRACE = 3.0  # seconds: for the cause to be told after a consequence was seen, and for a wait to end by itself
+KEPT = 1_000  # failures kept
+GRACE = 3.0  # seconds for a root cause to arrive after its consequence, and for a wait to end by itself
 
 
 class FailureWatch:
     """Follows the failures that the job's directory records, in a thread of the driver.
 
-    A failure that was raised from the call it belongs to is settled: the program knows of it, and other waits go on.
-    One that nobody has waited for ends every other wait, because what these wait for may never come.
+    A failure raised from its own call is settled: the program knows of it, and other waits continue. An unsettled
+    failure ends every other wait, because the result they wait for may never come.
     """
 
     def __init__(self, lead: Any, raise_if_lost: Callable[[], None]) -> None:
@@ -33,9 +33,9 @@ class FailureWatch:
         self._seen_at: dict[Failure, float] = {}
         self._settled: set[Failure] = set()
         self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
-        # Until when the end of a worker belongs to an error that was raised already.
+        # By worker: until when its death counts as part of an error that was already raised.
         self._told_until: dict[Address, float] = {}
-        self._closed: dict[str, int] = {}  # when a group was closed: what is told of it after that is old
+        self._closed: dict[str, int] = {}  # when a group was closed; its earlier failures are ignored
         self._changed = threading.Condition()
         self._daemon_lost: Failure | None = None
         self._is_stopped = False
@@ -76,7 +76,7 @@ class FailureWatch:
 
     @property
     def unsettled(self) -> tuple[Failure, ...]:
-        """Failures that the program was not told of; a worker that comes back is none."""
+        """Failures not raised to the program yet, except of workers that will restart."""
         return in_order_of_cause(
             failure
             for failure in self._failures
@@ -87,15 +87,15 @@ class FailureWatch:
         )
 
     def settle_group(self, group: str) -> None:
-        """A group is closed: its failures are of no interest any more."""
+        """Drop the failures of a closed group."""
         with self._changed:
             self._closed[group] = time.time_ns()
             self._failures = [failure for failure in self._failures if failure.address.group != group]
 
     def raise_if_lost(self) -> None:
-        """Raise if Ray's control service or the driver's node daemon is lost, however often that was raised before.
+        """Raise if Ray's control service or the driver's node daemon is lost, even if that was raised before.
 
-        The daemon keeps the job's directory, without which no other failure is seen.
+        The daemon keeps the job's directory, and without it no other failure is seen.
         """
         self._raise_if_lost()
         lost = self._daemon_lost
@@ -103,7 +103,7 @@ class FailureWatch:
             raise WorkerFailed([lost])
 
     def raise_if_failed(self, waiting_for: str = "") -> None:
-        """End a wait that failures elsewhere may have made endless; it has had the time to end by itself."""
+        """Raise unsettled failures older than the grace period, which could block a wait forever."""
         self._raise_if_lost()
         now = time.monotonic()
         with self._changed:
@@ -115,9 +115,9 @@ class FailureWatch:
         raise error
 
     def explain(self, failure: Failure, calls: Sequence[str]) -> WorkerFailed:
-        """The error for a worker's own failure; if it followed from another's, with that one before it.
+        """Return the error for a failure raised by a worker, preceded by its root cause if it is a consequence.
 
-        Ranks that were called together fail together: what the others of these calls do is known with it.
+        Ranks that were called together fail together: failures of the other ranks in `calls` are included.
         """
         with self._changed:
             self._settled_calls.extend(calls)
@@ -130,9 +130,9 @@ class FailureWatch:
     def explain_death(
         self, called: Sequence[Address], gone: Sequence[Address], calls: Sequence[str], ray_says: str
     ) -> WorkerFailed:
-        """The error for workers that are gone; their node's daemon has more to tell of them than Ray.
+        """Return the error for workers that died, preferring their node daemon's report to Ray's.
 
-        Others that were called with them and end now have ended in the same call.
+        Workers of the same call that die within the grace period are covered by this error.
         """
         with self._changed:
             self._told_until |= dict.fromkeys(called, time.monotonic() + GRACE)
@@ -142,12 +142,12 @@ class FailureWatch:
             return self._settle({*found, *self.unsettled} or {_failure(Address("?", 0), FailureKind.DIED, ray_says)})
 
     def _is_told_of(self, gone: Sequence[Address]) -> bool:
-        """Whether the end of one of them is known: a new one, or one after which there is no other."""
+        """Return True if a death of one of them is recorded that is either unsettled or final."""
         ends = [failure for failure in self._last_of(gone) if failure.kind is not FailureKind.RAISED]
         return any(failure not in self._settled or not failure.will_restart for failure in ends)
 
     def _last_of(self, gone: Sequence[Address]) -> set[Failure]:
-        """The last that is known of each."""
+        """The last recorded failure of each."""
         return set({failure.address: failure for failure in self._failures if failure.address in gone}.values())
 
     def _settle(self, failures: Any) -> WorkerFailed:
@@ -165,16 +165,16 @@ def _failure(address: Address, kind: FailureKind, ray_says: str) -> Failure:
 
 
 LOOK_EVERY = 1.0  # seconds
-START_LIMIT = 300.0  # seconds for the next process to start and make its worker
+START_LIMIT = 300.0  # seconds for the next process to start and construct its worker
 
 Lost = Callable[[Address, str], None]
 
 
 class Starting:
-    """Who is still to come, and since when nobody has.
+    """Workers that have not started yet, and when the last one did.
 
-    A machine starts so many processes at a time, so that the last of many comes late without anything being wrong with
-    it. As long as some come, the others are waited for; the time runs from when the last one came.
+    A machine starts a limited number of processes at a time, so the last of many may start late without a fault. The
+    limit therefore counts from the last start of any worker.
 
     >>> starting = Starting()
     >>> starting.add({"a": Address("daemon", 0), "b": Address("daemon", 1)}, now=0.0)
@@ -191,33 +191,33 @@ class Starting:
 
     @property
     def calls(self) -> list[Any]:
-        """Those that have not been answered."""
+        """Calls without an answer yet."""
         return list(self._who)
 
     def add(self, who: Mapping[Any, Address], now: float) -> None:
-        """Wait for these, by the calls that they will answer."""
+        """Add workers by the calls that they will answer."""
         self._who.update({call: (address, now) for call, address in who.items()})
 
     def forget(self, group: str) -> None:
         self._who = {call: entry for call, entry in self._who.items() if entry[0].group != group}
 
     def end(self, call: Any) -> Address | None:
-        """Whose call it is; it is not waited for any more. None if it was not."""
+        """Stop waiting for a call and return its worker; None if the call is unknown."""
         return self._who.pop(call, (None, 0.0))[0]
 
     def come(self, call: Any, now: float) -> Address | None:
-        """The same of one that has come."""
+        """Like `end`, for a worker that has started."""
         self._last_came_at = max(self._last_came_at, now)
         return self.end(call)
 
     def overdue(self, now: float) -> list[Address]:
-        """Those that are not waited for any longer: nobody has come since they were added, or for the limit."""
+        """Remove and return workers for which no start has been seen within the limit."""
         late = [call for call, (_, since) in self._who.items() if now - max(since, self._last_came_at) > self.limit_s]
         return [self._who.pop(call)[0] for call in late]
 
 
 class StartWatch:
-    """Follows the start of every worker in one thread, and tells of those that fail before they can tell themselves."""
+    """Watches workers start, in one thread, and reports those that fail before they can report it themselves."""
 
     def __init__(self, lost: Lost) -> None:
         self._lost = lost
@@ -227,7 +227,7 @@ class StartWatch:
         self._thread: threading.Thread | None = None
 
     def add(self, addresses: Sequence[Address], ready: Sequence[Any]) -> None:
-        """Watch workers; `ready` are calls that answer once each has been made."""
+        """Watch workers; `ready` are calls that return once each is constructed."""
         with self._changed:
             self._starting.add(dict(zip(ready, addresses, strict=True)), time.monotonic())
             self._changed.notify_all()
@@ -255,7 +255,7 @@ class StartWatch:
             try:
                 done, _ = ray.wait(refs, num_returns=len(refs), timeout=LOOK_EVERY)
                 self._look(done)
-            except ray.exceptions.RayError:  # Ray is gone, and with it what was watched
+            except ray.exceptions.RayError:  # Ray is down, and so are the workers
                 return
 
     def _look(self, done: Sequence[Any]) -> None:
@@ -272,7 +272,7 @@ class StartWatch:
 
 
 def _why_not(ref: Any) -> str:
-    """Why a worker did not come to life; empty where it did, or where it has told so itself."""
+    """Why a worker did not start; empty if it did, or if it has reported the failure itself."""
     try:
         ray.get(ref)
     except ray.exceptions.RayTaskError:

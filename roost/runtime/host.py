@@ -1,4 +1,4 @@
-"""The Ray actor in which a worker lives: it starts the worker, runs its methods, and tells of its failures."""
+"""The Ray actor of a worker: constructs the worker, runs its methods, and reports its failures."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from roost.transport.current import ProcessLink, ProcessSetup, SimulatedDevices
 from roost.transport.failure import Address, DaemonContact, Failure, FailureKind, PeerLost, WaitedTooLong
 
 CONSTRUCTOR = "__init__"
-ENROLL_LIMIT = 180.0  # seconds: for accelerators to be given out, and for the daemon to answer
-TELL_LIMIT = 10.0  # seconds for it to hear of a failure
-FLUSH_EVERY = 1.0  # seconds between sendings of spans
+ENROLL_LIMIT = 180.0  # seconds for accelerators to be allocated and the daemon to answer
+TELL_LIMIT = 10.0  # seconds for the daemon to accept a failure
+FLUSH_EVERY = 1.0  # seconds between flushes of spans
 
 
 class CallFailed(Exception):
-    """A worker's method raised."""
+    """Raised to the caller when a worker's method raises."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -45,9 +45,9 @@ class CallFailed(Exception):
 
 
 class Host:
-    """Runs the methods of one worker, in the main thread and in the order of the calls.
+    """Runs the methods of one worker in the main thread, in call order.
 
-    The class comes packed, so that one that cannot be imported here is reported like any other failure of a worker.
+    The class arrives pickled, so that a failed import is reported like any other failure of a worker.
     """
 
     def __init__(self, address: tuple[str, int], packed_daemon: bytes, packed: bytes) -> None:
@@ -57,7 +57,7 @@ class Host:
         setup: ProcessSetup = cloudpickle.loads(_enrolled(address, daemon))
 
         redirect_output(Path(setup.log_path))
-        # The plan's own variables, before the worker's class and all it imports; a user's are there since the start.
+        # Set the plan's variables before the worker's class is imported; the user's are set since process start.
         os.environ.update(setup.env)
         self._setup = setup
         self._recorder = SpanRecorder()
@@ -76,16 +76,16 @@ class Host:
                 worker.__init__(*args, **kwargs)
                 self._worker = worker
         except CallFailed as error:
-            self._broken = error  # told to whoever calls, for Ray would only say that the actor died
+            self._broken = error  # raised to callers, as Ray would only report that the actor died
 
     def _roost_ready(self) -> tuple[int, None]:
-        """Answer once the worker has been made."""
+        """Return once the worker is constructed; raise if its constructor failed."""
         if self._broken is not None:
             raise self._broken
         return 0, None
 
     def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
-        """Run a method; how long it took in nanoseconds, and its result."""
+        """Run a method; return its duration in nanoseconds and its result."""
         self._roost_ready()
         with self._guarded(method):
             start = time.perf_counter_ns()
@@ -98,7 +98,7 @@ class Host:
         try:
             with self._recorder.timer(method, "call"):
                 yield
-        # Whatever a worker raises, exits included, must reach the one who called and not end the process.
+        # Anything a worker raises, SystemExit included, must reach the caller and not end the process.
         except BaseException as error:
             raise self._told(self._failure(method, error), begin) from None
         finally:
@@ -119,50 +119,50 @@ class Host:
         )
 
     def _told(self, failure: Failure, log_begin: int) -> CallFailed:
-        """Tell the daemon, which knows more of the failure, and may be slow to answer."""
+        """Report a failure to the node daemon, which completes it; it may be slow to answer."""
         sys.stdout.flush()
         sys.stderr.flush()
         known = failure
-        # Told through Ray, as every failure: a worker may fail before it has a link.
+        # Through Ray, because a worker may fail before its link is open.
         with contextlib.suppress(ray.exceptions.RayError):
             known = ray.get(self._setup.daemon.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
-        print(failure.traceback, flush=True)  # after the daemon has read the log's last lines, which come before it
+        print(failure.traceback, flush=True)  # after the daemon has read the end of the log
         return CallFailed(known)
 
     def _call(self, method: str) -> str:
-        """What ranks that fail together have in common: the call, or the launch."""
+        """Id shared by ranks that fail together: the call's, or the launch's."""
         if method == CONSTRUCTOR:
             return f"launch at {self._setup.env['MASTER_ADDR']}:{self._setup.env['MASTER_PORT']}"
         return ray.get_runtime_context().get_task_id() or ""
 
     def _send_spans(self) -> None:
-        """Now and then, once there is a link: a worker that never used it is asked for its spans at the end."""
+        """Flush spans periodically if the link is open; other workers flush when the driver asks."""
         now = time.monotonic()
         if self._link.is_open and now - self._last_flush > FLUSH_EVERY:
             self._last_flush = now
             self._roost_flush()
 
     def _roost_flush(self) -> None:
-        """Give the daemon the spans recorded so far."""
+        """Send the spans recorded so far to the daemon."""
         spans = self._recorder.drain()
         if spans:
             self._link.get().tell("spans", [tuple(span) for span in spans], self._recorder.dropped)
 
 
 class AsyncHost(Host):
-    """For a worker with asynchronous methods: they run side by side in one event loop, the others between them."""
+    """Host of a worker with async methods: they run concurrently in one event loop, sync methods between them."""
 
     _watch: LoopWatch | None = None
 
     def _begin_watch(self) -> None:
-        """Once the loop runs: nothing ends it, and what blocks it is reported."""
+        """Protect the running loop from being stopped, and start reporting code that blocks it."""
         if self._watch is None:
             contain_tasks(asyncio.get_running_loop())
             self._watch = LoopWatch(self._note)
             self._watch.start()
 
     def _note(self, text: str) -> None:
-        """Say something in the log, and to whoever watches the job; called from a thread."""
+        """Write a note to the log and to the job's directory; called from a thread."""
         print(text, flush=True)
         self._setup.daemon.handle.ask.remote("note", f"{self._setup.address}: {text}")
 
@@ -178,7 +178,7 @@ class AsyncHost(Host):
                     result = await result
                 return time.perf_counter_ns() - start, result
         except BaseException as error:
-            # Described here, where Ray knows which call this is; told in a thread, because the other calls go on.
+            # Built here, where Ray knows the current call; reported in a thread, so that other calls continue.
             failure = self._failure(method, error)
             raise await asyncio.to_thread(self._told, failure, begin) from None
         finally:
@@ -186,9 +186,9 @@ class AsyncHost(Host):
 
 
 def host_class(cls: type, methods: Iterable[str]) -> type[Host]:
-    """The actor for a worker class.
+    """Actor class for a worker class.
 
-    It has the class's name and methods: so Ray shows what runs, and a call needs no argument to say which is meant.
+    It has the class's name and methods, so Ray's tools show them and a call needs no method argument.
     """
     is_async = is_asynchronous(cls)
     forwarding = {name: (_forwarding_async if is_async else _forwarding)(name) for name in methods}
@@ -210,7 +210,7 @@ def _forwarding_async(method: str) -> Any:
 
 
 def is_asynchronous(cls: type) -> bool:
-    """Whether a worker class has a public asynchronous method."""
+    """Return True if a worker class has a public async method."""
     return any(
         inspect.iscoroutinefunction(member)
         for name, member in inspect.getmembers(cls, callable)
@@ -219,7 +219,7 @@ def is_asynchronous(cls: type) -> bool:
 
 
 def _enrolled(address: tuple[str, int], daemon: DaemonContact) -> bytes:
-    """What this process is, from its daemon; it starts while the job still finds out which accelerators it gets."""
+    """Pickled setup of this process from its daemon; waits until the job's accelerators are allocated."""
     try:
         told: bytes = ray.get(daemon.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
     except ray.exceptions.GetTimeoutError:
@@ -235,7 +235,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """The traceback from the worker's own code on, without the frames that run it."""
+    """Traceback starting at the worker's own code, without the host's frames."""
     frames = error.__traceback__
     here = __file__
     while frames is not None and frames.tb_frame.f_code.co_filename in (here, contextlib.__file__):
@@ -256,7 +256,7 @@ GIB = 2**30
 
 
 def show_to_torch(devices: SimulatedDevices) -> None:
-    """Let torch count simulated accelerators, whenever it is imported in this process."""
+    """Make torch report simulated accelerators, now or when it is imported in this process."""
     if "torch" in sys.modules:
         _teach(sys.modules["torch"], devices)
     else:
@@ -279,7 +279,7 @@ def _teach(torch: Any, devices: SimulatedDevices) -> None:
 
 
 class _TeachOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch as everybody else would, and changes it once it is loaded."""
+    """Import hook that loads torch normally and patches it afterwards."""
 
     def __init__(self, teach: Callable[[Any], None]) -> None:
         self._teach = teach

@@ -1,4 +1,4 @@
-"""The Ray actor that holds a job's accelerators on a node. Its process imports this file, so it is small."""
+"""The Ray actor that holds a job's accelerators on a node. Its process imports this file, so keep it small."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class Keeper:
     """Holds accelerators of one node for as long as it lives."""
 
     def indices(self, resource: str) -> list[int]:
-        """Which of the node's accelerators Ray has given it, counted as Ray counts them.
+        """Indices of the node's accelerators that Ray allocated to this actor, in Ray's numbering.
 
-        Ray's public names for them are sometimes these numbers and sometimes entries of a mask, depending on the
-        vendor, so the numbers themselves are asked for.
+        Ray's public accelerator ids are either these indices or entries of a visibility mask, depending on the
+        vendor, so the indices are read from the core worker.
         """
         held = ray._private.worker.global_worker.core_worker.resource_ids()  # type: ignore[attr-defined]
         names = (resource, f"{resource}_group_")

@@ -34,7 +34,7 @@ from roost.transport.failure import Address, DaemonContact
 
 @dataclass(frozen=True, slots=True)
 class PlanLaunch:
-    """Components of a plan, each with the workers it is of and how they are launched."""
+    """A plan with the worker class and launch options of each component to launch."""
 
     plan: Plan
     specs: Mapping[str, GroupSpec]
@@ -52,7 +52,7 @@ def plan_launch(
     options: Mapping[str, LaunchOptions] | None,
     taken: Collection[str],
 ) -> PlanLaunch:
-    """A plan, or the file it was saved in, with what is to run of it; `taken` are the names of groups that run."""
+    """Validate a launch of a plan or a saved plan file; `taken` are the names of running groups."""
     if not isinstance(plan, Plan):
         plan = Plan.from_json(Path(plan).read_text(encoding="utf-8"))
     specs = {name: each.create_group() if isinstance(each, type) else each for name, each in groups.items()}
@@ -76,7 +76,7 @@ def component_of(
     inventory: Inventory,
     registry: HardwareRegistry,
 ) -> ComponentPlan:
-    """A component of a plan, or one that a strategy places; without either, a process on every accelerator."""
+    """The given component, or one placed by a strategy; by default one process per accelerator."""
     if isinstance(where, ComponentPlan):
         return where
     if where is None:
@@ -95,7 +95,7 @@ def component_of(
     return ComponentPlan(name, name, type(where).__name__, np.zeros(0, np.int64), table, registry=registry)
 
 
-# What the plan says of visible devices is in its own numbers, and perhaps for another vendor: only the live node knows.
+# The plan's visible devices use its own numbering, perhaps of another vendor; only the live node knows the real ids.
 MASKS = {
     name
     for accelerator in BUILT_IN.accelerators
@@ -112,12 +112,12 @@ def process_env(
     master: tuple[str, int],
     interface: str = "",
 ) -> dict[str, str]:
-    """All variables of one worker.
+    """Environment variables of one worker.
 
-    `visible` are the accelerators it may see, as planned and as the vendor calls them. A worker that sees only its own
-    is alone as far as its libraries can tell, so its local rank is 0 of 1; one that sees those of others too finds its
-    first one by its local rank. Unless a user says otherwise, gloo uses the interface of the address that Ray uses: by
-    itself it looks up the host's name, which is loopback on many machines.
+    `visible` are pairs of planned index and vendor id of the accelerators it may see. A worker that sees only its own
+    accelerators has local rank 0 of 1; one that also sees those of others has the index of its first one as local rank.
+    Gloo uses the interface of Ray's address unless the user sets another: its default resolves the host name, which is
+    loopback on many machines.
     """
     placement = process.placement
     seen = [planned for planned, _ in visible]
@@ -149,7 +149,7 @@ def process_env(
 def visible_devices(
     process: Process, node: int, held: Mapping[tuple[int, int], int], physical_ids: Sequence[str]
 ) -> list[tuple[int, str]]:
-    """The accelerators a process may see, of those that its job holds on the node: as planned, with the vendor's name.
+    """Planned index and vendor id of the accelerators a process may see, among those its job holds on the node.
 
     >>> from roost.placement.component_plan import Placement
     >>> place = Placement(0, 0, 0, 1, "NV_GPU", 0, 1, ["1", "2"], True, [1, 2], "cluster")
@@ -161,11 +161,11 @@ def visible_devices(
 
 
 LOOPBACK = "127.0.0.1"
-MANY = 100_000  # calls that an asynchronous worker may have under way
+MANY = 100_000  # concurrent calls of an asynchronous worker
 
 
 class Site(NamedTuple):
-    """The live nodes, in the order of their ranks."""
+    """The live nodes in rank order."""
 
     reports: Sequence[NodeReport]
     daemons: Sequence[DaemonContact]
@@ -174,7 +174,7 @@ class Site(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a process runs: known before it is known which accelerators stand for the planned ones."""
+    """Address and node of a process, known before Ray has allocated its accelerators."""
 
     address: Address
     node: int
@@ -182,10 +182,10 @@ class Place(NamedTuple):
 
 
 def places(name: str, component: ComponentPlan, options: LaunchOptions, live_nodes: Sequence[int]) -> list[Place]:
-    """The processes of a component in rank order, on the live nodes.
+    """Processes of a component in rank order, on the live nodes.
 
-    A plan may number the nodes otherwise than the cluster does, as after a restart; `live_nodes` has the live node of
-    each node of the plan.
+    The plan's node numbers may differ from the cluster's, for example after a restart; `live_nodes` maps each node of
+    the plan to its live node.
     """
     if options.isolate_accelerator is not None:
         component = replace(component, table=replace(component.table, isolate=options.isolate_accelerator))
@@ -204,7 +204,7 @@ def process_setups(
     held: Mapping[tuple[int, int], int],
     master: tuple[str, int],
 ) -> list[ProcessSetup]:
-    """What each process is told, in rank order; of nodes the live numbers."""
+    """Setup of each process in rank order, with live node numbers."""
     setups = []
     for address, node, planned in places:
         report = site.reports[node]
@@ -239,13 +239,13 @@ def process_setups(
 
 
 def simulated_devices(report: NodeReport, count: int) -> SimulatedDevices | None:
-    """What a process that may see so many accelerators of a node has to be shown of them, as no driver shows it."""
+    """Simulated devices that a process sees, as no driver reports them; None for real accelerators."""
     is_simulated = report.accelerator_type == AcceleratorType.SIMULATED
     return SimulatedDevices(count, report.memory_gb) if is_simulated else None
 
 
 def declared_devices(process: Process, kind: str, node: Node) -> tuple[Mapping[str, Any], ...]:
-    """The configs of a process's declared devices, as the live node completed them where it knows them."""
+    """Configs of a process's declared devices, completed by the live node where it knows them."""
     known = node.hardware.get(kind, ())
     ranks = process.placement.local_hardware_ranks
     if not process.hardware or len(known) <= max(ranks):
@@ -254,7 +254,7 @@ def declared_devices(process: Process, kind: str, node: Node) -> tuple[Mapping[s
 
 
 def packed(spec: GroupSpec) -> Any:
-    """A group's class and arguments, ready to be sent; in the object store where they are large."""
+    """Pickled class and arguments of a group; in the object store if they are large."""
     made: bytes = cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs)))  # type: ignore[no-untyped-call]
     return ray.put(made) if len(made) > LARGE else made
 
@@ -266,10 +266,10 @@ def start_hosts(
     site: Site,
     options: LaunchOptions,
 ) -> list[Any]:
-    """Start all processes at once; Ray starts them while this returns, and each asks its daemon what it is."""
+    """Start all processes without waiting; each gets its setup from its node daemon."""
     is_async = is_asynchronous(spec.cls)
     actor = ray.remote(host_class(spec.cls, public_methods(spec.cls)))
-    # Packed, because Ray takes the daemon's handle in it for an object that might get lost.
+    # Pickled here, because Ray would track the daemon's handle in it as an object that can be lost.
     contacts = {node: cloudpickle.dumps(site.daemons[node]) for node in {place.node for place in places}}  # type: ignore[no-untyped-call]
     return [
         actor.options(
@@ -284,9 +284,9 @@ def start_hosts(
 
 
 def runtime_env(process: Process, options: LaunchOptions) -> dict[str, Any] | None:
-    """A user's variables and interpreter are given to Ray, so that they are there before Python starts.
+    """Ray runtime environment with the user's variables and interpreter, which must be set before Python starts.
 
-    The plan's own are set by the worker's process itself: Ray takes twice as long to start one with variables.
+    The plan's own variables are set by the worker itself: Ray takes twice as long to start a process with variables.
     """
     written = {name: value for name, value in process.env.items() if name not in MASKS} | dict(options.env)
     env: dict[str, Any] = {"env_vars": written} if written else {}
@@ -296,7 +296,7 @@ def runtime_env(process: Process, options: LaunchOptions) -> dict[str, Any] | No
 
 
 def group_entry(name: str, setups: Sequence[ProcessSetup]) -> GroupEntry:
-    """The group as the other groups know it."""
+    """Directory entry of a group."""
     return GroupEntry(
         name,
         tuple(setup.daemon.node for setup in setups),
@@ -305,23 +305,23 @@ def group_entry(name: str, setups: Sequence[ProcessSetup]) -> GroupEntry:
 
 
 def master_address(nodes: Sequence[int], reports: Sequence[NodeReport]) -> str:
-    """Where rank 0 listens for the others: on loopback where they are all on its node."""
+    """Address where rank 0 listens for the others; loopback if all are on one node."""
     return LOOPBACK if len(set(nodes)) == 1 else reports[nodes[0]].address
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A group that is to be launched."""
+    """Request to launch a group."""
 
     name: str
     spec: GroupSpec
     component: ComponentPlan
     options: LaunchOptions
-    packed: Any  # the class and the arguments of its workers, ready to be sent
+    packed: Any  # pickled class and arguments of its workers
 
 
 class Launching:
-    """Starts a group's processes; they wait at their daemons until `assign` says what each of them is."""
+    """Starts a group's processes, which wait at their node daemons until `assign` gives each its setup."""
 
     def __init__(self, asked: Request, live_nodes: Sequence[int], site: Site, daemons: NodeDaemons) -> None:
         self._asked, self._live_nodes, self._site, self._daemons = asked, live_nodes, site, daemons
@@ -336,7 +336,7 @@ class Launching:
             raise
 
     def assign(self, held: Mapping[tuple[int, int], int]) -> None:
-        """Tell every process its place, and the job of the group. `held` are the accelerators that the job has."""
+        """Give every process its setup and register the group. `held` maps planned to allocated accelerators."""
         nodes = [place.node for place in self.places]
         master = master_address(nodes, self._site.reports), self.port
         setups = process_setups(
@@ -346,7 +346,7 @@ class Launching:
         self._daemons.assign(setups)
 
     def abandon(self) -> None:
-        """Leave nothing of it, however far it got; a node may be lost meanwhile."""
+        """Undo a launch at any stage; a node may be lost meanwhile."""
         addresses = [tuple(place.address) for place in self.places]
         with contextlib.suppress(ray.exceptions.RayError):
             self._daemons.tell_all("expect_end", addresses)

@@ -1,4 +1,4 @@
-"""Which nodes are in, in which order, and whether they fit together."""
+"""Node reports of a cluster: rank order, missing nodes, and checks of versions and device counts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_DIGITS = 9  # of a node rank
 def order_nodes(
     reports: Iterable[NodeReport], findings: Findings, num_nodes: int | None = None
 ) -> tuple[NodeReport, ...] | None:
-    """The nodes by rank, the first `num_nodes` of them; None where there are findings that stop it.
+    """The first `num_nodes` nodes by rank; None if there are errors.
 
-    Ranks that are written on every node hold. Where none is, the driver's node comes first and the others follow by
-    address, so that a cluster that is started again has the same ranks, whatever the order in which nodes joined.
+    Ranks set on every node are used. If none is set, the driver's node is first and the others follow by address, so
+    that a restarted cluster has the same ranks regardless of the order in which nodes joined.
 
     >>> nodes = [NodeReport(node_id=host, address=f"10.0.0.{last}", hostname=host, is_driver=host == "c")
     ...          for host, last in (("a", 10), ("b", 2), ("c", 7))]
@@ -54,7 +54,7 @@ def order_nodes(
 
 
 def _address_order(report: NodeReport) -> tuple[bool, int, int, str, str]:
-    """By number, because as text 10.0.0.10 comes before 10.0.0.2; what is not a number comes last."""
+    """Sort key by numeric address, because as text 10.0.0.10 sorts before 10.0.0.2; other addresses come last."""
     try:
         address = ip_address(report.address)
     except ValueError:
@@ -63,7 +63,7 @@ def _address_order(report: NodeReport) -> tuple[bool, int, int, str, str]:
 
 
 def _written(report: NodeReport) -> str:
-    """The rank as written; a variable that is set to nothing counts as unset, as shells have it."""
+    """The rank as written; an empty variable counts as unset."""
     return (report.rank_text or "").strip()
 
 
@@ -73,7 +73,7 @@ def _rank(report: NodeReport) -> int | None:
 
 
 def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Findings) -> list[NodeReport]:
-    """The nodes in the order of their written ranks; a mistake in those is a finding."""
+    """Nodes in the order of their written ranks; invalid ranks become findings."""
     total = max(len(reports), num_nodes or 0)
     ranked: dict[int, list[NodeReport]] = defaultdict(list)
     for report in reports:
@@ -135,7 +135,7 @@ def _variable(report: NodeReport) -> str:
 
 
 def _export(ranks: Iterable[tuple[NodeReport, int]]) -> str:
-    """How to give nodes their ranks; three show how it goes on."""
+    """Fix text that gives nodes their ranks; names at most three nodes."""
     given = list(ranks)
     first = [f"export {_variable(node)}={rank} before `ray start` on {node.address}" for node, rank in given[:3]]
     more = [f"the next ranks on {counted(len(given) - 3, 'more node')}"] if len(given) > 3 else []
@@ -143,7 +143,7 @@ def _export(ranks: Iterable[tuple[NodeReport, int]]) -> str:
 
 
 def _warn_of_shared_addresses(ordered: Sequence[NodeReport], used: int, findings: Findings) -> None:
-    """Nodes on one machine, such as those of a cluster for tests, have nothing lasting to order them by."""
+    """Warn of nodes that share an address, as in a test cluster: no persistent property orders them."""
     sharing: dict[str, list[int]] = defaultdict(list)
     for rank, report in enumerate(ordered):
         if not report.is_driver:
@@ -166,7 +166,7 @@ def _names(nodes: Sequence[NodeReport | str]) -> str:
 
 
 def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str]) -> str:
-    """Which nodes are there and, where ranks tell, which are not; of a node may be known its address alone.
+    """Describe the nodes that joined and, if ranks are set, the missing ranks; a node may be just its address.
 
     >>> missing_nodes(4, ["10.0.0.1", "10.0.0.2"])
     'expected 4 nodes, 2 joined: 10.0.0.1, 10.0.0.2'
@@ -181,7 +181,7 @@ def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str]) -> str:
 
 
 def how_to_join(joined: Sequence[NodeReport | str]) -> str:
-    """What to run on the nodes that are missing.
+    """Fix text with the command to run on missing nodes.
 
     >>> how_to_join([NodeReport(node_id="f00d", address="10.0.0.1", hostname="alpha", is_head=True)])
     'run `ray start --address=10.0.0.1:PORT` on the others, with the port of the head'
@@ -193,7 +193,7 @@ def how_to_join(joined: Sequence[NodeReport | str]) -> str:
 
 
 def check_versions(reports: Sequence[NodeReport], findings: Findings) -> None:
-    """Every node must run what the driver's node runs, or objects sent between them cannot be read.
+    """Report nodes whose Python or Ray differs from the driver's; they could not unpickle each other's objects.
 
     >>> findings = Findings()
     >>> check_versions([NodeReport(node_id=host, address=host, hostname=host, ray_version=version)
@@ -233,7 +233,7 @@ def _python_minor(report: NodeReport) -> str:
 def _other_versions(
     word: str, reports: Sequence[NodeReport], leading: NodeReport, version_of: Callable[[NodeReport], str]
 ) -> Iterator[str]:
-    """What is to be said of each version that is not the leading node's; one that is not known is passed over."""
+    """Message for each version that differs from the leading node's; unknown versions are skipped."""
     nodes: dict[str, list[NodeReport]] = defaultdict(list)
     for report in reports:
         nodes[version_of(report)].append(report)
@@ -243,7 +243,7 @@ def _other_versions(
 
 
 def check_device_counts(reports: Iterable[NodeReport], findings: Findings) -> None:
-    """Ray must count on every node the accelerators that Roost finds there, or a rank would mean two devices.
+    """Report nodes where Ray and Roost count accelerators differently, so that a rank would mean two devices.
 
     >>> findings = Findings()
     >>> check_device_counts([NodeReport(node_id="f00d", address="10.0.0.2", hostname="beta",
@@ -273,7 +273,7 @@ def check_device_counts(reports: Iterable[NodeReport], findings: Findings) -> No
 
 
 def _remedy(report: NodeReport) -> tuple[str, str]:
-    """Why Ray's count differs from Roost's, and what to start Ray with."""
+    """Reason why Ray's count differs from Roost's, and the fix."""
     count = len(report.physical_ids)
     if report.ray_resource == "GPU":
         start, without = f"`ray start --num-gpus {count}`", "--num-gpus"
@@ -290,7 +290,7 @@ def _remedy(report: NodeReport) -> tuple[str, str]:
 
 
 def report_interpreter(rank: int, node: str, wrong: str, findings: Findings) -> None:
-    """An interpreter that a node itself has tried."""
+    """Report an interpreter that failed the check on its node."""
     findings.error(
         "RST-R021",
         Where(CLUSTER.file, path=("node", rank)),
@@ -301,7 +301,7 @@ def report_interpreter(rank: int, node: str, wrong: str, findings: Findings) -> 
 
 
 def report_device(rank: int, kind: str, problem: str, findings: Findings) -> None:
-    """A declared device whose node says something else of it, or nothing that is needed."""
+    """Report a declared device whose config conflicts with its node's variables or lacks required fields."""
     findings.error(
         "RST-R022",
         Where(CLUSTER.file, path=("node", rank)),
@@ -311,15 +311,15 @@ def report_device(rank: int, kind: str, problem: str, findings: Findings) -> Non
     )
 
 
-RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")  # whichever is set; the first is the one to write
+RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")  # the first that is set; messages suggest the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """One node as it is seen from a process on it, and as Ray counts it.
+    """One node as detected by a process on it, and as Ray counts it.
 
-    What Roost finds (`physical_ids`, `memory_gb`) and what Ray counts (`ray_accelerators`, `cpus`, `ray_memory_gb`) are
-    kept apart, because they can contradict each other. A version that is empty is not known.
+    Roost's values (`physical_ids`, `memory_gb`) and Ray's (`ray_accelerators`, `cpus`, `ray_memory_gb`) are separate,
+    because they can contradict each other. An empty version is unknown.
 
     >>> NodeReport(node_id="f00d", address="10.0.0.2", hostname="beta").name
     '10.0.0.2 (beta)'
@@ -355,7 +355,7 @@ class NodeReport:
 
 
 def to_node(report: NodeReport) -> Node:
-    """The node of an inventory that a report describes.
+    """Inventory node described by a report.
 
     >>> to_node(NodeReport(node_id="f00d", address="10.0.0.2", hostname="beta", physical_ids=("4", "5"),
     ...                    accelerator_type="NV_GPU", memory_gb=79.6)).accelerators

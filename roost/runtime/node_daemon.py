@@ -1,4 +1,4 @@
-"""The node daemon: one small process on each machine of a job that serves, watches and speaks for its workers."""
+"""The node daemon: one small process per node that serves and watches its workers and reports their failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT_SPANS = 200_000  # of each worker
 
 
 class WorkerEntry(NamedTuple):
-    """A worker as its node's daemon knows it."""
+    """A worker registered with its node daemon."""
 
     address: Address
     pid: int
@@ -41,7 +41,7 @@ class WorkerEntry(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a worker is, as its launch says: in part for its daemon, and packed for itself."""
+    """Setup of a worker: the fields its daemon needs, and the whole pickled for the worker."""
 
     devices: tuple[int, ...]
     log_path: str
@@ -50,7 +50,7 @@ class Assignment(NamedTuple):
 
 
 class NodeDaemon:
-    """What the daemon's Ray actor runs; all of it runs in one event loop, so nothing here needs a lock."""
+    """Implementation behind the daemon's Ray actor. It runs in one event loop, so nothing here needs a lock."""
 
     def __init__(self, driver_dir: str, driver_mark: str, scratch: Path | None = None) -> None:
         self._rank = -1
@@ -62,7 +62,7 @@ class NodeDaemon:
         self._workers: dict[Address, WorkerEntry] = {}
         self._deaths: dict[Address, int] = {}
         self._assignments: defaultdict[Address, asyncio.Future[Assignment]] = defaultdict(asyncio.Future)
-        self._expected: set[Address] = set()  # workers that are being stopped: their end is no failure
+        self._expected: set[Address] = set()  # workers being stopped: their exit is not a failure
         self._failures: dict[Address, Failure] = {}
         self._is_ending = False
         self._spans: dict[Address, tuple[tuple[int, ...], deque[Span]]] = {}  # with the devices of the worker
@@ -70,14 +70,14 @@ class NodeDaemon:
         self._watch = ProcessWatch()
         self._scratch = ScratchFolder("daemon", scratch)
         self._folder = self._scratch.path
-        # Where this machine sees the driver's folder, by itself or on a shared disk, workers write their logs there.
+        # If this node sees the driver's folder (same machine or shared disk), workers write their logs there.
         self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)
         self._log_dir = Path(driver_dir) if self._sees_driver_dir else self._folder / "logs"
 
     # Joining a job ------------------------------------------------------------------------------------------------
 
     async def report(self, driver_node: str, counted: Mapping[str, float]) -> NodeReport:
-        """What this node says of itself."""
+        """Probe this node."""
         return await asyncio.get_running_loop().run_in_executor(
             None, probe.report, ray.get_runtime_context().get_node_id(), driver_node, dict(counted), dict(os.environ)
         )
@@ -89,13 +89,13 @@ class NodeDaemon:
         return await asyncio.get_running_loop().run_in_executor(None, probe.check_interpreter, path)
 
     async def robots(self, kind: str, configs: Sequence[Mapping[str, Any]], rank: int) -> tuple[Any, list[str]]:
-        """Declared devices with what this node's variables say of them, and what is wrong with them."""
+        """Declared devices completed from this node's environment variables, and the problems found."""
         return await asyncio.get_running_loop().run_in_executor(
             None, probe.robots, kind, list(configs), rank, dict(os.environ)
         )
 
     async def join(self, rank: int, daemons: Sequence[Any], lead: int) -> DaemonContact:
-        """Take this node's place in the job, and open its socket."""
+        """Join the job with a rank and open the socket for workers."""
         self._rank, self._daemons, self._lead = rank, daemons, daemons[lead]
         if rank == lead:
             self._directory = directory = Directory()
@@ -132,7 +132,7 @@ class NodeDaemon:
         return value, [Freight(*piece) for piece in back]
 
     async def directory(self, method: str, *args: Any) -> Any:
-        """Ask the job's directory; only the leading daemon has it."""
+        """Call a method of the job's directory, which only the lead daemon has."""
         if self._directory is None:
             raise RuntimeError("this daemon does not keep the directory")
         return await getattr(self._directory, method)(*args)
@@ -148,18 +148,18 @@ class NodeDaemon:
             raise PeerLost("the node that keeps the job's directory is lost") from None
 
     async def note(self, text: str) -> None:
-        """Pass on what a worker has to say to whoever watches the job."""
+        """Add a worker's note to the job's directory."""
         await self._look_up("add_note", text)
 
     async def lives(self) -> None:
-        """Never returns: whoever waits for it learns when this node is lost."""
+        """Never returns: the pending call fails when this node is lost."""
         await asyncio.Event().wait()
 
     async def _watch_node(self, node: int, daemon: Any, directory: Directory) -> None:
         try:
             await daemon.ask.remote("lives")
         except ray.exceptions.ActorUnavailableError:
-            await asyncio.sleep(1)  # the network may come back; if the node is gone, Ray will say that it died
+            await asyncio.sleep(1)  # the network may recover; if the node is lost, Ray reports the actor's death
             await self._watch_node(node, daemon, directory)
         except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
             if not self._is_ending:
@@ -194,18 +194,18 @@ class NodeDaemon:
         self._hub.ports.release(port)
 
     async def assign(self, entries: Sequence[Sequence[Any]]) -> None:
-        """What workers of this node are, whether they have asked for it yet or not."""
+        """Set the assignments of this node's workers, before or after they enroll."""
         for who, *parts in entries:
             self._assignments[Address(*who)].set_result(Assignment(*parts))
 
     async def enroll(self, who: Sequence[Any], pid: int) -> bytes:
-        """A worker has started, or started again: it is told what it is, as soon as that is known."""
+        """Register a worker that started or restarted; return its pickled setup once assigned."""
         address = Address(*who)
         assignment = await asyncio.shield(self._assignments[address])
         entry = WorkerEntry(address, pid, assignment.devices, assignment.log_path, assignment.max_restarts)
         before = self._workers.get(entry.address)
         if before is not None:
-            self._ended(before)  # the new process was faster than the news of the old one's end
+            self._ended(before)  # the new process enrolled before the old one's exit was noticed
         if entry.address in self._deaths:
             await self._everywhere("find_again", tuple(entry.address))
         self._workers[entry.address] = entry
@@ -213,11 +213,11 @@ class NodeDaemon:
         return assignment.packed
 
     async def expect_end(self, addresses: Sequence[Sequence[Any]]) -> None:
-        """These workers are about to be stopped."""
+        """Expect these workers to exit: they are about to be stopped."""
         self._expected.update(Address(*who) for who in addresses)
 
     async def forget(self, addresses: Sequence[Sequence[Any]]) -> None:
-        """A group is closed: nothing of it remains here."""
+        """Remove all state of a closed group's workers."""
         workers = [Address(*parts) for parts in addresses]
         self._hub.forget(workers)
         for who in workers:
@@ -248,7 +248,7 @@ class NodeDaemon:
         asyncio.get_running_loop().create_task(self._spread(failure))
 
     async def _spread(self, failure: Failure) -> None:
-        """Tell the whole job that a worker is gone."""
+        """Report a worker's death to the whole job."""
         self._failures[failure.address] = failure
         await self._everywhere("lose", tuple(failure.address), failure.summary, failure.will_restart)
         await self._look_up("add_failure", failure)
@@ -273,7 +273,7 @@ class NodeDaemon:
         try:
             node = GroupEntry(*await self._look_up("group", who.group, 0.0)).nodes[who.rank]
         except LookupError:
-            return ""  # its group was closed meanwhile
+            return ""  # its group has been closed
         if node == self._rank:
             return await self.last_failure(who)
         try:
@@ -282,7 +282,7 @@ class NodeDaemon:
             return f"node {node} does not answer"
 
     def _hear(self, who: Address, op: str, args: tuple[Any, ...]) -> None:
-        """What a process says without waiting for an answer."""
+        """Handle a one-way message of a process."""
         match op:
             case "release":
                 self._hub.release(who, *args)
@@ -293,7 +293,7 @@ class NodeDaemon:
                 kept.extend(Span(*span) for span in args[0])
 
     async def failed(self, failure: Failure, log_begin: int) -> Failure:
-        """A worker's own account of its failure, completed with what is known here; its log from the call's begin."""
+        """Complete a worker's failure report with node, devices and its log since the call began, and record it."""
         entry = self._workers.get(failure.address)
         known = replace(
             failure,
@@ -307,10 +307,10 @@ class NodeDaemon:
         await self._look_up("add_failure", known)
         return known
 
-    # What the driver collects -------------------------------------------------------------------------------------
+    # Collected by the driver --------------------------------------------------------------------------------------
 
     async def read_logs(self, offsets: Mapping[str, int]) -> dict[str, bytes]:
-        """What workers have written since, by the path of the log below its folder; empty where the driver sees it."""
+        """New log output since `offsets`, by path relative to the log folder; empty if the driver sees the folder."""
         if self._sees_driver_dir:
             return {}
         return {
@@ -320,15 +320,15 @@ class NodeDaemon:
         }
 
     async def spans(self) -> list[tuple[Address, tuple[int, ...], list[Span], int]]:
-        """What the workers of this node have recorded since the job began, as far back as is kept."""
+        """Spans of this node's workers since the job began, up to the number kept."""
         return [(who, held, list(kept), self._dropped.get(who, 0)) for who, (held, kept) in self._spans.items()]
 
     async def stop_watching(self) -> None:
-        """The job is about to be ended: what ends now is no failure."""
+        """Stop reporting exits as failures: the job is about to end."""
         self._is_ending = True
 
     async def close(self) -> None:
-        """Leave nothing behind."""
+        """Close the socket, ports and shared memory, and remove the scratch folder."""
         if self._server is not None:
             self._server.close()
         if self._exchange is not None:
@@ -338,7 +338,7 @@ class NodeDaemon:
 
 
 async def _in_object_store(freight: list[Freight], num_nodes: int) -> Any:
-    """Freight as an argument of a call. What is large, or for several nodes, is put into Ray's object store once."""
+    """Freight as a call argument; large freight, or freight for several nodes, goes into Ray's object store once."""
     pieces = [tuple(piece) for piece in freight]
     nbytes = sum(piece.nbytes for piece in freight)
     if nbytes >= BIG:

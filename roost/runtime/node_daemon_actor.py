@@ -1,4 +1,4 @@
-"""The Ray actor of a node's daemon. Every worker holds its handle and imports this file, so it is small."""
+"""The Ray actor of a node daemon. Every worker holds its handle and imports this file, so keep it small."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class NodeDaemonActor:
-    """Runs an daemon, and passes on what it is asked."""
+    """Runs a node daemon and forwards calls to it."""
 
     def __init__(self, *args: Any) -> None:
         from roost.runtime.node_daemon import NodeDaemon

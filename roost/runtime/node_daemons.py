@@ -1,4 +1,4 @@
-"""The driver's side of the daemons: those of all nodes of a job, asked together. A node may be lost at any time."""
+"""The driver's handles to the node daemons of a job. A node may be lost at any time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from roost.runtime.ray_errors import cause_of
 from roost.transport.current import ProcessSetup
 from roost.transport.failure import DaemonContact
 
-LIMIT = 60.0  # seconds for an daemon to answer
+LIMIT = 60.0  # seconds for a daemon to answer
 CLOSING_LIMIT = 5.0
 
 
 class NodeDaemons:
-    """The daemons of a job in the order of its nodes, after them the driver's own where its node is none of them."""
+    """The daemons of a job in node order, followed by the driver's own if its node is not one of them."""
 
     def __init__(self, nodes: Sequence[LiveNode], started: Mapping[str, Any]) -> None:
         here = ray.get_runtime_context().get_node_id()
         members = {node.report.node_id: node.daemon for node in nodes}
-        members.setdefault(here, started[here])  # it takes part even if no worker is to run there
+        members.setdefault(here, started[here])  # joins even if no worker runs there
         dismiss([daemon for node, daemon in started.items() if node not in members])
         self.handles = list(members.values())
         lead = list(members).index(here)
@@ -39,11 +39,11 @@ class NodeDaemons:
         self.log_dirs: list[str] = ray.get([daemon.ask.remote("log_dir") for daemon in self.handles], timeout=LIMIT)
 
     def ask(self, node: int, method: str, *args: Any) -> Any:
-        """Ask one daemon."""
+        """Call a method of one daemon."""
         return ray.get(self.handles[node].ask.remote(method, *args), timeout=LIMIT)
 
     def ask_all(self, method: str, *args: Any, nodes: Sequence[int] | None = None) -> Iterator[tuple[int, Any]]:
-        """Ask all, or those of some nodes, and give the answers with their nodes; one that is lost gives none."""
+        """Call a method of all daemons, or of some nodes'; yield nodes and answers, skipping lost daemons."""
         chosen = range(len(self.handles)) if nodes is None else nodes
         asked = [(node, self.handles[node].ask.remote(method, *args)) for node in chosen]
         for node, answer in asked:
@@ -51,12 +51,12 @@ class NodeDaemons:
                 yield node, ray.get(answer, timeout=LIMIT)
 
     def tell_all(self, method: str, *args: Any) -> None:
-        """Ask all, for what it does."""
+        """Call a method of all daemons and discard the answers."""
         for _ in self.ask_all(method, *args):
             pass
 
     def assign(self, setups: Sequence[ProcessSetup]) -> None:
-        """Give the daemons what the workers of their nodes are waiting to be told."""
+        """Send the daemons the setups that their workers wait for."""
         of_node: dict[int, list[tuple[Any, ...]]] = {}
         for setup in setups:
             packed = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
@@ -66,7 +66,7 @@ class NodeDaemons:
         ray.get(told, timeout=LIMIT)
 
     def directory(self, method: str, *args: Any) -> Any:
-        """Ask the job's directory."""
+        """Call a method of the job's directory."""
         try:
             return ray.get(self.lead.ask.remote("directory", method, *args), timeout=LIMIT)
         except ray.exceptions.RayTaskError as error:
@@ -74,7 +74,7 @@ class NodeDaemons:
 
 
 def dismiss(daemons: Sequence[Any]) -> None:
-    """End daemons after they have cleaned up."""
+    """Stop daemons after they have cleaned up."""
     closing = [daemon.ask.remote("close") for daemon in daemons]
     if closing:
         ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT)

@@ -1,4 +1,4 @@
-"""The nodes of a live cluster: waited for, asked what they are, and put in order."""
+"""Nodes of a live cluster: wait for them, start their daemons, collect reports, and order them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from roost.runtime.ray_errors import raised_line
 
 LOOK_EVERY = 0.2  # seconds
 SPEAK_AFTER = 2.0
-DAEMON_LIMIT = 120.0  # seconds for an daemon to start and look around
-DAEMON_CALLS = 1_000_000  # requests an daemon may have under way: most of them wait for something
+DAEMON_LIMIT = 120.0  # seconds for a daemon to start and probe its node
+DAEMON_CALLS = 1_000_000  # concurrent requests of a daemon; most of them wait
 
 
 class LiveNode(NamedTuple):
-    """A node of the job: what it says of itself, and its daemon."""
+    """A node of the job: its report and its daemon."""
 
     report: NodeReport
     daemon: Any
 
 
 def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) -> Mapping[str, Mapping[str, float]]:
-    """The nodes that are there; if fewer than wanted, after a bounded time. Who is missing is for the caller to say."""
+    """Return the alive nodes once there are `count`, or after `limit` seconds; the caller checks for missing ones."""
     start = time.monotonic()
     has_spoken = False
     while True:
@@ -62,7 +62,7 @@ def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) 
 
 
 def start_daemons(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Path | None) -> dict[str, Any]:
-    """An daemon on each node, all at once; their temporary files go to `scratch`, which must exist on each."""
+    """Start a daemon on each node concurrently; their temporary files go to `scratch`, which must exist on each."""
     actor = ray.remote(NodeDaemonActor)
     return {
         node: actor.options(
@@ -77,7 +77,7 @@ def start_daemons(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Pat
 def ask_nodes(
     daemons: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
 ) -> list[NodeReport]:
-    """What every node says of itself, and how far its clock is from this one; one that cannot is left out."""
+    """Report and clock offset of every node; a node whose daemon fails is left out."""
     driver = ray.get_runtime_context().get_node_id()
     asked = {node: daemon.ask.remote("report", driver, dict(counted[node])) for node, daemon in daemons.items()}
     end = time.monotonic() + DAEMON_LIMIT
@@ -94,7 +94,7 @@ def ask_nodes(
 
 
 def _clock_offset(daemon: Any, tries: int = 3) -> int:
-    """How far another clock is ahead; of a few tries the one that was answered fastest is the most exact."""
+    """Nanoseconds by which the daemon's clock is ahead, from the fastest of a few round trips."""
     seen = []
     for _ in range(tries):
         before = time.time_ns()
@@ -107,7 +107,7 @@ def _clock_offset(daemon: Any, tries: int = 3) -> int:
 def ordered(
     reports: Sequence[NodeReport], daemons: Mapping[str, Any], num_nodes: int | None, findings: Findings
 ) -> tuple[LiveNode, ...]:
-    """The job's nodes in rank order; everything wrong with them goes to `findings`."""
+    """The job's nodes in rank order; problems go to `findings`."""
     order = order_nodes(reports, findings, num_nodes)
     if order is None:
         return ()
@@ -117,7 +117,7 @@ def ordered(
 
 
 def supplies(nodes: Sequence[LiveNode]) -> list[Supply]:
-    """What Ray counts on each node, and what of it is free."""
+    """Total and free resources of each node, from Ray."""
     totals, free = node_resources(), free_resources()
     return [
         _supply(rank, node.report, totals.get(node.report.node_id, {}), free.get(node.report.node_id, {}))
@@ -145,7 +145,7 @@ ClusterConfig = Mapping[str, Any] | str | Path | None
 
 
 def read_cluster_config(config: ClusterConfig, findings: Findings) -> Job | None:
-    """A job from a whole config, or from its `cluster` section alone."""
+    """Read a job from a whole config, or from its `cluster` section alone."""
     if config is None:
         return None
     if not isinstance(config, Mapping | str | Path) and not hasattr(config, "keys"):
@@ -153,12 +153,12 @@ def read_cluster_config(config: ClusterConfig, findings: Findings) -> Job | None
     if not isinstance(config, str | Path) and "cluster" not in config:
         config = {"cluster": _plain(config)}
     source = load(config, (), findings)
-    # Who runs where is for plans to say; a config that says nothing of it describes machines all the same.
+    # Only the machines matter here, so a config without component placement is valid.
     return read_job(source, findings, needs_components=False) if source is not None else None
 
 
 def _plain(section: Mapping[str, Any]) -> Any:
-    """A section as plain values; what OmegaConf's interpolations in it refer to is outside of it."""
+    """A section as plain values; OmegaConf interpolations are resolved here, as they refer outside of it."""
     if not type(section).__module__.startswith("omegaconf"):
         return section
     from omegaconf import OmegaConf
@@ -169,7 +169,7 @@ def _plain(section: Mapping[str, Any]) -> Any:
 def live_inventory(
     nodes: Sequence[LiveNode], job: Job | None, findings: Findings
 ) -> tuple[Inventory, HardwareRegistry]:
-    """The inventory of the nodes, with the job's groups on it, checked by the nodes themselves."""
+    """Inventory of the nodes with the job's node groups, checked on the nodes themselves."""
     bare = Inventory(tuple(to_node(node.report) for node in nodes))
     if job is None or job.notation is not Notation.RLINF:
         types = {node.accelerator_type for node in bare.nodes} - {NO_ACCELERATOR}
@@ -200,7 +200,7 @@ def _check_interpreters(inventory: Inventory, nodes: Sequence[LiveNode], finding
 
 
 def _with_devices(inventory: Inventory, nodes: Sequence[LiveNode], job: Job, findings: Findings) -> Inventory:
-    """Declared devices with what their nodes' variables say of them."""
+    """Inventory with declared devices completed from their nodes' environment variables."""
     wanted = [
         (rank, kind, configs) for rank, node in enumerate(inventory.nodes) for kind, configs in node.hardware.items()
     ]

@@ -1,4 +1,4 @@
-"""What a process finds out about the node it runs on."""
+"""Probe the local node: accelerators, memory, versions, interpreters and declared devices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from roost.cluster.inventory import NO_ACCELERATOR
 from roost.runtime.membership import RANK_VARIABLES, NodeReport
 from roost.transport.shared_memory import memory_limit
 
-MARK = ".roost"  # a file in the driver's folder by which other machines know that they see it
+MARK = ".roost"  # file in the driver's folder that tells other nodes that they share it
 SIOCGIFADDR = 0x8915  # "get interface address", as Linux numbers it
 INTERPRETER_LIMIT = 60  # seconds for an interpreter to import Ray
 CHECK = "import json, sys, ray, roost; print(json.dumps([sys.version_info[:2], ray.__version__, roost.__version__]))"
 
 
 def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ: Mapping[str, str]) -> NodeReport:
-    """This node as it is, and as Ray counts it."""
+    """Report of this node: detected hardware, Ray's resources, and versions."""
     import ray
 
     variable = next((name for name in RANK_VARIABLES if environ.get(name, "").strip()), None)
@@ -64,7 +64,7 @@ def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address; empty where that cannot be told.
+    """Network interface with the given address; empty if unknown.
 
     >>> interface_of("192.0.2.255")
     ''
@@ -85,13 +85,13 @@ def interface_of(address: str) -> str:
 
 
 def host_memory_gb() -> float | None:
-    """Memory of this machine, or of the container it is."""
+    """Memory of this machine, or the container's limit."""
     total = memory_limit()
     return None if total is None else round(total / 2**30, 1)
 
 
 def check_interpreter(path: str) -> str:
-    """What is wrong with an interpreter that workers are to run under; empty where nothing is.
+    """Describe the problem with an interpreter for workers; empty if it is usable.
 
     >>> check_interpreter("/no/such/python")
     '/no/such/python does not exist'
@@ -121,7 +121,7 @@ def check_interpreter(path: str) -> str:
 def robots(
     kind: str, configs: Sequence[Mapping[str, Any]], rank: int, environ: Mapping[str, str]
 ) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """The declared devices of one kind on this node, completed from its variables, and what is wrong."""
+    """Declared devices of one kind completed from this node's environment variables, and the problems found."""
     from roost.cluster.hardware.robot import fill_from_environment, parse_config
 
     registry: HardwareRegistry = installed_registry(environ)

@@ -1,7 +1,7 @@
-"""The address that `ray start` left on this machine, if this user can trust it.
+"""The address file that `ray start` leaves on this machine, read only if this user can trust it.
 
-Ray keeps it in a folder that every user of the machine can write to. Whoever puts an address there would get the job's
-code, data and environment.
+Ray keeps it in a folder that every user of the machine can write to. A user who plants an address there would receive
+the job's code, data and environment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LONGEST = 1 << 10
 
 
 def running_here(say: Callable[[str], None]) -> str | None:
-    """The cluster that was started on this machine with `ray start`, if it still answers.
+    """Address of the cluster started on this machine with `ray start`, if it still answers.
 
-    Ray's own way of looking would also find the private Ray of somebody's script.
+    Ray's own lookup would also find the private Ray of another script.
     """
     from ray._common.utils import get_ray_address_file
 
@@ -42,7 +42,7 @@ def running_here(say: Callable[[str], None]) -> str | None:
 
 
 def trusted_text(file: Path) -> str:
-    """The text of a file that only this user, or root, can have written; else raises PermissionError."""
+    """Read a file; raise PermissionError unless only this user or root can have written it."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, encoding="utf-8") as opened:  # noqa: PTH123 (a descriptor)
         found = os.fstat(descriptor)
@@ -64,7 +64,7 @@ def check_listener(host: str, port: int) -> None:
 
 
 def listening_users(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> set[int]:
-    """The users whose processes listen on a port."""
+    """User ids of the processes that listen on a port."""
     found = set()
     for table in tables:
         try:
@@ -90,7 +90,7 @@ def _name(user: int) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine: one can bind to its address."""
+    """Return True if a host is this machine, that is, its address can be bound."""
     try:
         address = ipaddress.ip_address(socket.gethostbyname(host))
         family = socket.AF_INET6 if address.version == 6 else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Connecting this process to Ray: to a cluster that runs, or to one of its own on this machine alone."""
+"""Connect this process to Ray: to a running cluster, or to a private one on this machine."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ UNWANTED = r"A worker died or was killed|cannot be scheduled right now|No availa
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """How this process is connected. Several clusters of one process share it; the last one to close it leaves Ray."""
+    """Connection of this process to Ray, shared by its clusters; the last one to close it disconnects."""
 
     address: str
-    local: Reaper | None = None  # of a Ray that was started here, for this process only
+    local: Reaper | None = None  # of a local Ray started for this process
     users: int = 1
 
     @property
     def folder(self) -> Path | None:
-        """The private folder of a local Ray, which is removed when it ends, however it ends."""
+        """Private folder of a local Ray, removed however Ray ends."""
         return self.local.folder.path if self.local is not None else None
 
     def close(self) -> None:
-        """Leave Ray, if this is what entered it and nobody else uses it; a local one is stopped."""
+        """Disconnect from Ray if Roost connected and no other cluster uses it; a local Ray is stopped."""
         import ray
 
         self.users -= 1
@@ -60,19 +60,19 @@ class Connection:
             self.local.end()
 
 
-# A process has one connection to Ray, as Ray will have it.
+# Ray allows one connection per process.
 _open: list[Connection] = []
 
 
 def connect(address: str | None, say: Callable[[str], None] = print) -> Connection:
     """Connect to Ray.
 
-    An address (or RAY_ADDRESS) names a running cluster, `local` asks for one of our own. With neither, a connection
-    that this process has already is used, else a cluster that runs on this machine, else a new local one is started.
+    An address (or RAY_ADDRESS) names a running cluster, `local` starts a private one. With neither, an existing
+    connection of this process is used, else a cluster that runs on this machine, else a new local one is started.
     """
     import ray
 
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a failure that nobody waits for is Roost's to tell
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # Roost reports failures that are not waited for
     _leave_dead_ray()
     if ray.is_initialized():
         return _join_open(address)
@@ -86,7 +86,7 @@ def connect(address: str | None, say: Callable[[str], None] = print) -> Connecti
 
 
 def _leave_dead_ray() -> None:
-    """Leave a local Ray that has lost its control service, whoever still counts on it: it cannot be used again."""
+    """Disconnect from a local Ray whose control service has died, even if clusters still use it."""
     service = local_control_service()
     if service is not None and service.poll() is not None:
         for connection in [one for one in _open if one.local is not None]:
@@ -105,7 +105,7 @@ def _join_open(address: str | None) -> Connection:
         )
     shared = next((connection for connection in _open if connection.address == there), None)
     if shared is None:
-        return Connection(there)  # the user's own, which stays
+        return Connection(there)  # the user's own connection, left open
     shared.users += 1
     return shared
 
@@ -134,7 +134,10 @@ def _no_answer(address: str) -> ConnectionError:
 
 
 def _offer_token() -> bool:
-    """Whether this user has a token that was not offered: Ray's command line starts clusters that ask for it."""
+    """Enable token authentication if this user has an unused token; return True if so.
+
+    Ray's command line starts clusters that require it.
+    """
     from ray._private.authentication import authentication_token_setup as setup
 
     if os.environ.get(setup.AUTH_MODE_ENV_VAR):
@@ -156,7 +159,7 @@ def _start_local() -> Connection:
     found = installed_registry(os.environ).detect(os.environ)
     simulated = found[1].count if found is not None and found[0].type == AcceleratorType.SIMULATED else 0
     if simulated:
-        options["num_gpus"] = simulated  # Ray cannot find what is not there
+        options["num_gpus"] = simulated  # Ray cannot detect simulated accelerators
     make_token_private()
     with (
         Reaper.started(private_folder()) as reaper,
@@ -174,7 +177,7 @@ def _init(**options: Any) -> None:
 
     with sigterm_kept_from_ray():
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
-    # Ray's own words about a worker that died, or that cannot be placed, would stand before Roost's, which say why.
+    # Suppress Ray's messages about workers that died or cannot be placed; Roost's own messages give the cause.
     from ray._private.ray_logging import stdout_deduplicator
 
     stdout_deduplicator.skip_re = re.compile(UNWANTED)
@@ -187,12 +190,12 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def node_resources() -> Mapping[str, Mapping[str, float]]:
-    """What Ray counts in all on each node that is alive, by node id."""
+    """Total resources of each alive node, by node id."""
     return {node["NodeID"]: node["Resources"] for node in alive_nodes()}
 
 
 def free_resources() -> Mapping[str, Mapping[str, float]]:
-    """What of it is free at the moment."""
+    """Free resources of each node, by node id."""
     from ray._private.state import available_resources_per_node
 
     found: Mapping[str, Mapping[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -203,16 +206,16 @@ KIND = "ray"
 LONGEST_SOCKET = 107  # bytes of a Unix socket's path, less its final zero
 BELOW = len("/roost-ray-12345678/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 SHORT = Path("/tmp")
-# Ray reads this when it is first imported. Off, a node that is alone listens on loopback only.
+# Read by Ray on first import. If off, a single node listens on loopback only.
 CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 MASK = "CUDA_VISIBLE_DEVICES"  # Ray refuses to count more GPUs than it lists
-# Ray ends a driver that cannot reach the control service for this long (60 s by default). Roost watches the service
-# itself, and needs time to end what still runs.
+# Ray kills a driver that cannot reach the control service for this long (60 s by default). Roost watches the service
+# itself, and needs time to stop what still runs.
 SYSTEM_CONFIG = {"gcs_rpc_server_reconnect_timeout_s": 300}
 
 
 def folder_for_sessions(environ: Mapping[str, str]) -> Path:
-    """The parent of private Ray folders: where Ray would put its own, unless the paths of sockets get too long.
+    """Parent of private Ray folders: Ray's default, unless socket paths would get too long.
 
     >>> str(folder_for_sessions({"TMPDIR": "/scratch/me"})), str(folder_for_sessions({"TMPDIR": "/s" * 40}))
     ('/scratch/me', '/tmp')
@@ -222,14 +225,14 @@ def folder_for_sessions(environ: Mapping[str, str]) -> Path:
 
 
 def private_folder() -> ScratchFolder:
-    """A folder that only this user can enter. Ray opens its own folders to everybody, so they lie one level below."""
+    """Create a folder that only this user can enter. Ray makes its own folders world-accessible, so they go below."""
     return ScratchFolder(KIND, folder_for_sessions(os.environ))
 
 
 def make_token_private() -> None:
-    """Create the token that Ray's processes authenticate with, or close an existing one to other users.
+    """Create the token that Ray's processes authenticate with, or make an existing one private.
 
-    Ray writes it with the default permissions, which let everybody read it where the home folder is open.
+    Ray writes it with default permissions, so that other users can read it if the home folder is open.
     """
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return
@@ -245,7 +248,7 @@ def make_token_private() -> None:
 
 
 def mask_for_simulated(mask: str, count: int) -> str:
-    """A value of CUDA_VISIBLE_DEVICES with enough devices for Ray, which counts them; CUDA finds none by the id -1.
+    """CUDA_VISIBLE_DEVICES with enough entries for Ray, which counts them; CUDA finds no device with id -1.
 
     >>> mask_for_simulated("", 2), mask_for_simulated("4", 2), mask_for_simulated("4,5,6", 2)
     ('-1,-1', '4,-1', '4,5,6')
@@ -256,7 +259,7 @@ def mask_for_simulated(mask: str, count: int) -> str:
 
 @contextlib.contextmanager
 def simulating(count: int) -> Iterator[None]:
-    """While this holds, a Ray that is started with so many simulated devices accepts them whatever mask is set."""
+    """Context in which a Ray started with `count` simulated devices accepts them, whatever mask is set."""
     before = os.environ.get(MASK)
     if before is None or not count:
         yield
@@ -269,7 +272,7 @@ def simulating(count: int) -> Iterator[None]:
 
 
 class OnLoopback:
-    """While this holds, a Ray that is started listens on loopback only, with no need of a network."""
+    """Context in which a Ray that is started listens on loopback only, without a network."""
 
     _constants: Any
 
@@ -292,10 +295,10 @@ class OnLoopback:
 
 @contextlib.contextmanager
 def in_own_sessions() -> Iterator[None]:
-    """Ray's processes that are started inside get sessions of their own.
+    """Context in which Ray's processes are started in their own sessions.
 
-    `timeout`, a shell and Slurm signal the whole process group: that is for the driver, which then ends the rest in
-    order. Ray has no setting for it.
+    `timeout`, a shell and Slurm signal the whole process group, but only the driver should get the signal and stop the
+    rest in order. Ray has no setting for it.
     """
     from ray._private import services
 
@@ -314,7 +317,7 @@ LOOK_EVERY_S = 0.1
 
 @contextlib.contextmanager
 def patient_start() -> Iterator[None]:
-    """Give nodes that are started inside more time to register than the 30 s for which Ray has no setting.
+    """Context that gives started nodes more time to register than Ray's fixed 30 s.
 
     The wait ends early when one of the processes that Ray started has exited: Ray then reports it as usual.
     """
@@ -347,7 +350,7 @@ def patient_start() -> Iterator[None]:
 
 
 class Reaper:
-    """Ends the processes of a local Ray and removes their folder when this process ends, in whatever way."""
+    """Stops the processes of a local Ray and removes their folder when this process ends for any reason."""
 
     def __init__(self, folder: ScratchFolder) -> None:
         self.folder = folder
@@ -365,7 +368,7 @@ class Reaper:
     @classmethod
     @contextlib.contextmanager
     def started(cls, folder: ScratchFolder) -> Iterator[Reaper]:
-        """A reaper of all processes that are started inside."""
+        """Context with a reaper of all processes started inside."""
         one = cls(folder)
         os.environ[reaper.MARK] = one._mark
         try:
@@ -377,6 +380,6 @@ class Reaper:
             del os.environ[reaper.MARK]
 
     def end(self) -> None:
-        """The local Ray has ended: let the reaper end what is left of it."""
+        """Let the reaper stop what is left of the local Ray, and remove the folder."""
         os.close(self._leash)
         self.folder.remove()

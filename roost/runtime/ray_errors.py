@@ -1,4 +1,4 @@
-"""Ray's errors: what was raised behind them, and which of their many lines says so."""
+"""Root causes and relevant lines of Ray's errors."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import re
 
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
 
-# The process that was called is gone: by itself, or killed by Ray because the machine runs out of memory.
+# The called process is dead: it exited, or Ray killed it because the machine ran out of memory.
 PROCESS_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 
 
 def cause_of(error: RayTaskError) -> Exception:
-    """What an actor's method raised; Ray's own error where that could not be carried here."""
+    """The exception raised by an actor's method; Ray's own error if that could not be unpickled here."""
     return error.cause if isinstance(error.cause, Exception) else error
 
 
 def lines_of(said: object) -> list[str]:
-    """The lines of an error, or of its text, that say something."""
+    """Non-empty lines of an error or its text, stripped."""
     return [line.strip() for line in str(said).splitlines() if line.strip()]
 
 
 def first_line(said: object, otherwise: str) -> str:
-    """What Ray says first, as in most of its errors the rest is ids.
+    """First non-empty line of an error; in most of Ray's errors the rest is ids.
 
     >>> first_line("\\n  The actor died.\\n\\tactor_id: 5f", "no answer")
     'The actor died.'
@@ -32,7 +32,7 @@ def first_line(said: object, otherwise: str) -> str:
 
 
 def raised_line(error: Exception) -> str:
-    """The last line of a traceback in an error, which says what was raised; else what Ray says first.
+    """Last line of a traceback in an error, which names the exception; otherwise the first line.
 
     >>> raised_line(RuntimeError("The actor died in its constructor:\\n  File x, line 1\\nOSError: disk full"))
     'OSError: disk full'

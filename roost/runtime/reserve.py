@@ -1,4 +1,4 @@
-"""Reserve what a plan needs, and track which group holds it."""
+"""Reserve the resources of a plan, and track which groups hold them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from roost.transport.failure import WaitedTooLong
 
 LOOK_EVERY = 0.02  # seconds
 SPEAK_AFTER = 1.0  # seconds of waiting
-KEEPER_LIMIT = 120.0  # seconds for a process to start on a node that has the room for it
+KEEPER_LIMIT = 120.0  # seconds for a keeper to start on a node with free resources
 PRESENCE = 0.0001  # of a node's own resource: a bundle cannot be empty
 
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NodeNeed:
-    """What is to be reserved on one node."""
+    """Resources to reserve on one node."""
 
     node: int
     accelerators: tuple[int, ...] = ()
@@ -57,22 +57,22 @@ class NodeNeed:
 
 @dataclass(slots=True)
 class Reservation:
-    """A placement group with a bundle for each node in plan order, and the keepers of its devices."""
+    """A placement group with one bundle per node in plan order, and the keepers of its devices."""
 
     group: PlacementGroup
     needs: Sequence[NodeNeed]
     keepers: dict[int, Any] = field(default_factory=dict)  # by node
-    answers: dict[int, Any] = field(default_factory=dict)  # what each keeper was given, once it has started
+    answers: dict[int, Any] = field(default_factory=dict)  # refs of each keeper's accelerator indices
 
     @property
     def planned(self) -> set[tuple[int, int]]:
-        """The accelerators that it is for, with their nodes."""
+        """Planned accelerators as pairs of node and index."""
         return {(need.node, device) for need in self.needs for device in need.accelerators}
 
     def devices(self) -> dict[tuple[int, int], int]:
-        """Which of a node's accelerators stands for each that was planned: itself, unless another job has it.
+        """The allocated accelerator for each planned one: the same, unless another job holds it.
 
-        Ray says so once the keepers have started, and this waits for them.
+        Waits for the keepers to start.
         """
         given = dict(zip(self.answers, ray.get(list(self.answers.values()), timeout=KEEPER_LIMIT), strict=True))
         return {
@@ -95,7 +95,7 @@ def reserve(
     limit: float,
     say: Say,
 ) -> Reservation:
-    """Reserve everything at once. What others hold at the moment is waited for, and it is said what that is."""
+    """Reserve everything at once. Waits for resources that other jobs hold, and reports which those are."""
     holders = {need.node: list(_hold_back(need, nodes[need.node])) for need in needs}
     try:
         group = _placement_group(needs, nodes)
@@ -141,7 +141,7 @@ def _wait(
             return
         waited = time.monotonic() - start
         state = table["stats"]["scheduling_state"]
-        # A node may leave between looking and reserving; its bundle then fits nowhere.
+        # A node may leave between the check and the reservation; its bundle is then infeasible.
         if state == "INFEASIBLE" and waited > SPEAK_AFTER:
             findings = Findings()
             check_totals(demands, supplies(), findings)
@@ -155,7 +155,7 @@ def _wait(
 
 
 def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[NodeReport]) -> Reservation:
-    """Start the keepers. The accelerators are given to the placement group already, so nobody need wait for them."""
+    """Start the keepers without waiting: the placement group already owns the accelerators."""
     reservation = Reservation(group, needs)
     for index, need in enumerate(needs):
         if need.accelerators:
@@ -167,7 +167,7 @@ def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[Node
 
 
 def stand_ins(devices: Mapping[tuple[int, int], int]) -> Iterator[str]:
-    """What is to be said of the nodes where not all planned accelerators could be had.
+    """Messages for nodes where other accelerators were allocated than planned.
 
     >>> list(stand_ins({(0, 1): 1, (2, 0): 4, (2, 1): 1}))
     ['node 2: accelerators 1,4 stand for 0-1, of which another job holds some']
@@ -183,7 +183,7 @@ def stand_ins(devices: Mapping[tuple[int, int], int]) -> Iterator[str]:
 
 
 def matched(planned: Iterable[int], given: Iterable[int]) -> dict[int, int]:
-    """For each planned accelerator the one that stands for it: itself where it was given, else another in order.
+    """Map each planned accelerator to itself if it was given, otherwise to the next spare one.
 
     >>> matched([0, 1, 2], [2, 5, 6])
     {0: 5, 1: 6, 2: 2}
@@ -200,10 +200,10 @@ def _keeper(node: NodeReport, count: int, strategy: Any) -> Any:
 
 
 def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
-    """Keep Ray from giving out the accelerators below those that are wanted, for the moment of reserving.
+    """Hold the accelerators below the wanted ones while reserving, so that Ray does not allocate them.
 
-    Ray gives out the lowest free ones. So that a plan for accelerators 4 to 7 of an idle node gets these, others hold 0
-    to 3 meanwhile. Where some are busy already this cannot work, and whichever are free have to do.
+    Ray allocates the lowest free indices. For a plan on accelerators 4 to 7 of an idle node, temporary holders occupy
+    0 to 3 meanwhile. If some are busy already this cannot work, and any free ones are used.
     """
     others = [device for device in range(len(node.physical_ids)) if device not in need.held]
     runs = list(_runs(need.accelerators, others))
@@ -214,21 +214,21 @@ def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
         return
     strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     wanted: list[Any] = []
-    for is_wanted, run in runs[:-1]:  # the last run is of wanted ones, and nothing comes after it
+    for is_wanted, run in runs[:-1]:  # the last run is wanted and needs no holder
         holder = _keeper(node, len(run), strategy)
         if is_wanted:
             wanted.append(holder)
         else:
             yield holder
         if ray.get(holder.indices.remote(node.ray_resource), timeout=KEEPER_LIMIT) != run:
-            break  # somebody else was faster
+            break  # another job was faster
     for holder in wanted:
         ray.kill(holder)
     _wait_until_free(node, len(others) - sum(len(run) for is_wanted, run in runs if not is_wanted))
 
 
 def _let_go(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], holders: Mapping[int, Sequence[Any]]) -> None:
-    """End what held others back, and wait until Ray knows: the next reservation looks at what is free."""
+    """Stop the holders and wait until Ray has freed their accelerators, which the next reservation checks."""
     for holder in (holder for each in holders.values() for holder in each):
         ray.kill(holder)
     for need in needs:
@@ -239,7 +239,7 @@ def _let_go(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], holders: Map
 
 
 def _runs(accelerators: Sequence[int], others: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """The accelerators that may be given out, up to the last wanted one, in runs of wanted and unwanted ones.
+    """Available accelerators up to the last wanted one, in runs of wanted and unwanted.
 
     >>> list(_runs([1, 2, 5], range(8)))
     [(False, [0]), (True, [1, 2]), (False, [3, 4]), (True, [5])]
@@ -251,7 +251,7 @@ def _runs(accelerators: Sequence[int], others: Sequence[int]) -> Iterator[tuple[
 
 
 def _wait_until_free(node: NodeReport, count: int, limit: float = 5.0) -> None:
-    """Ray takes a moment to notice that a holder is gone."""
+    """Wait until Ray has noticed that a holder has exited."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         free: Mapping[str, float] = free_resources().get(node.node_id, {})
@@ -263,16 +263,16 @@ def _wait_until_free(node: NodeReport, count: int, limit: float = 5.0) -> None:
 @dataclass(slots=True)
 class _Holding:
     reservation: Reservation
-    needs: Mapping[str, NodeNeed]  # by Ray's id of the node: clusters of one process may rank the nodes differently
+    needs: Mapping[str, NodeNeed]  # by Ray's node id: clusters of one process may rank nodes differently
     users: set[str] = field(default_factory=set)
-    devices: Mapping[tuple[int, int], int] | None = None  # once it is known
+    devices: Mapping[tuple[int, int], int] | None = None  # None until the keepers have started
 
 
 _of_this_process: WeakSet[Holdings] = WeakSet()
 
 
 class Holdings:
-    """Reservations, each kept as long as a group uses something of it. Groups of one job may share devices."""
+    """Reservations of a job, each kept while a group uses part of it. Groups of one job may share devices."""
 
     def __init__(self, limit: float, say: Callable[[str], None]) -> None:
         self._limit, self._say = limit, say
@@ -281,11 +281,11 @@ class Holdings:
 
     @property
     def devices(self) -> dict[tuple[int, int], int]:
-        """For each accelerator that the job holds, as planned on its node, the one that stands for it."""
+        """Map each planned accelerator of the job, a pair of node and index, to the allocated one."""
         return {planned: there for holding in self._held for planned, there in self._devices_of(holding).items()}
 
     def _devices_of(self, holding: _Holding) -> Mapping[tuple[int, int], int]:
-        """Waits for the keepers the first time."""
+        """Devices of a holding; the first call waits for the keepers."""
         if holding.devices is None:
             holding.devices = holding.reservation.devices()
             for text in stand_ins(holding.devices):
@@ -300,9 +300,9 @@ class Holdings:
         options: Mapping[str, LaunchOptions],
         users: Collection[str],
     ) -> None:
-        """Reserve what components need and the job does not hold yet, for the groups that will use it.
+        """Reserve what components need beyond what the job already holds, on behalf of groups.
 
-        `live_nodes` has for each node of the plan its rank among the nodes of the cluster.
+        `live_nodes` maps each node of the plan to its rank in the cluster.
         """
         demands = demands_of(
             components,
@@ -340,7 +340,7 @@ class Holdings:
         return needs, wanted
 
     def _check(self, demands: Sequence[Demand], nodes: Sequence[LiveNode]) -> None:
-        """What no waiting will bring is an error at once: what the nodes never had, and what this process holds."""
+        """Raise ConfigError for demands that waiting cannot satisfy: beyond the totals, or held by this process."""
         findings, supplies = Findings(), self._supplies(nodes)
         check_totals(demands, supplies, findings)
         others = [held for other in _of_this_process if other is not self for held in other.held_on(nodes)]
@@ -348,7 +348,7 @@ class Holdings:
         findings.raise_errors()
 
     def held_on(self, nodes: Sequence[LiveNode]) -> list[Held]:
-        """What is held on nodes, which may be another cluster's."""
+        """Resources held on these nodes, which may belong to another cluster object."""
         ranks = {node.report.node_id: rank for rank, node in enumerate(nodes)}
         return [
             Held(ranks[node], len(need.accelerators), need.cpus, need.host_memory_gb, tuple(holding.users))
@@ -358,12 +358,12 @@ class Holdings:
         ]
 
     def _supplies(self, nodes: Sequence[LiveNode]) -> list[Supply]:
-        """What the nodes have, less what the job holds itself: it would wait for itself for ever."""
+        """Supplies less the job's own holdings, for which it would wait forever."""
         ours = self.held_on(nodes)
         return [without(supply, ours) for supply in live.supplies(nodes)]
 
     def give_back(self, group: str) -> None:
-        """A group is closed: what it alone used is free again."""
+        """Release reservations that only this group used."""
         for holding in list(self._held):
             if group in holding.users:
                 holding.users.discard(group)
@@ -373,6 +373,6 @@ class Holdings:
 
     def give_all_back(self) -> None:
         for holding in self._held:
-            with contextlib.suppress(Exception):  # Ray may be gone already
+            with contextlib.suppress(Exception):  # Ray may be down already
                 holding.reservation.release()
         self._held.clear()

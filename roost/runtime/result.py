@@ -14,7 +14,7 @@ from roost.runtime.host import CallFailed
 from roost.runtime.ray_errors import PROCESS_LOST
 from roost.transport.failure import Address, WaitedTooLong
 
-SLICE = 0.5  # seconds between looks at whether the job has failed elsewhere
+SLICE = 0.5  # seconds between checks for failures elsewhere in the job
 Reduction = Literal["max", "min", "mean"]
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
@@ -24,10 +24,10 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class GroupResult:
-    """The results of one method on several workers. Wait for them in a thread, or await them in an event loop.
+    """Results of one method on several workers. Call `wait()`, or `await` it in an event loop.
 
-    A failure of a worker is raised as `WorkerFailed`, with the first cause first, whoever had it: a wait does not go on
-    when the job has failed elsewhere.
+    A worker's failure is raised as `WorkerFailed`, root cause first. A wait also ends when the job has failed
+    elsewhere.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class GroupResult:
         return f"<{self._group}.{self._method} on {len(self.ranks)} ranks, {'done' if self.done() else 'not done'}>"
 
     def done(self) -> bool:
-        """Whether every rank has answered, or failed."""
+        """Return True if every rank has answered or failed."""
         if self._answers is not None:
             return True
         ready, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
         return len(ready) == len(self._refs)
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """The results in rank order."""
+        """Wait for the results; return them in rank order."""
         if self._answers is None:
             self._answers = self._collect(timeout)
         return [value for _, value in self._answers]
 
     async def async_wait(self) -> list[Any]:
-        """The results in rank order, for an event loop."""
+        """Like `wait`, for an event loop."""
         if self._answers is None:
             waiting = [asyncio.ensure_future(ref_future(ref)) for ref in self._refs]
             try:
@@ -78,12 +78,12 @@ class GroupResult:
         return self.async_wait().__await__()
 
     def durations(self) -> list[float]:
-        """The seconds that the method took on each rank, in rank order."""
+        """Seconds the method took on each rank, in rank order."""
         self.wait()
         return [nanoseconds / 1e9 for nanoseconds, _ in self._answers or ()]
 
     def consume_durations(self, reduction: Reduction = "max", return_per_rank: bool = False) -> Any:
-        """The time the method took, of the slowest rank unless another reduction is wanted."""
+        """Seconds by method, reduced over ranks; the slowest rank's by default."""
         times = self.durations()
         found = {self._method: REDUCTIONS[reduction](times)}
         return (found, dict(zip(self.ranks, times, strict=True))) if return_per_rank else found
@@ -101,7 +101,7 @@ class GroupResult:
 
     @property
     def _calls(self) -> list[str]:
-        """What Ray calls the calls on the ranks, as their failures name them."""
+        """Ray's task ids of the calls, which failures carry as `call`."""
         return [ref.task_id().hex() for ref in self._refs]
 
     def _collect(self, timeout: float | None) -> list[tuple[int, Any]]:
@@ -126,7 +126,7 @@ class GroupResult:
         return f"{self._group}.{self._method} did not answer within {timeout:g} s on ranks {late}"
 
     def _explained(self, error: BaseException) -> BaseException:
-        """The error to raise for one that Ray gave: the first cause, with all that is known of it."""
+        """The error to raise in place of one from Ray: the root cause with its details."""
         told = getattr(error, "cause", None)
         if isinstance(told, CallFailed):
             return self._failures.explain(told.failure, self._calls)
@@ -135,7 +135,7 @@ class GroupResult:
         return error
 
     def _dead(self) -> list[Address]:
-        """Which of the ranks are gone: those whose own answer is this kind of error."""
+        """Ranks whose process is lost, by the error of their own call."""
         gone = []
         for ref, address in zip(self._refs, self._addresses, strict=True):
             ready, _ = ray.wait([ref], timeout=0)

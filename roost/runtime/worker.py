@@ -1,4 +1,4 @@
-"""Workers: the class that users derive from, and groups of them."""
+"""`Worker`, the base class of users' workers, and `WorkerGroup`, the running workers of a component."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Worker:
-    """A process of a component. Derive from it, and launch a group of it.
+    """Base class for a process of a component. Subclass it and launch a group.
 
     class Greeter(Worker):
         def __init__(self, greeting):
@@ -57,10 +57,10 @@ class Worker:
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> GroupSpec:
-        """A group of workers of this class, to be launched; each is made with these arguments."""
+        """Describe a group of workers, each constructed with these arguments; call `launch` on the result."""
         return GroupSpec(cls, args, kwargs)
 
-    # Who and where it is ------------------------------------------------------------------------------------------
+    # Rank and placement -------------------------------------------------------------------------------------------
 
     @property
     def _rank(self) -> int:
@@ -96,12 +96,12 @@ class Worker:
 
     @property
     def worker_info(self) -> ProcessSetup:
-        """Everything it was started with: placement, environment, devices and hardware."""
+        """What this worker was started with: placement, environment, devices and hardware."""
         return self._setup
 
     @property
     def accelerators(self) -> tuple[str, ...]:
-        """The accelerators it holds, as the vendor calls them."""
+        """The accelerators of this worker, by the vendor's ids."""
         return self._setup.physical_ids
 
     @property
@@ -118,10 +118,10 @@ class Worker:
 
     @property
     def hardware_infos(self) -> tuple[Mapping[str, Any], ...]:
-        """The configs of the declared devices it holds, such as a robot's address and cameras."""
+        """Configs of this worker's declared devices, such as a robot's address and cameras."""
         return self._setup.hardware
 
-    # Talking to others --------------------------------------------------------------------------------------------
+    # Communication ------------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -131,16 +131,16 @@ class Worker:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Send an object to a worker; returns when its node has it. With `async_op`, at once: wait for it or await it.
+        """Send an object to a worker; return when its node has it. With `async_op`, return a handle to wait on.
 
-        Tensors and arrays, however deep in containers, go through shared memory on one machine.
+        Tensors and arrays, at any depth in containers, go through shared memory on one machine.
         """
         to = Address(dst_group_name, dst_rank)
         pending = self._transfer.send(obj, [to], MESSAGE, timeout)
         return pending if async_op else self._waited(f"send {to}", pending.wait)
 
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, timeout: float | None = None) -> Any:
-        """The next object that a worker sent to this one; tensors in it are this worker's to change."""
+        """Receive the next object sent by a worker; its tensors may be modified in place."""
         source = Address(src_group_name, src_rank)
         pending = self._transfer.receive(source, MESSAGE, timeout)
         return pending if async_op else self._waited(f"recv {source}", pending.wait)
@@ -153,19 +153,19 @@ class Worker:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Give one worker's object to several groups' workers. All of them call it with the same groups.
+        """Broadcast one worker's object to workers of several groups. All of them call it with the same groups.
 
         `groups` are pairs of a group's name and a rank, a list of ranks, or None for all. The source is the first
-        worker named, unless `src` says otherwise; the others' `obj` is ignored. Everyone gets the object.
+        worker named unless `src` is given; `obj` of the others is ignored. Every caller gets the object.
         """
         pending = self._transfer.broadcast(obj, groups, Address(*src) if src is not None else None, timeout)
         return pending if async_op else self._waited("broadcast", pending.wait)
 
     def send_to(self, group_name: str, batch: Any, batch_size: int | None = None, tag: str = "") -> None:
-        """Send this worker's share of a batch to all of a group, each member its rows; they call `recv_from`.
+        """Send this worker's share of a batch to a group, each member its rows; they call `recv_from`.
 
-        The batch is spread over this group's workers in rank order. `batch_size` counts the rows of all of them; left
-        out, each has as many as this one.
+        The batch is split over this group's workers in rank order. `batch_size` is the total number of rows; by
+        default every sender has as many rows as this one.
         """
         from roost.transport import batches
 
@@ -181,7 +181,7 @@ class Worker:
         self._waited(f"send_to {group_name}", lambda: [pending.wait() for pending in sent])
 
     def recv_from(self, group_name: str, batch_size: int, tag: str = "", timeout: float | None = None) -> Any:
-        """This worker's rows of a batch of so many rows that a group sends with `send_to`."""
+        """Receive this worker's rows of a batch of `batch_size` rows that a group sends with `send_to`."""
         from roost.transport import batches
 
         senders = len(self._transfer.group(group_name).nodes)
@@ -200,7 +200,7 @@ class Worker:
 
     @contextlib.contextmanager
     def device_lock(self, timeout: float | None = None) -> Iterator[None]:
-        """Hold this worker's accelerators alone, of all workers that share them and ask. Freed if the worker dies."""
+        """Lock this worker's accelerators against other workers that take the lock. Released if the worker dies."""
         link = current.get().link
         devices = self._setup.devices
         limit = transfer_limit(timeout)
@@ -211,20 +211,20 @@ class Worker:
             link.ask("unlock", devices)
 
     def acquire_free_port(self) -> int:
-        """A port of this node that is this worker's until it ends."""
+        """Reserve a port of this node for the lifetime of this worker."""
         port: int = current.get().link.ask("port")
         return port
 
     # Timing and logs ----------------------------------------------------------------------------------------------
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> contextlib.AbstractContextManager[Any]:
-        """Time what is done inside: it adds up under the tag, and is a span of the trace."""
+        """Time a block: add its duration to the tag's total and record a span in the trace."""
         name = tag or sys._getframe(1).f_code.co_name
         return current.get().recorder.timer(name, trace=trace)
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[Method], Method]:
-        """Time every call of a method, asynchronous ones included."""
+        """Decorator that times every call of a method, sync or async."""
 
         def decorate(method: Method) -> Method:
             name = tag or method.__name__
@@ -286,7 +286,7 @@ class Worker:
 
 
 def public_methods(cls: type[Worker]) -> Sequence[str]:
-    """The methods that a group of the class has: every public one."""
+    """Public methods of a worker class, which its group exposes."""
     return [
         name
         for name, member in inspect.getmembers(cls)
@@ -294,24 +294,24 @@ def public_methods(cls: type[Worker]) -> Sequence[str]:
     ]
 
 
-LARGE = 100_000  # bytes of an argument that is put into the object store once instead of being sent to every rank
+LARGE = 100_000  # bytes above which an argument goes into the object store once instead of to every rank
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How a group is launched, beside where."""
+    """Launch options of a group, except its placement."""
 
-    max_concurrency: int | None = None  # calls that a worker runs at a time, in threads; one, in the main thread
-    # Whether a worker sees only its own accelerators; left out, what a plan says, and with a strategy that it does.
+    max_concurrency: int | None = None  # concurrent calls of a worker, in threads; default one, in the main thread
+    # If True, a worker sees only its own accelerators. None: as planned; True with a placement strategy.
     isolate_accelerator: bool | None = None
-    restarts: int = 0  # how often a worker that died is started again on its place
+    restarts: int = 0  # restarts of a worker that died, at the same placement
     env: Mapping[str, str] = field(default_factory=dict)
     cpus_per_process: float = 0.0  # reserved with the accelerators
     host_memory_gb_per_process: float = 0.0
 
 
 class Launcher(Protocol):
-    """What starts groups: a `Cluster`."""
+    """Protocol for launching groups, implemented by `Cluster`."""
 
     def _launch(
         self, spec: GroupSpec, strategy: PlacementStrategy | ComponentPlan | None, name: str, options: LaunchOptions
@@ -320,7 +320,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Workers to be made of a class with arguments, not launched yet."""
+    """Worker class and constructor arguments of a group that is not launched yet."""
 
     cls: type[Worker]
     args: tuple[Any, ...] = ()
@@ -339,10 +339,10 @@ class GroupSpec:
         cpus_per_process: float = 0.0,
         host_memory_gb_per_process: float = 0.0,
     ) -> WorkerGroup:
-        """Start a worker for each process that the strategy places, or that a component of a plan has.
+        """Start a worker for each process of the placement strategy or of the plan's component.
 
-        Left out, there is one on every accelerator, or one on node 0 where there are none. All start at once, and this
-        returns before they are ready; a constructor that fails is reported by the first call that is waited for.
+        By default there is one per accelerator, or one on node 0 if there are none. All start concurrently, and this
+        returns before they are ready; a constructor's exception is raised by the first call that is waited on.
         """
         options = LaunchOptions(
             max_concurrency,
@@ -375,7 +375,7 @@ class WorkerGroup:
         self.hosts = list(hosts)
         self._failures = failures
         self._close = close
-        self._kept = kept  # what the workers are made of, in case one is made again
+        self._kept = kept  # keeps the pickled class and arguments alive for restarts
         self._is_closed = False
         for method in public_methods(cls):
             setattr(self, method, functools.partial(self._call, method, range(len(self.hosts))))
@@ -393,7 +393,7 @@ class WorkerGroup:
         return len(self.hosts)
 
     def execute_on(self, *ranks: int | Sequence[int]) -> RankSelection:
-        """Some of the ranks, to call a method on; results come in the order named."""
+        """Select ranks to call a method on; results come in the order given."""
         chosen = [rank for part in ranks for rank in ([part] if isinstance(part, int) else part)]
         beyond = [rank for rank in chosen if not 0 <= rank < self.world_size]
         if beyond or not chosen:
@@ -402,17 +402,17 @@ class WorkerGroup:
         return RankSelection(self, chosen)
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup:
-        """Wait until every worker has been made; the first constructor that failed is raised."""
+        """Wait until every worker is constructed; raise the first constructor failure."""
         refs = [host._roost_ready.remote() for host in self.hosts]
         GroupResult(refs, range(self.world_size), self.name, "__init__", self._failures).wait(timeout)
         return self
 
     def mark_closed(self) -> None:
-        """The workers are being ended with their cluster."""
+        """Mark the group as closed, because its cluster is stopping the workers."""
         self._is_closed = True
 
     def close(self) -> None:
-        """End the workers, and give back what the group held alone."""
+        """Stop the workers and release the resources that only this group holds."""
         if not self._is_closed:
             self._is_closed = True
             self._close(self)
@@ -428,7 +428,7 @@ class WorkerGroup:
 
 
 class RankSelection:
-    """Some ranks of a group."""
+    """Selected ranks of a group."""
 
     def __init__(self, group: WorkerGroup, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
@@ -440,7 +440,7 @@ class RankSelection:
 
 
 def check_methods(cls: type[Worker]) -> None:
-    """A group has methods of its own, which those of its workers must not hide."""
+    """Raise ValueError if a worker's public method would shadow an attribute of WorkerGroup."""
     own = {*dir(WorkerGroup), "name", "hosts", "worker_class"}
     hidden = next((method for method in public_methods(cls) if method in own), None)
     if hidden is not None:
@@ -448,7 +448,7 @@ def check_methods(cls: type[Worker]) -> None:
 
 
 def check_name(name: str, taken: Collection[str]) -> None:
-    """A group's name is part of its workers' addresses and of the path of their logs."""
+    """Raise ValueError if a name is invalid or in use; it is part of workers' addresses and of log paths."""
     if not name or any(part in name for part in (":", "/", "\0")) or name in (".", "..") or name == DRIVER.group:
         raise ValueError(f"a group cannot be called {name!r}; use letters, digits, '.', '_' and '-'")
     if name in taken:
@@ -456,7 +456,7 @@ def check_name(name: str, taken: Collection[str]) -> None:
 
 
 def shared(value: Any) -> Any:
-    """A large argument of a call on several ranks, put into the object store once."""
+    """Put a large argument of a call on several ranks into the object store once; return others unchanged."""
     size = getattr(value, "nbytes", None)
     if size is None and isinstance(value, bytes | bytearray | str):
         size = len(value)
