@@ -1,4 +1,4 @@
-"""A completion put together from pieces that different engines, or versions, made one after the other."""
+"""`Fleet`: all engines of a job behind one interface for generation, weight sync, sleep and wake."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from roost.trace.spans import OpenSpan, SpanRecorder
 
 
 class Continuation:
-    """What was asked, and what has been made of it so far.
+    """A request and the tokens generated for it so far, possibly by several engines or policy versions.
 
     >>> asked = Continuation([1, 2], Sampling(max_tokens=5, seed=3))
     >>> asked.add(Completion((7, 8), (-1.0, -2.0), Finish.ABORT, (VersionSpan(0, 0, 2),)))
@@ -70,7 +70,7 @@ class Continuation:
 
     @property
     def sampling(self) -> Sampling:
-        """For the rest; a seed is moved on, so that the rest is not drawn with the numbers of the beginning."""
+        """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
         made = len(self._tokens)
         seed = self._sampling.seed
         return replace(
@@ -96,7 +96,7 @@ class Continuation:
 
 
 def check_version(current: Release | None, release: Release) -> None:
-    """Versions grow; only the same release may be delivered again."""
+    """Raise ValueError if the version is not higher; only the current release itself may be repeated."""
     if current is not None and current is not release and release.version <= current.version:
         raise ValueError(
             f"the engines are on version {current.version}; a new policy needs a higher one than {release.version}"
@@ -104,7 +104,7 @@ def check_version(current: Release | None, release: Release) -> None:
 
 
 def check_base(members: Sequence[Member], release: Release, sleep_level: int) -> None:
-    """An adapter comes on top of weights that the engine has."""
+    """Raise NotOffered if sleeping engines dropped the base weights that an adapter needs."""
     asleep = [member.name for member in members if member.standing is EngineState.ASLEEP]
     if release.adapter is not None and asleep and sleep_level > 1:
         raise NotOffered(
@@ -114,7 +114,7 @@ def check_base(members: Sequence[Member], release: Release, sleep_level: int) ->
 
 
 def check_hold(members: Sequence[Member], release: Release, in_flight: InFlight) -> None:
-    """Requests may be held only where every token's version is known, and no new prompt meets an old cache."""
+    """Raise NotOffered if requests cannot be held: token versions must be known, and the old cache not reused."""
     if in_flight is not InFlight.HOLD:
         return
     if release.adapter is not None:
@@ -133,21 +133,21 @@ def check_hold(members: Sequence[Member], release: Release, in_flight: InFlight)
 
 T = TypeVar("T")
 RUNNING = (EngineState.READY, EngineState.BEHIND)
-Leave = Callable[[], Awaitable[None]]  # called when whoever holds weights on a shared device can move them away
+Leave = Callable[[], Awaitable[None]]  # called when the learner can move its weights off a shared device
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """How a fleet treats requests and engines."""
+    """Settings for retries, waits and supervision of a fleet."""
 
     attempts: int = 4  # engines that may be lost under a request before it fails
-    wait_s: float = 900.0  # that a request waits until an engine takes work
-    continues_dropped: bool = True  # whether requests that an update drops go on from where they were
+    wait_s: float = 900.0  # that a request waits for a ready engine
+    continues_dropped: bool = True  # continue requests that an update dropped
     watchfulness: Watchfulness = field(default_factory=Watchfulness)
 
 
 class Fleet:
-    """Engines behind one door.
+    """All engines of a job behind one interface.
 
     async with Fleet([LocalOwner(spec, logs) for spec in specs]) as fleet:
         completion = await fleet.generate(token_ids, Sampling(max_tokens=64), episode="7")
@@ -171,7 +171,7 @@ class Fleet:
         self._connect = connect or _connect
         self._current = CurrentRelease(self._scratch.path, self._connect, report)
         self._sleep_level = 0
-        self._has_devices = True  # False: a learner has them, and no server may be started
+        self._has_devices = True  # False: the learner has them, and no server may be started
         self.weights = WeightCheck(self.crew, report)
         self._supervisor = Supervisor(self.crew, self._settings.watchfulness, self._recover, report)
 
@@ -194,25 +194,25 @@ class Fleet:
     # Starting and stopping ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all servers at once; returns when every one is ready."""
+        """Start all servers concurrently; return when every one is ready."""
         await self.start_servers()
         self._supervisor.start()
 
     async def close(self) -> None:
-        """End all servers; requests that are still waiting fail."""
+        """Stop all servers; waiting requests fail."""
         await self.crew.close()
         await self._supervisor.stop()
         try:
             await self.stop_servers()
-        except EngineError as error:  # what was done with the engines is not undone by one that does not end
+        except EngineError as error:  # a server that does not stop must not fail the run
             self.report(f"not every engine was stopped: {error}")
         finally:
             self._scratch.remove()
 
     async def start_servers(self, release: Release | None = None, leave: Leave | None = None) -> None:
-        """Start servers that are stopped, on the weights of a release if one is given.
+        """Start stopped servers, with the weights of a release if one is given.
 
-        `leave` is called when the release is on disk, before any server starts: whoever held its weights makes room.
+        `leave` is called when the release is on disk, before any server starts, so that the learner can free memory.
         """
         async with self._changing("start", EngineState.STOPPED, EngineState.FAILED) as members:
             self._has_devices = True
@@ -234,7 +234,7 @@ class Fleet:
         raise_first(outcomes)
 
     async def stop_servers(self, names: Collection[str] | None = None) -> None:
-        """End servers, all or those named, so that all they held is free; requests in flight are lost."""
+        """Stop all servers or those named, which frees all their memory; requests in flight are lost."""
         async with self._changing("stop", *EngineState) as everyone:
             members = _named(everyone, names)
             self._has_devices = False
@@ -246,10 +246,10 @@ class Fleet:
     # Work ---------------------------------------------------------------------------------------------------------
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Complete a prompt on some engine: the episode's own while it takes work, otherwise the least busy one.
+        """Complete a prompt on an engine: the episode's own while it is ready, otherwise the least busy one.
 
-        When an engine is lost under the request, it is tried on another one. What an update dropped goes on from where
-        it was, on whichever version is there then.
+        If the engine is lost, the request is retried on another one. A request that an update dropped is continued
+        with the tokens it has, on the policy version that is current then.
         """
         if isinstance(token_ids, str):
             raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
@@ -275,12 +275,12 @@ class Fleet:
             raise _LostUnderRequest(str(error)) from error
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that needs engines and that no update interrupts; EngineLost once none is left for it."""
+        """Await work that needs engines and that no update interrupts; raise EngineLost once none is left."""
         return await self.crew.serve(work)
 
     @property
     def status(self) -> dict[str, str]:
-        """How each engine stands, on which version, and what went wrong with it last."""
+        """State, policy version and last error of each engine."""
         return {
             member.name: f"{member.standing}, version {member.version}"
             + (f", {member.last_error}" if member.last_error else "")
@@ -288,21 +288,21 @@ class Fleet:
         }
 
     def end_episode(self, episode: str) -> None:
-        """The episode needs its engine no more."""
+        """Forget which engine served the episode."""
         self.crew.router.forget(episode)
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where OpenAI clients of agents find engines that take work; the key is `spec.api_key` of each."""
+        """OpenAI base URLs of ready engines, for agents; the key is `spec.api_key` of each."""
         return {member.name: f"{member.engine.url}/v1" for member in self.crew.standing(EngineState.READY)}
 
     # Weights ------------------------------------------------------------------------------------------------------
 
     async def update(self, release: Release, in_flight: InFlight = InFlight.DRAIN) -> None:
-        """Bring every engine to a release; sleeping ones are woken for it.
+        """Sync every engine to a release; sleeping ones are woken for it.
 
-        An engine that no way brings there is started again on what it had, if that is still to be had. If none takes
-        the release, UpdateFailed says so, and the fleet stays on the version it had.
+        An engine that cannot load it by any weight route is restarted on its old weights, if they are still available.
+        If no engine loads the release, UpdateFailed is raised, and the fleet stays on its version.
         """
         loading = f"load version {release.version}"
         async with self._changing(loading, *RUNNING, EngineState.ASLEEP) as members:
@@ -312,7 +312,7 @@ class Fleet:
             if not members:
                 self._hold_for_the_lost(release)
                 return
-            self._current.learner_goes_on()  # to the new one
+            self._current.learner_goes_on()  # the learner already has the new weights
             delivery = self._current.delivery(release, in_flight)
             await self.crew.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
             with self._span("update", members, release):
@@ -325,7 +325,7 @@ class Fleet:
             raise UpdateFailed(self._no_engine_loaded(release, errors))
 
     def learning_begins(self) -> None:
-        """From here on, the learner's own weights are no longer those of the release that the engines have."""
+        """Note that the learner's weights will differ from the engines' release from now on."""
         self._current.learner_goes_on()
 
     def _hold_for_the_lost(self, release: Release) -> None:
@@ -336,7 +336,7 @@ class Fleet:
     async def _settle_update(
         self, members: Sequence[Member], errors: Mapping[str, EngineError], whole: Collection[str]
     ) -> None:
-        """Those that took the release are ready; those that did not go on with what they had, or are started again."""
+        """Mark members that loaded the release as ready; the others keep their old weights or are restarted."""
         for member in members:
             if member.name not in errors or (member.name in whole and self._current.is_on(member)):
                 await self.crew.settle([member], EngineState.READY)
@@ -358,7 +358,7 @@ class Fleet:
     ) -> None:
         """Free the device memory of all engines or those named: level 1 keeps weights on the host, level 2 drops them.
 
-        An engine that does not go to sleep is stopped: when this returns, the devices are free.
+        An engine that fails to sleep is stopped: when this returns, the devices are free.
         """
         if level not in (1, 2):
             raise ValueError(f"engines sleep at level 1 or 2, not {level}")
@@ -374,15 +374,15 @@ class Fleet:
             with self._span("sleep", members, level=level):
                 outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
                 awake = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
-                awake += _named(self.crew.standing(EngineState.LOST), names)  # one that hangs still holds its memory
+                awake += _named(self.crew.standing(EngineState.LOST), names)  # a hung one still holds its memory
                 await wait_for_all(member.owner.stop() for member in awake)
             await self._settle_each(members, outcomes, EngineState.ASLEEP)
             self._sleep_level = level
 
     async def wake(self, release: Release | None = None, in_flight: InFlight = InFlight.DRAIN) -> None:
-        """Wake the engines, with the weights of a release if one is given; those lost asleep are started again.
+        """Wake the engines, with the weights of a release if one is given; those lost while asleep are restarted.
 
-        `in_flight` is for engines that were not asleep.
+        `in_flight` applies to engines that were not asleep.
         """
         self._has_devices = True
         if release is not None:
@@ -408,17 +408,17 @@ class Fleet:
     async def _settle_each(
         self, members: Sequence[Member], outcomes: Sequence[EngineError | None], standing: EngineState
     ) -> None:
-        """Those without an error stand so now; the others are lost."""
+        """Set the state of members without an error; mark the others as lost."""
         for member, error in zip(members, outcomes, strict=True):
             member.last_error = "" if error is None else str(error)
             await self.crew.settle([member], standing if error is None else EngineState.LOST)
 
-    # Servers that come (back) -------------------------------------------------------------------------------------
+    # Starting and recovering one server ---------------------------------------------------------------------------
 
     async def _start(self, member: Member, release: Release | None, delivery: Delivery | None) -> None:
-        """Start a server, on the release if there is one."""
+        """Start a server, with the release if there is one."""
         await member.disconnect()
-        member.abilities = Capabilities(frozenset())  # of a server that is gone; the new one is asked again
+        member.abilities = Capabilities(frozenset())  # those of the old server; the new one is queried again
         if release is None or delivery is None or release.adapter is not None:
             await self._start_plain(member)
         if delivery is not None:
@@ -430,14 +430,14 @@ class Fleet:
         await member.connect(self._connect(member.spec, await member.owner.start()))
 
     async def replace_wrong(self, wrong: Sequence[WrongWeights]) -> None:
-        """Start engines again that do not have the weights of their version."""
+        """Restart engines that do not have the weights of their version."""
         for one in wrong:
             await self._supervisor.lose(self.crew.members[one.name], f"it no longer has its weights: {one.why}")
 
     async def _recover(self, member: Member) -> None:
-        """Start a lost member again and bring it to the version that the others have, before it gets work.
+        """Restart a lost member and sync it to the version of the others before it gets work.
 
-        While a learner has the devices it stays lost; waking the engines, or starting them, brings it back.
+        While the learner has the devices it stays lost; waking or starting the engines recovers it.
         """
         async with member.changing:
             if member.standing is not EngineState.LOST or not self._has_devices:
@@ -456,10 +456,9 @@ class Fleet:
 
     @asynccontextmanager
     async def _changing(self, what: str, *standings: EngineState) -> AsyncIterator[list[Member]]:
-        """The members that stand so, while nobody else changes any of them; `what` is for those who wait.
+        """Lock all members and yield those in the given states; `what` describes the change to waiting callers.
 
-        A change that breaks off, because it was cancelled or for a reason nobody foresaw, leaves nobody half changed:
-        those members are lost, and started again.
+        If the change is cancelled or raises, members that are half changed are marked lost and restarted.
         """
         async with self._supervisor.reporting_waits(what), AsyncExitStack() as stack:
             for member in self.crew.members.values():
@@ -480,7 +479,7 @@ class Fleet:
 
 
 class _LostUnderRequest(EngineLost):
-    """The engine that had the request; another one may finish it."""
+    """Raised when an engine is lost during a request, which another engine may finish."""
 
 
 def _connect(spec: ServerSpec, url: str) -> Engine:

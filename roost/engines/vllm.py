@@ -1,4 +1,4 @@
-"""What vLLM's routes are sent and what they answer, as values: no calls here."""
+"""Request and response formats of vLLM's routes, and `VllmEngine`, the client that calls them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Body = dict[str, Any]
 
 
 def sampling_fields(sampling: Sampling) -> Body:
-    """How tokens are drawn. All of it is said, so that no default of the model's or the server's has a say."""
+    """Sampling parameters of a request; every one is set, so that no default of the model or server applies."""
     fields: Body = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -56,7 +56,7 @@ def sampling_fields(sampling: Sampling) -> Body:
 
 
 def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
-    """For /inference/v1/generate."""
+    """Request body for /inference/v1/generate."""
     body = {
         "model": model,
         "token_ids": list(token_ids),
@@ -66,7 +66,7 @@ def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, req
 
 
 def completions_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
-    """For /v1/completions."""
+    """Request body for /v1/completions."""
     body = {
         "model": model,
         "prompt": list(token_ids),
@@ -79,24 +79,24 @@ def completions_request(token_ids: Sequence[int], sampling: Sampling, model: str
 
 
 def with_prompt_logprobs(body: Body) -> Body:
-    """The same request, asked for the log-probabilities of its prompt."""
+    """The request with log-probs of its prompt enabled."""
     if "sampling_params" in body:
         return {**body, "sampling_params": {**body["sampling_params"], "prompt_logprobs": 0}}
     return {**body, "prompt_logprobs": 0}
 
 
 def salted(body: Body, version: int) -> Body:
-    """The same request, kept from the prefix cache of other versions, which stays as long as requests are held."""
+    """The request with a cache salt per version, because the prefix cache survives while requests are held."""
     return {**body, "cache_salt": f"version-{version}"}
 
 
 def request_names(request_id: str) -> tuple[str, ...]:
-    """What a request may be called inside the server: vLLM puts the route's name before the caller's."""
+    """Possible ids of a request inside the server: vLLM prepends the route's name."""
     return request_id, f"generate-tokens-{request_id}", f"cmpl-{request_id}-0"
 
 
 def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None) -> Completion:
-    """A completion from either route; `unknown` are the version spans where the server does not tell them."""
+    """Parse a completion of either route; `unknown` are the version spans if the server does not report them."""
     choice = answer["choices"][0]
     logprobs = choice.get("logprobs") or {}
     found = logprobs.get("token_logprobs")
@@ -107,7 +107,7 @@ def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | Non
 
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
-    """The log-probability of every token of a prompt but the first."""
+    """Log-probs of all prompt tokens but the first."""
     told = answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or ()
     if len(told) != len(token_ids):
         raise EngineError(f"{len(token_ids)} tokens were scored, and {len(told)} log-probabilities came back")
@@ -115,7 +115,7 @@ def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tupl
 
 
 def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
-    """The init_info of a process group."""
+    """init_info of a process group."""
     fields = {
         "master_address": invitation.master_address,
         "master_port": invitation.master_port,
@@ -130,12 +130,12 @@ def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
 
 
 def manifest_fields(manifest: Manifest) -> Body:
-    """What an update brings, for an engine that checks it first."""
+    """Manifest of an update, for an engine that checks it first."""
     return {"version": manifest.version, "tensors": [[t.name, t.dtype, list(t.shape)] for t in manifest.tensors]}
 
 
 def payload_fields(parcel: WeightPayload, takes_shared_memory: bool, says_packed: bool = False) -> Body:
-    """The update_info of a parcel; `says_packed`: the server is told here that handles are packed, not at the start."""
+    """update_info of a parcel; `says_packed`: the server takes the packed flag here, not at the start of an update."""
     fields = announced(parcel.tensors)
     if isinstance(parcel.by, SharedMemory):
         if not takes_shared_memory:
@@ -159,7 +159,7 @@ def part_query(parts: Collection[str] | None) -> list[tuple[str, str]]:
 
 
 TOKEN_ROUTE = "/inference/v1/generate"
-CORE_ROUTE = "/is_sleeping"  # answered by the process that computes, between two steps
+CORE_ROUTE = "/is_sleeping"  # answered by the engine core process, between two steps
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
 CACHE_WAIT_S = 0.25
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
@@ -167,11 +167,11 @@ TRANSFER = "start a newer vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer
 
 
 class VllmEngine(ServerClient):
-    """The client of a vLLM server, or of the built-in engine."""
+    """Client of a vLLM server or of the built-in engine."""
 
-    _can_receive = False  # the server knows how weights will come
+    _can_receive = False  # weight transfer is initialized on the server
     _is_packed = False
-    _step: asyncio.Task[int | None] | None = None  # a question that is answered when the engine's step has ended
+    _step: asyncio.Task[int | None] | None = None  # a request that is answered when the engine's step has ended
 
     async def alive(self, is_changing: bool = False) -> bool:
         is_well = await self._calls.status("GET", "/health", limit_s=self._limits.health) == 200
@@ -181,13 +181,13 @@ class VllmEngine(ServerClient):
         return is_well and self._steps_end()
 
     def _steps_end(self) -> bool:
-        """Whether the process that computes still takes orders, of which vLLM's /health says nothing.
+        """Return True if the engine core process still answers, which vLLM's /health does not show.
 
-        A question to it is under way all the time; one that gets no answer within the limit of a step is the last.
+        One request to it is always pending; if it gets no answer within the step limit, the engine is hung.
         """
         known = self._known
         if known is None or known.takes_manifest or not known.has(CORE_ROUTE):
-            return True  # the built-in engine tells a step that hangs by its /health
+            return True  # the built-in engine reports a hung step by its /health
         if self._step is None or (self._step.done() and self._step.result() is not None):
             self._step = asyncio.create_task(self._calls.status("GET", CORE_ROUTE, limit_s=self._limits.step))
         return not self._step.done()
@@ -232,12 +232,12 @@ class VllmEngine(ServerClient):
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id)
         else:
-            # This route refuses to be asked for more than the context holds; the other one stops there.
+            # This route refuses a max_tokens beyond the context length; the other one stops there.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
             route, body = "/v1/completions", completions_request(token_ids, fitting, model, request_id)
         if scored:
             body = with_prompt_logprobs(body)
-        if known.has("/weight_info") and not known.takes_manifest:  # our own engine keeps versions apart itself
+        if known.has("/weight_info") and not known.takes_manifest:  # the built-in engine separates versions itself
             body = salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         with known.refusing(len(token_ids)):
@@ -246,7 +246,7 @@ class VllmEngine(ServerClient):
     async def abort(self, request_ids: Collection[str] | None = None) -> None:
         known = await self.capabilities()
         if request_ids is not None and not request_ids:
-            return  # to the server, an empty list would be all
+            return  # an empty list would abort all
         if known.has("/abort_requests"):
             names = [name for request_id in request_ids or () for name in request_names(request_id)]
             await self._order("/abort_requests", {"request_ids": names}, is_idempotent=True)
@@ -275,7 +275,7 @@ class VllmEngine(ServerClient):
         await self._order("/resume")
 
     async def sleep(self, level: int) -> None:
-        """Free device memory; what is in flight ends, so pause with drain before if it is to be finished."""
+        """Free device memory; requests in flight are aborted, so pause with drain first to finish them."""
         if not (await self.capabilities()).can_sleep:
             raise NotOffered(
                 "this server cannot free its memory: start it with --enable-sleep-mode, or stop it instead"
@@ -288,7 +288,7 @@ class VllmEngine(ServerClient):
         if not (await self.capabilities()).can_sleep:
             raise NotOffered("this server never sleeps: start it with --enable-sleep-mode")
         if parts is None or Part.KV_CACHE in parts:
-            self._versions.resumed()  # the server goes on by itself once everything is there
+            self._versions.resumed()  # the server resumes by itself once everything is restored
         await self._calls.post("/wake_up", limit_s=self._limits.memory, query=part_query(parts))
 
     async def reset_cache(self) -> None:
@@ -339,7 +339,7 @@ class VllmEngine(ServerClient):
         await self._update("/start_weight_update", {"is_checkpoint_format": True})
 
     async def _prepare(self, known: Capabilities, is_packed: bool) -> None:
-        """Tell the server how weights will come; newer ones must know before whether handles are packed."""
+        """Initialize weight transfer; newer servers need to know in advance whether handles are packed."""
         asks_at_start = known.has("/weight_info")
         if self._can_receive and (not asks_at_start or self._is_packed == is_packed):
             return
@@ -392,7 +392,7 @@ class VllmEngine(ServerClient):
         return dict(answer["checksums"])
 
     async def _update(self, path: str, body: Any, limit_s: float | None = None) -> None:
-        """A step of an update: a server that says no to it is not lost, but its weights may be."""
+        """POST a step of an update; a server that fails it is not lost, but its weights may be."""
         try:
             await self._calls.post(path, body, limit_s=limit_s or self._limits.update)
         except (EngineRefused, ServerFailed) as error:
@@ -429,14 +429,14 @@ class VllmEngine(ServerClient):
         )
 
     async def _is_open(self, route: str) -> bool:
-        """Newer servers list routes that they answer 403 to, whatever is sent, unless they were told to open them."""
+        """Return True if a route is enabled; newer servers list disabled routes and answer them with 403."""
         status = await self._calls.status("POST", route, {}, limit_s=self._limits.answer)
         if status is None:
             raise EngineLost(f"POST {self.url}{route}: no answer")
         return status != 403
 
     async def _was_told_to_sleep(self, routes: frozenset[str]) -> bool:
-        """What the server's own settings say, where they can be read; a build for CPUs is never told to."""
+        """Return True if sleep mode is enabled in the server's settings; if they cannot be read, if it has /sleep."""
         if not {"/sleep", "/server_info"} <= routes:
             return "/sleep" in routes
         query = [("config_format", "json")]

@@ -1,4 +1,4 @@
-"""Weights broadcast from this process: a group is made with the engines that are to take them, whoever they are now."""
+"""Broadcast weights from this process to engines, with a new process group per transfer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ JOIN_LIMIT_S = 300.0
 class BroadcastSender(LocalSender):
     """Sends to engines on other devices or machines.
 
-    Engines come and go, and the ranks of a group are fixed, so each sending makes a group of its own.
-    `processes` says how many processes an engine has (tensor * pipeline size). vLLM makes groups in its own way: give
-    `VllmWeightGroup` as `open_group` for it.
+    Engines come and go while the ranks of a group are fixed, so each transfer creates its own group. `processes` is
+    the number of processes per engine (tensor * pipeline size). For vLLM, which creates groups differently, pass
+    `VllmWeightGroup` as `open_group`.
     """
 
     def __init__(

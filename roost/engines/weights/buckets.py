@@ -1,4 +1,4 @@
-"""Cutting a manifest into buckets, so that an update never needs room for more than a few of them."""
+"""Split a manifest into buckets, which bounds the extra memory of an update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "
 
 
 def size_of(tensor: TensorInfo) -> int:
-    """Bytes of a tensor; types of one byte (int8, float8_e4m3fn, bool) are those not listed.
+    """Bytes of a tensor; dtypes not in WIDTHS (int8, float8_e4m3fn, bool) have one byte.
 
     >>> size_of(TensorInfo("a", "bfloat16", (3, 4)))
     24
@@ -21,7 +21,7 @@ def size_of(tensor: TensorInfo) -> int:
 
 
 def cut(tensors: Iterable[TensorInfo], limit: int = BUCKET_BYTES) -> Iterator[tuple[TensorInfo, ...]]:
-    """Tensors in order, in buckets of at most `limit` bytes; a tensor larger than that travels alone.
+    """Split tensors in order into buckets of at most `limit` bytes; a larger tensor gets its own bucket.
 
     >>> rows = [TensorInfo(name, "float32", (size,)) for name, size in (("a", 2), ("b", 1), ("c", 9), ("d", 1))]
     >>> [[tensor.name for tensor in bucket] for bucket in cut(rows, limit=12)]

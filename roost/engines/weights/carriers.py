@@ -1,4 +1,4 @@
-"""The ways a bucket of tensors goes to engines: shared memory, a shared device, or a broadcast."""
+"""Transports of a bucket of tensors to engines: shared memory, a shared device, or a broadcast."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Merge = Callable[[list[Handle]], list[Handle]]
 
 
 class Carrier(Protocol):
-    """Packs buckets. A parcel's memory may be used again once every engine has taken it."""
+    """Packs buckets for a transport. A parcel's memory may be reused once every engine has loaded it."""
 
     @property
     def is_packed(self) -> bool:
-        """Whether tensors lie one after the other in one buffer, which some engines must know before."""
+        """True if tensors are packed into one buffer, which some engines must know in advance."""
         ...
 
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
@@ -40,20 +40,20 @@ class Carrier(Protocol):
         ...
 
     def accompany(self, parcel: WeightPayload) -> None:
-        """What the sender does while engines take the parcel."""
+        """Run the sender's part while engines load the parcel."""
         ...
 
     def release(self, parcel: WeightPayload) -> None:
-        """Every engine has taken it, or will never."""
+        """Free a parcel that every engine has loaded or will never load."""
         ...
 
     def close(self) -> None:
-        """The update is over."""
+        """Free everything at the end of an update."""
         ...
 
 
 class SharedMemoryCarrier:
-    """Tensors in safetensors files in memory, one per bucket; engines on the same machine map them."""
+    """Writes tensors to safetensors files in memory, one per bucket, which engines on the same machine map."""
 
     is_packed = False
 
@@ -81,7 +81,7 @@ class SharedMemoryCarrier:
 
 
 class LiveDeviceCarrier:
-    """Handles of tensors that stay where they are on the device until the update is over: nothing is copied to send."""
+    """Sends handles of tensors that stay on the device until the update ends, without a copy."""
 
     is_packed = False
 
@@ -101,7 +101,7 @@ class LiveDeviceCarrier:
         pass
 
     def release(self, parcel: WeightPayload) -> None:
-        pass  # some engines look at the tensors again when the update is finished
+        pass  # some engines read the tensors again when the update finishes
 
     def close(self) -> None:
         self._kept.clear()
@@ -109,7 +109,7 @@ class LiveDeviceCarrier:
 
 
 class PackedDeviceCarrier:
-    """Tensors copied into one of two buffers on the device, so that gathered weights never lie there twice in full."""
+    """Copies tensors into one of two buffers on the device, so that gathered weights never exist twice in full."""
 
     is_packed = True
 
@@ -158,7 +158,7 @@ class PackedDeviceCarrier:
 
 
 class BroadcastCarrier:
-    """Tensors broadcast to a group that the engines have joined, one by one in the order of the parcel."""
+    """Broadcasts tensors one by one, in parcel order, to the group that the engines have joined."""
 
     is_packed = False
 
@@ -183,7 +183,7 @@ class BroadcastCarrier:
 
 
 def device_handle(tensor: torch.Tensor) -> Handle:
-    """What another process needs to see a tensor on the same device, by the device's UUID."""
+    """IPC handle of a tensor for other processes on the same device, by device UUID."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
@@ -192,12 +192,12 @@ def device_handle(tensor: torch.Tensor) -> Handle:
 
 
 def device_carrier(source: WeightSource, merge: Merge | None = None) -> LiveDeviceCarrier | PackedDeviceCarrier:
-    """For weights on a shared device: their own handles where they stay there, buffers where they are gathered."""
+    """Carrier for a shared device: handles if the weights stay there, buffers if they are gathered."""
     return LiveDeviceCarrier(merge) if source.is_live else PackedDeviceCarrier(merge)
 
 
 def _memory_folder(bucket_bytes: int) -> str | None:
-    """A folder in memory with room for the buckets in flight (containers often have little); else a temporary one."""
+    """In-memory folder with room for the buckets in flight; None, for a temporary folder, if there is too little."""
     try:
         has_room = os.access(MEMORY_FOLDER, os.W_OK) and shutil.disk_usage(MEMORY_FOLDER).free > 3 * bucket_bytes
     except OSError:

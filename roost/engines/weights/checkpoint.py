@@ -1,4 +1,4 @@
-"""Weights on disk: a folder that every engine can be started on, written whole or not at all."""
+"""Write weights as a checkpoint folder that every engine can load, atomically."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str, file_bytes: int = FILE_BYTES) -> Path:
-    """Write the weights, with the config and tokenizer of the model they belong to; returns the folder.
+    """Write the weights with the config and tokenizer of their model; return the folder.
 
-    Everything goes to a folder beside it first, which then takes its name: a reader never sees half a checkpoint, and
-    when the disk is full what was there before is still there.
+    Everything goes to a sibling folder first, which is then renamed: a reader never sees half a checkpoint, and a full
+    disk leaves the previous one intact.
     """
     model, folder = _local_folder(str(model)), Path(folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
@@ -50,7 +50,7 @@ def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str
 
 
 def _local_folder(model: str) -> Path:
-    """A model's folder on this machine; one that was named as on the hub is in the hub's cache by now."""
+    """Local folder of a model; a Hub name is looked up in the Hub's cache."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -64,7 +64,7 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _copy_companions(model: Path, folder: Path) -> None:
-    """Everything of the model's folder that is not weights: config, generation settings, tokenizer."""
+    """Copy all files but weights from the model's folder: config, generation settings, tokenizer."""
     for file in model.iterdir():
         if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf") and file.name != INDEX:
             shutil.copyfile(file, folder / file.name)
@@ -88,7 +88,7 @@ def _write_file(path: Path, infos: Sequence[TensorInfo], stream: Iterator[torch.
 
     try:
         save_file({info.name: next(stream).cpu() for info in infos}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the library does not pass the system's error number on
+    except SafetensorError as error:  # safetensors does not expose errno
         number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
         raise OSError(number, str(error)) from error
 

@@ -1,4 +1,4 @@
-"""The release that the engines of a fleet have, and where its weights can still be had."""
+"""Weight sync of a fleet: the current release, its delivery by the best weight route, and checks of the result."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from roost.engines.weights.verify import Expected, NotTaken, judge_answers, veri
 
 
 class CurrentRelease:
-    """Engines that come back are brought to it. None is the weights that the servers were started with."""
+    """The release of the fleet, which recovering engines load; None for the weights that servers started with."""
 
     def __init__(self, folder: Path, connect: Connect, report: Callable[[str], None]) -> None:
         self.release: Release | None = None
         self._folder, self._connect, self._report = folder, connect, report
-        self._written = folder / "nothing"  # where the release is on disk, if it had to be written
+        self._written = folder / "nothing"  # folder of the release, if it had to be written to disk
         self._deliveries = 0
         self._sender_holds_it = False
 
@@ -44,32 +44,32 @@ class CurrentRelease:
         return member.version == self.version
 
     def hold(self, release: Release, folder: Path) -> None:
-        """Make this the current release; `folder` is where it is on disk, if anywhere."""
+        """Make this the current release; `folder` is its location if it is on disk."""
         if folder != self._written:
             shutil.rmtree(self._written, ignore_errors=True)
         self.release, self._written = release, folder
         self._sender_holds_it = release.sender is not None
 
     def learner_goes_on(self) -> None:
-        """From here on the learner's own weights are no longer those of the release."""
+        """Note that the learner's weights are no longer those of the release."""
         self._sender_holds_it = False
 
     @property
     def is_available(self) -> bool:
-        """Whether an engine can still be brought to it."""
+        """True if an engine can still load it."""
         release = self.release
         return release is None or bool(
             release.checkpoint or release.adapter or self._written.exists() or self._sender_holds_it
         )
 
     def delivery(self, release: Release, in_flight: InFlight) -> Delivery:
-        """A delivery with a folder of its own: a version that is tried again may have other weights."""
+        """Create a delivery with a new folder, because a retried version may have other weights."""
         self._deliveries += 1
         folder = self._folder / f"version-{release.version}-{self._deliveries}"
         return Delivery(release, folder, self._connect, in_flight, self._report)
 
     def delivery_again(self) -> Delivery | None:
-        """For an engine that comes back, from where the release is on disk; None for the weights of the start."""
+        """Delivery of the current release for a recovering engine; None for the initial weights."""
         if self.release is None:
             return None
         return Delivery(self.release, self._written, self._connect, InFlight.DROP, self._report)
@@ -77,21 +77,21 @@ class CurrentRelease:
 
 @dataclass(frozen=True, slots=True)
 class WrongWeights:
-    """An engine that no longer answers with the weights of its version."""
+    """An engine whose probe answers do not match its version."""
 
     name: str
     why: str
 
 
 class WeightCheck:
-    """Compares engines with the learner, relative to how far they are apart with equal weights."""
+    """Compares log-probs of engines and learner, relative to their difference with equal weights."""
 
     def __init__(self, crew: FleetMembers, report: Callable[[str], None]) -> None:
         self._crew, self._report = crew, report
-        self.first_probe: Probe | None = None  # of the weights that servers are started with
+        self.first_probe: Probe | None = None  # of the initial weights
 
     async def calibrate(self, probe: Probe) -> None:
-        """Note how far each engine is from the learner now, while both have the weights of the start."""
+        """Record each engine's difference from the learner while both have the initial weights."""
         self.first_probe = probe
         for member, answers in await self._answers(probe):
             member.probe, member.baseline = probe, probe.difference(answers)
@@ -103,7 +103,7 @@ class WeightCheck:
                 )
 
     async def wrong(self) -> list[WrongWeights]:
-        """The engines that answer otherwise than their version does; one that does not answer is not judged."""
+        """Engines whose answers do not match their version; engines that do not answer are skipped."""
         members = [member for member in self._crew.standing(EngineState.READY) if member.probe is not None]
         by_probe: dict[Probe, list[Member]] = {}
         for member in members:
@@ -127,18 +127,18 @@ class WeightCheck:
             if isinstance(answer, BaseException):
                 if not isinstance(answer, EngineError):
                     raise answer
-                continue  # whether it is lost is the supervisor's to find out
+                continue  # the supervisor decides whether it is lost
             found.append((member, answer))
         return found
 
 
 async def _answer(probe: Probe, member: Member) -> tuple[float, ...]:
-    """What a member answers; one that has been disconnected meanwhile raises as one does that is lost under it."""
+    """Probe answers of a member; raises EngineLost if it has been disconnected."""
     return await member.engine.score(probe.token_ids, member.adapter)
 
 
 async def outcome_of(action: Awaitable[object]) -> EngineError | None:
-    """What it failed with, if it did."""
+    """Await an action; return its EngineError, or None."""
     try:
         await action
     except EngineError as error:
@@ -147,8 +147,8 @@ async def outcome_of(action: Awaitable[object]) -> EngineError | None:
 
 
 async def outcomes_of(actions: Iterable[Awaitable[object]]) -> list[EngineError | None]:
-    """What each of them failed with, if it did; anything but an engine's error is raised when all have ended."""
-    # Awaited by the tasks themselves: a coroutine inside another that is cancelled before it runs is never awaited.
+    """Await all actions; return the EngineError or None of each. Any other error is raised when all have ended."""
+    # gather awaits them directly: a coroutine wrapped in one that is cancelled before it runs is never awaited.
     answers = await asyncio.gather(*actions, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
@@ -157,7 +157,7 @@ async def outcomes_of(actions: Iterable[Awaitable[object]]) -> list[EngineError 
 
 
 async def wait_for_all(actions: Iterable[Awaitable[object]]) -> None:
-    """Wait for all of them, also when one fails; then its error is raised."""
+    """Wait for all actions even if one fails; then raise the first error."""
     raise_first(await outcomes_of(actions))
 
 
@@ -182,7 +182,7 @@ Connect = Callable[[ServerSpec, str], Engine]
 
 
 def ways_for(release: Release, spec: ServerSpec, abilities: Capabilities, useless: set[Way]) -> tuple[Way, ...]:
-    """The ways a server can be brought to a release, the best first; a restart is the last of them."""
+    """Weight routes by which a server can load a release, best first; a restart is last."""
     if release.adapter is not None:
         return (Way.ADAPTER,) if abilities.takes_adapters else ()
     found: list[Way] = []
@@ -200,16 +200,16 @@ def _takes(way: Way, spec: ServerSpec, abilities: Capabilities) -> bool:
         return False
     if way is Way.SHARED_MEMORY:
         return abilities.takes_shared_memory
-    # The built-in engine takes every way; vLLM must have been started for one.
+    # The built-in engine supports every route; vLLM must have been started for one.
     backend = "ipc" if way is Way.DEVICE else "nccl"
     return spec.kind is not EngineKind.VLLM or spec.weight_transfer == backend
 
 
 class Delivery:
-    """One release on its way to members of a fleet, whom nobody else changes meanwhile.
+    """Delivers one release to members of a fleet, whose locks the caller holds.
 
-    Afterwards an engine either works with the new weights, or is known to work with its old ones (`whole`), or works no
-    more: it stays paused, and its server must be started again.
+    Afterwards an engine either runs the new weights, or verifiably its old ones (`whole`), or stays paused and its
+    server must be restarted.
     """
 
     def __init__(
@@ -220,8 +220,8 @@ class Delivery:
         in_flight: InFlight,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder = folder  # where the release is written, for engines that read it from disk
-        self.whole: set[str] = set()  # who failed, and goes on with what it had
+        self.folder = folder  # checkpoint folder for engines that read the release from disk
+        self.whole: set[str] = set()  # members that failed but still have their old weights
         self._release = release
         self._connect = connect
         self._in_flight = in_flight
@@ -229,7 +229,7 @@ class Delivery:
         self._writing = asyncio.Lock()
 
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
-        """Bring all of them to the release, each by its best way that works; the errors of those without one."""
+        """Load the release on all members, each by the best route that works; return the errors of the others."""
         release = self._release
         left = {
             member: list(ways_for(release, member.spec, member.abilities, member.useless_ways)) for member in members
@@ -238,7 +238,7 @@ class Delivery:
             member: UpdateFailed(f"{member.name} has no way to load version {release.version}") for member in left
         }
         not_taken: dict[Member, set[Way]] = {member: set() for member in left}
-        tried: set[Member] = set()  # by a way that did not work
+        tried: set[Member] = set()  # members for which a route failed
         began = asyncio.get_running_loop().time()
         while left := {member: ways for member, ways in left.items() if ways}:
             for member, error in (await self._try_next(left)).items():
@@ -249,14 +249,14 @@ class Delivery:
                         seconds = asyncio.get_running_loop().time() - began
                         self._report(f"{member.name} loaded version {release.version} by {way}, after {seconds:.0f} s")
                     member.version, member.probe = release.version, release.probe
-                    member.useless_ways |= not_taken[member]  # this release took another way, so they were at fault
+                    member.useless_ways |= not_taken[member]  # another route worked, so these were at fault
                     continue
                 errors[member] = error
                 member.last_error = str(error)
                 if isinstance(error, NotTaken):
                     not_taken[member].add(way)
                 elif member.abilities.undoes_updates and (isinstance(error, WeightsRefused) or way is Way.RELOAD):
-                    left[member].clear()  # the weights themselves are wrong: a restart would only lose the old ones
+                    left[member].clear()  # the weights are wrong: a restart would only lose the old ones
                 tried.add(member)
                 last = "it is started again" if isinstance(error, EngineLost) else "there is no other way"
                 instead = f"next: {left[member][0]}" if left[member] else last
@@ -267,12 +267,12 @@ class Delivery:
         return {member.name: error for member, error in errors.items()}
 
     async def write_for(self, members: Sequence[Member]) -> None:
-        """Have the release on disk, if these are started from there."""
+        """Write the release to disk if these members start from there."""
         if self._release.adapter is None and members:
             await self._checkpoint(members[0])
 
     async def _try_next(self, left: dict[Member, list[Way]]) -> dict[Member, EngineError | None]:
-        """The next way of each member; those that are sent the weights get them in one sending."""
+        """Try the next route of each member; members on sent routes share one transfer."""
         together = [member for member, ways in left.items() if ways[0] in SENT]
         alone = [member for member in left if member not in together]
         outcomes = await self._send(together) if together else {}
@@ -280,12 +280,12 @@ class Delivery:
         return outcomes | dict(zip(alone, tried, strict=True))
 
     async def _go_on_as_before(self, member: Member) -> None:
-        """Let a member that can undo an update go on, if it has its old weights; others stay as they are."""
+        """Resume a member that can undo the update and has its old weights; leave others paused."""
         if not (member.abilities.undoes_updates and member.is_connected):
             return
         try:
             await member.engine.abandon_update()
-            if await member.engine.version() == member.version:  # it is not on weights that did not verify
+            if await member.engine.version() == member.version:  # not on weights that failed verification
                 await self._close(member)
                 self.whole.add(member.name)
         except EngineError:
@@ -300,7 +300,7 @@ class Delivery:
             await self._reload(member)
 
     async def _send(self, members: Sequence[Member]) -> dict[Member, EngineError | None]:
-        """One sending for all of them; what failed for each."""
+        """Send the weights to all members in one transfer; return the error of each."""
         sender = self._release.sender
         if sender is None:
             raise ValueError(f"version {self._release.version} has nobody who sends it")
@@ -320,9 +320,9 @@ class Delivery:
         return outcomes | dict(zip(taken, ended, strict=True))
 
     async def _after_sending(self, member: Member, sent: Sent) -> None:
-        # Compared before it goes on, so that requests on hold are not continued with weights that are wrong.
+        # Compared before it resumes, so that held requests do not continue with wrong weights.
         is_checked = member.abilities.undoes_updates and await verify_by_fingerprints(member.engine, sent.fingerprints)
-        # Who sent them may be another process: of servers that do not tell their version, this client keeps count.
+        # The sender may be another process; for servers that do not report a version, this client tracks it.
         await member.engine.set_version(self._release.version)
         await self._close(member)
         if not is_checked:
@@ -364,10 +364,10 @@ class Delivery:
             await member.engine.set_version(member.version)
             raise
         if before is not None and before != name:
-            await outcome_of(member.engine.unload_adapter(before))  # what is left of it does no harm
+            await outcome_of(member.engine.unload_adapter(before))  # harmless if it stays loaded
 
     async def _open(self, member: Member) -> None:
-        """Make the engine ready to take weights: paused if it is awake, its weights woken if it is asleep."""
+        """Prepare the engine for new weights: pause it, or wake its weights if it is asleep."""
         if member.standing is EngineState.ASLEEP:
             await member.engine.wake([Part.WEIGHTS])
         else:
@@ -381,20 +381,20 @@ class Delivery:
             await member.engine.resume()
 
     async def _note_answers(self, member: Member) -> None:
-        """What the engine answers to the probe before, to see that it answers otherwise afterwards."""
+        """Record the engine's probe answers before the update, to check that they change."""
         member.answers_before = None
         if member.standing is not EngineState.ASLEEP and not member.abilities.undoes_updates:
             try:
                 member.answers_before = await member.engine.score(self._release.probe.token_ids, member.adapter)
             except EngineError:
-                return  # it is about to show whether it can still be used
+                return  # the update will show whether it is usable
 
     async def _verify(self, member: Member) -> None:
         expected = Expected(self._release.probe, member.baseline, member.answers_before, member.probe)
         await verify_by_probe(member.engine, expected, member.adapter)
 
     async def _checkpoint(self, member: Member) -> str:
-        """The release as a folder that a server can be started on; written once if there is none."""
+        """Checkpoint folder of the release, written once if there is none."""
         if self._release.checkpoint is not None:
             return self._release.checkpoint
         async with self._writing:

@@ -1,4 +1,4 @@
-"""The process group in which weights are broadcast: the sender is rank 0, the engines' processes follow."""
+"""Process groups for weight broadcasts: the sender is rank 0, the engines' processes follow."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LIMIT_S = 300.0
 
 
 class WeightGroup:
-    """A group of its own, apart from the default one of the learner, in which rank 0 broadcasts."""
+    """A process group separate from the learner's default one, in which rank 0 broadcasts."""
 
     def __init__(self, invitation: GroupInvitation, rank: int, device: torch.device, limit_s: float = LIMIT_S) -> None:
         limit = timedelta(seconds=limit_s)
-        # The sender may not have opened its store yet when an engine comes: the store's own limit covers that.
+        # An engine may arrive before the sender has opened its store; the store's timeout covers that.
         self._store = tcp_store(
             invitation.master_address, invitation.master_port, invitation.world_size, rank == 0, limit
         )
@@ -30,7 +30,7 @@ class WeightGroup:
         self._group = _process_group(invitation, store, rank, limit)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Send the tensor (rank 0) or fill it (others); returns when this side is done."""
+        """Send the tensor (rank 0) or fill it (others); return when this side is done."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
@@ -54,7 +54,7 @@ def _process_group(invitation: GroupInvitation, store: Store, rank: int, limit: 
 
 
 def _prefixed(store: Store, name: str, device: str) -> Store:
-    """The keys that torch itself uses for a named group, so that engines that make theirs through torch meet us."""
+    """Use torch's key prefixes for a named group, so that engines that create theirs through torch can join."""
     return PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
 
 
@@ -77,13 +77,13 @@ class VllmWeightGroup:
         self._communicator: Any = PyNcclCommunicator(group, device=device)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Send a tensor to every worker; returns when it has left."""
+        """Send a tensor to every worker; return when it is sent."""
         stream = torch.cuda.current_stream(self._device)
         self._communicator.broadcast(tensor.to(self._device).contiguous(), src=0, stream=stream)
         stream.synchronize()
 
     def close(self) -> None:
-        """Give up the communicator; older releases have no way to, and let it go with the object."""
+        """Destroy the communicator; older vLLM releases free it with the object."""
         destroy = getattr(self._communicator, "destroy", None)
         if destroy is not None:
             destroy()

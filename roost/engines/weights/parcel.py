@@ -1,4 +1,4 @@
-"""What travels to an engine: a manifest of all tensors, then parcels of some of them, each with the way it goes."""
+"""Messages of a weight update: a manifest of all tensors, then parcels of some of them with their transport."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 GROUP_NAME = "roost_weights"
 DEVICE_ARGUMENT = (
-    6  # where torch's reduction of a CUDA tensor says which device; another process may number it otherwise
+    6  # index of the device in torch's reduction of a CUDA tensor; its number may differ in another process
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's name in the Hugging Face checkpoint, its type as torch writes it without `torch.`, and its shape."""
+    """Name in the Hugging Face checkpoint, dtype without `torch.`, and shape of a tensor."""
 
     name: str
     dtype: str
@@ -22,7 +22,7 @@ class TensorInfo:
 
 
 def announced(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
-    """How tensors are named in a message to vLLM's routes, which the built-in engine has, too."""
+    """Names, dtypes and shapes in the format of vLLM's routes, which the built-in engine shares."""
     return {
         "names": [tensor.name for tensor in tensors],
         "dtype_names": [tensor.dtype for tensor in tensors],
@@ -32,30 +32,30 @@ def announced(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything an update brings, so that an engine can refuse before the first byte is written."""
+    """All tensors of an update, so that an engine can refuse it before anything is written."""
 
     version: int
     tensors: tuple[TensorInfo, ...]
-    is_packed: bool = False  # whether the parcels will have packed handles, which some engines must know before
+    is_packed: bool = False  # parcels will have packed handles, which some engines must know in advance
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """The tensors lie in a safetensors file that both sides map; on Linux it is in memory, not on disk."""
+    """Tensors in a safetensors file that both sides map; on Linux it is in memory, not on disk."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHandles:
-    """The tensors lie on a device that both sides use: per tensor, by device UUID, what torch's reductions give."""
+    """Tensors on a shared device: per tensor, the arguments of torch's reduction by device UUID."""
 
     handles: tuple[Mapping[str, tuple[object, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedHandle:
-    """The tensors lie one after the other in one buffer of bytes on a device that both sides use."""
+    """Tensors packed into one byte buffer on a shared device."""
 
     handle: Mapping[str, tuple[object, ...]]
     sizes: tuple[int, ...]  # bytes of each tensor
@@ -63,12 +63,12 @@ class PackedHandle:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """The tensors follow by broadcast from rank 0 of the group that was joined, in the order named."""
+    """Tensors follow by broadcast from rank 0 of the joined group, in the order named."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPayload:
-    """Some of the tensors, and the way they go."""
+    """Some of the tensors and their transport."""
 
     tensors: tuple[TensorInfo, ...]
     by: SharedMemory | DeviceHandles | PackedHandle | Broadcast
@@ -81,7 +81,7 @@ class GroupInvitation:
 
     master_address: str
     master_port: int
-    rank_offset: int  # the rank of this engine's first process
+    rank_offset: int  # rank of this engine's first process
     world_size: int
-    backend: str  # nccl, or gloo where there is no accelerator
+    backend: str  # nccl, or gloo without accelerators
     name: str = GROUP_NAME

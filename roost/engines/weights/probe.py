@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: computed where the tensor lies, the same on every device, different for different bytes."""
+"""Fingerprints of tensors, equal on every device, and probes: fixed tokens with their expected log-probs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-CHUNK = 1 << 22  # words at a time, so that a fingerprint needs little memory beside the tensor
+CHUNK = 1 << 22  # words at a time, to need little extra memory
 SPREAD = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits, as a signed number
-# The finishing steps of the SplitMix64 generator: how far to shift, and what to multiply by.
+# Finalization steps of the SplitMix64 generator: shift and multiplier.
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """The type of a tensor, and sixteen hexadecimal digits for its bytes and shape.
+    """Dtype of a tensor and a 16-digit hexadecimal hash of its bytes and shape.
 
-    Every word of the tensor is hashed together with its place, and the hashes are added up modulo 2**64. Sums of
-    integers do not depend on the order of adding, so a GPU and a CPU agree.
+    Every word is hashed with its position, and the hashes are summed modulo 2**64. Integer sums do not depend on the
+    order, so GPU and CPU agree.
 
     >>> fingerprint(torch.zeros(3)) == fingerprint(torch.zeros(3))
     True
@@ -43,16 +43,16 @@ def _hashed(words: torch.Tensor) -> torch.Tensor:
 
 
 def _words(part: torch.Tensor) -> torch.Tensor:
-    """Bytes as numbers of 64 bits, the last one filled up with zeros."""
+    """Bytes as 64-bit integers, zero-padded."""
     missing = -part.numel() % 8
     if missing:
         part = torch.cat([part, part.new_zeros(missing)])
-    # A view as larger numbers must start where such a number may start.
+    # The view needs 8-byte alignment.
     aligned = part if part.data_ptr() % 8 == 0 else part.clone()
     return aligned.view(torch.int64)
 
 
-# A text of 32 tokens already tells one set of weights from another; ids stay small, so that every vocabulary has them.
+# 32 tokens are enough to tell weights apart.
 LENGTH = 32
 TOKEN_STEP = 73
 TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "bfloat16": 0.25, "float16": 0.08}
@@ -60,14 +60,14 @@ TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "bfloat16": 0.25, "float16": 0.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Token ids, the log-probability of every one but the first, and how far an engine may be off."""
+    """Token ids, log-probs of all but the first, and the tolerance for engines."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     tolerance: float
 
     def difference(self, logprobs: Sequence[float]) -> float:
-        """The largest distance of an engine's answer.
+        """Largest absolute difference from an engine's log-probs.
 
         >>> Probe((1, 2, 3), (-1.0, -2.0), 0.01).difference([-1.0, -2.5])
         0.5
@@ -78,7 +78,7 @@ class Probe:
 
 
 def probe_tokens(vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
-    """Fixed tokens, spread over the vocabulary.
+    """Fixed token ids spread over the vocabulary.
 
     >>> probe_tokens(100, 4)
     (1, 74, 47, 20)
@@ -88,7 +88,7 @@ def probe_tokens(vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
 
 @torch.no_grad()
 def make_probe(model: nn.Module, vocabulary: int, tolerance: float | None = None) -> Probe:
-    """Ask a Hugging Face model for the log-probabilities of the fixed tokens, as an engine will be asked."""
+    """Compute the log-probs of the fixed tokens with a Hugging Face model."""
     tokens = probe_tokens(vocabulary)
     weight = next(model.parameters())
     ids = torch.tensor([tokens], device=weight.device)

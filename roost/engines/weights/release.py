@@ -1,4 +1,4 @@
-"""A release of the policy: a version, and every way its weights can be had."""
+"""`Release`: a policy version with the sources of its weights, and the senders that hold them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roost.engines.weights.source import WeightSource
 
 
 class Way(StrEnum):
-    """How an engine gets new weights."""
+    """Weight routes to an engine."""
 
     SHARED_MEMORY = "shared memory"
     DEVICE = "shared device"
@@ -29,23 +29,23 @@ class Way(StrEnum):
 
 
 class Sender(Protocol):
-    """Who holds the weights of a version and can send them; in a job, the learner."""
+    """Holder of a version's weights that can send them; in a job, the learner."""
 
     def way_to(self, server: str) -> Way | None:
-        """How a server, by its name, is sent weights; None: not at all, it reads them from disk."""
+        """Weight route to a server by its name; None if it must read the weights from disk."""
         ...
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
-        """Bring engines to the version; those that failed are in what it returns."""
+        """Send the version to engines; the result lists those that failed."""
         ...
 
     async def write(self, model: str, folder: str) -> None:
-        """Write the weights as a checkpoint, with what else is in the model's folder."""
+        """Write the weights as a checkpoint, with the other files of the model's folder."""
         ...
 
 
 class LocalSender:
-    """Weights of this process."""
+    """Sender of weights held by this process."""
 
     def __init__(
         self, source: WeightSource, way: Way, carrier: Callable[[], Carrier], bucket_bytes: int = BUCKET_BYTES
@@ -74,10 +74,10 @@ class LocalSender:
 
 @dataclass(frozen=True)
 class Release:
-    """A policy version with what engines need to get to it.
+    """A policy version with everything engines need to load it.
 
-    `sender` holds the weights themselves, `checkpoint` is a folder that engines can be started on, `adapter` the folder
-    of a LoRA adapter, for engines that hold the base model. The probe says what an engine on this version must answer.
+    `sender` holds the weights, `checkpoint` is a folder that engines can start from, `adapter` the folder of a LoRA
+    adapter for engines that hold the base model. The probe has the log-probs that an engine on this version must give.
     """
 
     version: int

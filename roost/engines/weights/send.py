@@ -1,4 +1,4 @@
-"""Sending weights: bucket by bucket, the next one gathered while the engines take the last."""
+"""Send weights bucket by bucket; the next one is gathered while the engines load the current one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKING_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent: its size, a fingerprint of every tensor as it left, and the engines that did not take it."""
+    """Result of sending: size, fingerprints of the sent tensors, and the engines that failed."""
 
     size: int
     buckets: int
@@ -38,10 +38,10 @@ async def send(
     bucket_bytes: int = BUCKET_BYTES,
     with_fingerprints: bool = False,
 ) -> Sent:
-    """Bring engines to a version. They are paused, or asleep with their weights awake, before this is called.
+    """Send a version to engines, which must be paused, or asleep with their weights awake.
 
-    An engine that fails is left out from there on, and goes back to what it had if it can; the others go on. If the
-    source fails, all of them go back. At most two buckets exist at a time beside the weights themselves.
+    An engine that fails is skipped from then on and restores its old weights if it can; the others continue. If the
+    source fails, all of them restore. At most two buckets exist at a time besides the weights.
     """
     manifest = Manifest(version, source.tensors, carrier.is_packed)
     noted: dict[str, str] = {}
@@ -53,7 +53,7 @@ async def send(
         await _send_buckets(taking, buckets, stream, carrier)
         await taking.each(lambda engine: engine.finish_update(version))
     except _NobodyLeft:
-        pass  # what each of them failed with is in what this returns
+        pass  # the errors are in the result
     except BaseException as error:
         await taking.abandon(taking.left)
         if isinstance(error, Exception) and not isinstance(error, EngineError):
@@ -68,7 +68,7 @@ async def _send_buckets(
     taking: _Taking, buckets: Sequence[tuple[TensorInfo, ...]], stream: Iterator[torch.Tensor], carrier: Carrier
 ) -> None:
     loop = asyncio.get_running_loop()
-    # One thread, so that the collectives which gather shards stay in order.
+    # One thread, so that the collectives that gather shards stay in order.
     with _sending_thread() as thread:
 
         def packing(index: int) -> asyncio.Future[WeightPayload]:
@@ -85,7 +85,7 @@ async def _send_buckets(
                 await accompanied
                 carrier.release(parcel)
         except BaseException:
-            # What is being packed must not find its memory gone. A broadcast that nobody takes is not waited for long.
+            # Let packing finish before its memory is freed, but do not wait long for a broadcast without receivers.
             await asyncio.wait([following], timeout=PACKING_LIMIT_S)
             raise
 
@@ -98,11 +98,11 @@ async def _announce(engine: Engine, manifest: Manifest) -> None:
 
 
 class _NobodyLeft(Exception):
-    """Every engine has failed."""
+    """Raised when every engine has failed."""
 
 
 class _Taking:
-    """The engines that are taking an update, less those that failed."""
+    """Engines of an update, without those that failed."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.left = list(engines)
@@ -123,13 +123,13 @@ class _Taking:
             raise _NobodyLeft
 
     async def abandon(self, engines: Sequence[Engine]) -> None:
-        """Let engines go back to what they had; what cannot go back is seen when it is verified."""
+        """Cancel the update on engines; verification finds those that cannot restore their weights."""
         await asyncio.gather(*(engine.abandon_update() for engine in engines), return_exceptions=True)
 
 
 @contextlib.contextmanager
 def _sending_thread() -> Iterator[ThreadPoolExecutor]:
-    """A thread on the caller's device that is not waited for: a broadcast to an engine that died may never return."""
+    """A thread on the caller's device that is not joined: a broadcast to a dead engine may never return."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     threads = ThreadPoolExecutor(1, "weights", _use_device, (device,))
     try:

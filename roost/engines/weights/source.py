@@ -1,4 +1,4 @@
-"""Where new weights come from: a module in this process, whole or sharded."""
+"""Sources of new weights: a module in this process, whole or sharded."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from roost.engines.weights.parcel import TensorInfo
 
 
 class WeightSource(Protocol):
-    """Weights of one policy version, under their names in a Hugging Face checkpoint."""
+    """Weights of one policy version, by their names in a Hugging Face checkpoint."""
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """What comes, in the order in which it comes."""
+        """Tensor infos in stream order."""
         ...
 
     @property
     def is_live(self) -> bool:
-        """Whether the tensors are there anyway; otherwise each is made when it is asked for, and goes away after."""
+        """True if the streamed tensors are the weights themselves; otherwise each is gathered or cast on demand."""
         ...
 
     def stream(self) -> Iterator[torch.Tensor]:
-        """The tensors, one by one. Where they are sharded, every rank of the learner must go through all of them."""
+        """Iterate over the tensors. If they are sharded, every rank of the learner must iterate over all of them."""
         ...
 
 
 class ModuleSource:
-    """The weights of a module, gathered where they are sharded and cast where the engine has another type."""
+    """Weights of a module, gathered if sharded and cast if the engine's dtype differs."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
         self._weights = named_weights(module)
@@ -61,7 +61,7 @@ class ModuleSource:
 
 
 def named_weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and saved buffers by name; of tied ones the first name counts, as in a checkpoint."""
+    """Parameters and persistent buffers by name; tied weights appear under their first name, as in a checkpoint."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, weight in module.state_dict(keep_vars=True).items():
@@ -72,7 +72,7 @@ def named_weights(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A type as it is written on the wire.
+    """Name of a dtype as sent to engines.
 
     >>> dtype_name(torch.bfloat16)
     'bfloat16'

@@ -1,4 +1,4 @@
-"""Whether new weights took: by fingerprints where engine and learner name tensors alike, otherwise by a probe."""
+"""Verify new weights: by fingerprints if engine and learner share tensor names, otherwise by a probe."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from roost.engines.protocol import Engine, UpdateFailed
 from roost.engines.weights.probe import Probe
 
-CLEARLY = 0.02  # a change of a log-probability that no engine rounds away
-MARGIN = 2.0  # times the difference with equal weights: other weights round otherwise
+CLEARLY = 0.02  # a log-prob change larger than rounding
+MARGIN = 2.0  # times the difference with equal weights, as rounding differs between weights
 
 
 class NotTaken(UpdateFailed):
-    """Every call succeeded, and the engine still does not answer with the new weights."""
+    """Every call succeeded, but the engine does not have the new weights."""
 
 
 async def verify_by_fingerprints(engine: Engine, sent: Mapping[str, str]) -> bool:
-    """Compare what the engine holds with what was sent; False where types differ and nothing can be compared."""
+    """Compare the engine's tensors with those sent; return False if names or dtypes differ, so that they cannot be."""
     differing = compare_fingerprints(sent, await engine.fingerprints())
     if differing is None:
         return False
@@ -30,7 +30,7 @@ async def verify_by_fingerprints(engine: Engine, sent: Mapping[str, str]) -> boo
 
 
 def compare_fingerprints(sent: Mapping[str, str], held: Mapping[str, str]) -> list[str] | None:
-    """The tensors that differ, or None where the two sides cannot be compared.
+    """Names of tensors that differ, or None if the two sides cannot be compared.
 
     >>> compare_fingerprints({"a": "float32:1", "b": "float32:2"}, {"a": "float32:1", "b": "float32:3"})
     ['b']
@@ -46,12 +46,12 @@ def compare_fingerprints(sent: Mapping[str, str], held: Mapping[str, str]) -> li
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The answers that an engine must give once it has new weights, and what is known to compare them with."""
+    """Probe answers expected of an engine after an update, and the references to judge them by."""
 
     probe: Probe
-    baseline: float = 0.0  # how far the engine is off with equal weights
-    before: Sequence[float] | None = None  # its answers with the weights it had
-    probe_before: Probe | None = None  # what the learner said of those weights
+    baseline: float = 0.0  # the engine's difference with equal weights
+    before: Sequence[float] | None = None  # its answers with the old weights
+    probe_before: Probe | None = None  # the learner's probe of the old weights
 
     @property
     def allowed(self) -> float:
@@ -64,24 +64,24 @@ class Expected:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the new weights clearly answer otherwise than the old ones; assumed where it is not known."""
+        """True if the learner's answers clearly differ between old and new weights, or if that is unknown."""
         known = self.probe_before is not None and self.probe_before.token_ids == self.probe.token_ids
         return not known or self.probe_before is None or self.probe.difference(self.probe_before.logprobs) > CLEARLY
 
 
 async def verify_by_probe(engine: Engine, expected: Expected, adapter: str | None = None) -> None:
-    """Ask the engine what the learner was asked."""
+    """Raise NotTaken if the engine's answers to the probe do not match the new weights."""
     wrong = judge_answers(expected, await engine.score(expected.probe.token_ids, adapter))
     if wrong:
         raise NotTaken(f"{engine.url} does not answer with the new weights: {wrong}")
 
 
 def judge_answers(expected: Expected, answers: Sequence[float]) -> str:
-    """What is wrong with an engine's answers, or nothing.
+    """Describe the problem with an engine's answers; empty if they are fine.
 
-    They must be as near as rounding allows, or as they were with equal weights; or, where the model is so sensitive
-    that rounding alone moves them further, clearly nearer than the answers of the old weights. Answers that did not
-    move at all, though those of the learner did, are the old weights' even if they are near.
+    They must be within rounding, or within the baseline difference; or, for a model so sensitive that rounding alone
+    exceeds it, clearly closer than the answers of the old weights. Answers that did not change at all although the
+    learner's did come from the old weights, even if they are close.
 
     >>> probe = Probe((1, 2, 3), (-1.0, -2.0), tolerance=0.1)
     >>> judge_answers(Expected(probe), (-1.05, -2.0))
@@ -99,7 +99,7 @@ def judge_answers(expected: Expected, answers: Sequence[float]) -> str:
     difference = probe.difference(answers)
     if before is not None and tuple(before) == tuple(answers) and difference > CLEARLY and expected.has_moved:
         return "its answers to the probe are those it gave before, to the last digit"
-    if difference <= expected.allowed:  # written so that not-a-number fails
+    if difference <= expected.allowed:  # in this form NaN fails
         return ""
     if before is not None and difference < probe.difference(before) / 2:
         return ""
