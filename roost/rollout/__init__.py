@@ -1,1 +1,1 @@
-"""What generates experience: scenarios, the episodes played in them, and how they are collected."""
+"""Rollouts: scenarios, episodes, agents, environments and rewards."""

@@ -1,4 +1,4 @@
-"""Episodes where the plan puts the agents: many at a time in each worker, watched and spread by the driver."""
+"""Workers that run episodes where the plan places agents, and their driver-side handle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from roost.runtime.worker import Worker, WorkerGroup
 from roost.transport.failure import WaitedTooLong, WorkerFailed
 
 OVER = "the run is over"
-RESTART_S = 10.0  # that a worker that was lost is left alone, while there are others
-MakeScenario = Callable[[Mapping[str, Any], str], Scenario]  # from the config's task and the model that it names
+RESTART_S = 10.0  # a lost worker is avoided for this long, if there are others
+MakeScenario = Callable[[Mapping[str, Any], str], Scenario]  # from the config's task and the model
 
 
 class AgentWorker(Worker):
-    """Plays the run's scenario. What goes wrong with an episode is an answer, not a failure of the worker."""
+    """Runs episodes of the run's scenario. A failed episode is returned, and does not fail the worker."""
 
     def __init__(
         self, make: MakeScenario, task: Mapping[str, Any], model: str, limit_s: float, paths: Sequence[str] = ()
@@ -40,8 +40,8 @@ class AgentWorker(Worker):
         self._is_over = False
 
     async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
-        """Make the scenario, and learn where turns are drawn and where environments are, if they are elsewhere."""
-        async with self._preparing:  # many episodes may find at once that it was started again
+        """Create the scenario, and store the gateway's contact and the environments, if they are remote."""
+        async with self._preparing:  # many episodes may notice a restart at the same time
             if self._is_over:
                 return
             if self._scenario is None:
@@ -54,7 +54,7 @@ class AgentWorker(Worker):
                     await before.close()
 
     async def run_episode(self, key: str, label: str, asked: EpisodeRequest) -> Episode | EpisodeFailed | None:
-        """The episode, or why there is none; None from one that was started again and is not prepared."""
+        """Run an episode. Return the failure if there is one, or None if this worker restarted and is not prepared."""
         if self._is_over:
             return EpisodeFailed(OVER)
         if self._scenario is None or self._draws is None:
@@ -65,19 +65,19 @@ class AgentWorker(Worker):
         try:
             return await playing
         except EpisodeFailed as error:
-            return EpisodeFailed(str(error), error.traceback)  # without what led to it, which may not be sent
+            return EpisodeFailed(str(error), error.traceback)  # without its cause, which may not be picklable
         except asyncio.CancelledError:
             return EpisodeFailed("it was cancelled")
         finally:
             del self._under_way[key]
 
     async def cancel(self, key: str) -> None:
-        """End an episode that nobody waits for any more."""
+        """Cancel an episode that is no longer needed."""
         if key in self._under_way:
             self._under_way[key].cancel()
 
     async def finish(self) -> None:
-        """The run is over: end what is played, and what episodes share, such as servers and sandboxes."""
+        """Cancel running episodes and close what they share, such as servers and sandboxes."""
         async with self._preparing:
             self._is_over = True
             playing = list(self._under_way.values())
@@ -95,7 +95,7 @@ class AgentWorker(Worker):
 
 
 class AgentGroup:
-    """The workers as the driver sees them."""
+    """Driver-side handle of the agent workers."""
 
     def __init__(self, group: WorkerGroup, contact: Contact, environments: RemoteEnvironments | None = None) -> None:
         self._group = group
@@ -106,11 +106,11 @@ class AgentGroup:
         self._is_over = False
 
     async def prepare(self) -> None:
-        """Until every worker has its scenario."""
+        """Wait until every worker has its scenario."""
         await self._group.prepare(*self._known)
 
     async def finish(self, limit_s: float) -> None:
-        """The run is over: every worker ends what its scenario holds, and nothing is played any more."""
+        """Close the scenario of every worker; no episode starts any more."""
         self._is_over = True
         await finish_workers(self._group, limit_s)
 
@@ -118,7 +118,7 @@ class AgentGroup:
         return RemoteEpisodeRunner(self, label)
 
     async def run_episode(self, label: str, asked: EpisodeRequest) -> Episode:
-        """On the worker that plays the fewest. One that is lost loses its episodes, and is started again."""
+        """Run an episode on the least loaded worker. A lost worker fails its episodes and is restarted."""
         if self._is_over:
             raise EpisodeFailed(OVER)
         rank = self._choose(asyncio.get_running_loop().time())
@@ -138,7 +138,7 @@ class AgentGroup:
         return answer
 
     def _choose(self, now: float) -> int:
-        """The worker that plays the fewest; one that was lost just now is still being started again."""
+        """Return the least loaded worker, preferring workers that were not lost within RESTART_S."""
         ranks = range(self._group.world_size)
         return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_play[rank]))
 
@@ -155,7 +155,7 @@ class AgentGroup:
         return answer if answer is not None else EpisodeFailed("it is not prepared")
 
     def _tell(self, result: Any) -> None:
-        """Nobody waits for the answer; that the worker is gone is no news by then."""
+        """Send a call without waiting for the answer; a lost worker is reported elsewhere."""
 
         async def heard() -> None:
             with contextlib.suppress(WorkerFailed, WaitedTooLong):
@@ -167,7 +167,7 @@ class AgentGroup:
 
 
 class RemoteEpisodeRunner:
-    """Plays on the workers of a group."""
+    """Runs episodes on the workers of a group."""
 
     def __init__(self, agents: AgentGroup, label: str) -> None:
         self._agents, self._label = agents, label
@@ -177,9 +177,9 @@ class RemoteEpisodeRunner:
 
 
 async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
-    """Call `finish` on each worker, however the run ended: robots stand still then, and servers end.
+    """Call `finish` on each worker, however the run ended, so that robots stop and servers close.
 
-    Each is waited for by itself, as what was lost elsewhere is no reason not to; one that is gone holds nothing.
+    Each call is awaited separately: a lost worker must not keep the others from finishing.
     """
     asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ref_future(host.finish.remote())) for host in group.hosts]
     await asyncio.wait(asked, timeout=limit_s)

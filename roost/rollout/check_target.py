@@ -1,4 +1,4 @@
-"""What a dotted path names, and what it may have been meant to name."""
+"""Resolve dotted paths in configs, and check their keys before anything is created."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roost.config.findings import Findings, Where, did_you_mean, shown
 
 
 class NotLocated(ValueError):
-    """A dotted path that names nothing: how far it goes, why no further, and the names that there are."""
+    """A dotted path that cannot be resolved, with the reason, the failing part and the names that exist."""
 
     def __init__(self, target: str, why: str, part: str = "", known: Iterable[str] = ()) -> None:
         super().__init__(f"{target} is not found: {why}")
@@ -24,7 +24,7 @@ class NotLocated(ValueError):
 
 
 def located(target: str) -> Any:
-    """The object that a dotted path names.
+    """Return the object that a dotted path names.
 
     >>> located("collections.Counter.update").__qualname__
     'Counter.update'
@@ -48,14 +48,14 @@ def located(target: str) -> Any:
 
 
 def _attribute(target: str, found: Any, name: str, part: str) -> Any:
-    """What has this name in a module or class; None where a module may still have a module of that name."""
+    """Return an attribute of a module or class; None if it may still be a submodule."""
     try:
         return getattr(found, part)
     except AttributeError:
         if isinstance(found, ModuleType):
             return None
         raise NotLocated(target, f"{name.rpartition('.')[0]} has no {part}", part, _public(found)) from None
-    except Exception as error:  # a package that imports what it lists when it is asked for
+    except Exception as error:  # a package that imports its members lazily
         raise NotLocated(target, f"importing {name} raises {type(error).__name__}: {error}") from error
 
 
@@ -73,12 +73,12 @@ def _imported(target: str, name: str, part: str, known: Iterable[str]) -> Module
 
 
 def _here() -> list[str]:
-    """Modules that users may mean: their own. Those of all that is installed would only be guesses."""
+    """Modules that users may mean: their own. Suggesting any installed module would be a guess."""
     return ["roost", *(module.name for module in pkgutil.iter_modules([str(Path.cwd())]))]
 
 
 def _public(found: Any) -> list[str]:
-    """The names that there are in a module, a package or a class; also those that it only promises."""
+    """Public names of a module, package or class, including submodules and `__all__`."""
     names = [*dir(found), *getattr(found, "__all__", ())]
     names += [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
     return [name for name in dict.fromkeys(names) if not name.startswith("_")]
@@ -89,29 +89,29 @@ TARGET, ARGUMENTS = "_target_", "_args_"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of class that will do: its methods, and the keys that Roost makes one with."""
+    """Requirements for a class: its methods, and the keys that Roost passes to it."""
 
     methods: tuple[str, ...]
     given: tuple[str, ...] = ()
-    offered: tuple[str, ...] = ()  # given to a class that takes them
-    perhaps: tuple[str, ...] = ()  # given where there is something to give; users may set them, too
+    offered: tuple[str, ...] = ()  # passed to a class that takes them
+    perhaps: tuple[str, ...] = ()  # passed if there is a value; users may set them, too
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a section must name; `example` is a class of Roost's that can be written there."""
+    """Requirements for a section of the config; `example` is a class of Roost that can be used there."""
 
     name: str
     kinds: tuple[Kind, ...]
     example: str
-    protocol: str  # what says how one is written
+    protocol: str  # documentation of the interface
 
 
 def check_target(config: Any, where: Where, part: Part, findings: Findings) -> bool:
-    """Whether a section can be made into what it must be, as far as this is seen without making it.
+    """Return True if a section can be instantiated, as far as this can be checked without doing it.
 
-    A class may say more about its keys: in `config_parts`, by their places, which of them name classes in their turn;
-    and in `check_config(config, where, findings)`, whatever else can be known before.
+    A class may add checks: `config_parts` lists nested sections that name classes, and
+    `check_config(config, where, findings)` checks anything else.
 
     >>> part = Part("clock", (Kind(("strftime",)),), "datetime.time", "see datetime")
     >>> findings = Findings()
@@ -147,7 +147,7 @@ def check_target(config: Any, where: Where, part: Part, findings: Findings) -> b
 
 
 def own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config gives to the class that it names.
+    """Keys that a config passes to its class.
 
     >>> own_keys({"_target_": "my.Agent", "_recursive_": False, "hint": "be quick"})
     {'hint': 'be quick'}
@@ -169,10 +169,10 @@ def _found(config: Any, path: tuple[str, ...]) -> Any:
 
 
 def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
-    """What `_target_` names; None where that is nothing, or where there is nothing to look for."""
+    """Return the object that `_target_` names; None if there is none or nothing to resolve."""
     if not isinstance(config, Mapping):
         if any(_lacks(type(config), each) == () for each in part.kinds):
-            return None  # made already, by whoever calls from Python
+            return None  # an instance passed from Python
         fix = f"write _target_: {part.example} under it, or a class of your own"
         findings.error("RST-A004", where, f"is no {part.name}", f"it is {shown(config)}", fix)
         return None
@@ -188,7 +188,7 @@ def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
 
 
 def find_callable(written: str, where: Where, what: str, findings: Findings) -> Any:
-    """What a dotted path names, if that can be called."""
+    """Return the callable that a dotted path names; None with a finding if there is none."""
     try:
         found = located(written)
     except NotLocated as error:
@@ -203,7 +203,7 @@ def find_callable(written: str, where: Where, what: str, findings: Findings) -> 
 
 
 def _lacks(target: Any, kind: Kind) -> tuple[str, ...]:
-    """The methods that a class does not have; of a function nobody knows what it gives."""
+    """Methods that a class lacks; empty for a function, as its return type is unknown."""
     if not isinstance(target, type):
         return ()
     return tuple(name for name in kind.methods if not callable(getattr(target, name, None)))
@@ -214,7 +214,7 @@ def _lacks(target: Any, kind: Kind) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is called with the keys: what it is, its dotted path, and where that is written."""
+    """The callable to check: its role, its dotted path, and the position of that path."""
 
     what: str
     written: str
@@ -222,10 +222,10 @@ class Call:
 
 
 def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], where: Where, findings: Findings) -> None:
-    """Find keys that are missing, that Roost gives itself, and that are not taken; `where` is the place of the keys."""
+    """Report keys that are missing, set by Roost itself, or unknown; `where` is the position of the keys."""
     try:
         parameters = inspect.signature(target).parameters.values()
-    except (ValueError, TypeError):  # some classes written in C tell nothing; making one will
+    except (ValueError, TypeError):  # some C classes have no signature; creating one will show errors
         return
     named = {each.name: each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)

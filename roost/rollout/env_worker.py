@@ -1,4 +1,4 @@
-"""Environments where the plan puts them: hosted by workers, on robots or on machines of their own."""
+"""Workers that host environments where the plan places them, and their client side."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from roost.rollout.episode import Scenario, Task
 from roost.rollout.playing import told, whole_traceback
 from roost.runtime.worker import Worker
 
-IDLE_S = 3600.0  # after which an environment that nobody calls belongs to nobody
+IDLE_S = 3600.0  # an environment not called for this long is closed
 SWEEP_EVERY_S = 30.0
-RESTART_S = 10.0  # that a host that was lost is left alone, while there are others
+RESTART_S = 10.0  # a lost host is avoided for this long, if there are others
 REOPEN_LIMIT_S = 60.0  # for a host to come back, before an episode fails without an environment
 REOPEN_EVERY_S = 0.5
 CLOSE_LIMIT_S = 5.0  # for environments that are still open when the run is over
 
 
 class EnvironmentFailed(RuntimeError):
-    """What an environment that is hosted elsewhere raised, or that its host is gone."""
+    """A remote environment raised an error, or its host was lost."""
 
 
 class HostLost(EnvironmentFailed):
-    """The process that hosts the environment is gone; it is started again."""
+    """The process that hosts the environment died; it is restarted."""
 
 
 class EnvWorker(Worker):
-    """Hosts the environments of many episodes. What one raises is an answer, not a failure of the worker."""
+    """Hosts the environments of many episodes. Errors of an environment are returned, and do not fail the worker."""
 
     def __init__(self, config: Mapping[str, Any], paths: Sequence[str] = (), idle_s: float = IDLE_S) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class EnvWorker(Worker):
         self._sweeping: asyncio.Task[None] | None = None
 
     async def prepare(self) -> str:
-        """Make what environments come from, so that what is wrong with it is known early; what that is, or nothing.
+        """Create the source of environments, to find errors early. Return the error; empty if there is none.
 
-        One that has a `prepare` of its own, as robots that are looked for, is waited for.
+        If it has a `prepare`, for example to look for robots, wait for it.
         """
         try:
             prepare = getattr(self._made(), "prepare", None)
@@ -64,12 +64,12 @@ class EnvWorker(Worker):
         return ""
 
     def _made(self) -> Environments:
-        if self._environments is None:  # as in a worker that was started again
+        if self._environments is None:  # e.g. after a restart of the worker
             self._environments = call(make_environments, self._config, self.hardware_infos)
         return self._environments
 
     async def open_one(self, key: str) -> tuple[str, Any]:
-        """Open an environment for an episode, which calls it by its key."""
+        """Open an environment under this key."""
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
         try:
@@ -89,7 +89,7 @@ class EnvWorker(Worker):
         return "", None
 
     async def give_up(self, key: str) -> None:
-        """Nobody will use this one: an episode that was cancelled while it waited must not keep a robot for ever."""
+        """Close an environment that is no longer needed: a cancelled episode must not keep a robot."""
         if key in self._opening:
             self._given_up.add(key)
             self._opening[key].cancel()
@@ -97,10 +97,9 @@ class EnvWorker(Worker):
             await self.call(key, "close")
 
     async def call(self, key: str, method: str, *arguments: Any) -> tuple[str, Any]:
-        """What a method of an environment gives, or why it gives nothing.
+        """Call a method of an environment. Return (error, value), with an empty error on success.
 
-        An episode that was cancelled closes its environment while it is still at a step: that ends first, as calls of
-        an environment follow one another.
+        A cancelled episode may close its environment during a step: the step ends first, as calls are sequential.
         """
         environment = self._open.pop(key, None) if method == "close" else self._open.get(key)
         if environment is None:
@@ -122,14 +121,14 @@ class EnvWorker(Worker):
                 self._used[key] = time.monotonic()
 
     async def _end_call(self, key: str) -> None:
-        """Cancel what is under way in an environment; what does not let itself be cancelled is left behind."""
+        """Cancel the running call of an environment; abandon it if it cannot be cancelled."""
         call = self._under_way.pop(key, None)
         if call is not None:
             call.cancel()
             await asyncio.wait([call], timeout=GRACE_S)
 
     async def finish(self) -> None:
-        """The run is over: close everything, as robots must stand still then."""
+        """Close all environments: robots must stand still when the run is over."""
         for opening in self._opening.values():
             opening.cancel()
         closing = [asyncio.ensure_future(self.call(key, "close")) for key in list(self._open)]
@@ -140,7 +139,7 @@ class EnvWorker(Worker):
             self._environments = None
 
     async def _sweep(self) -> None:
-        """Close what is left of players that died: no episode is silent for so long."""
+        """Close environments that dead agents left open."""
         while True:
             await asyncio.sleep(min(self._idle_s / 4, SWEEP_EVERY_S))
             now = time.monotonic()
@@ -154,12 +153,12 @@ async def _called(environment: Environment, method: str, arguments: Sequence[Any
 
 
 def import_from(paths: Sequence[str]) -> None:
-    """Let classes that a config names be found where the driver finds them, if this machine has those folders."""
+    """Extend sys.path with the driver's folders that exist on this node."""
     sys.path += [path for path in paths if path not in sys.path and Path(path).is_dir()]
 
 
 class RemoteEnvironments:
-    """Environments of a group of `EnvWorker`s, for whoever plays; it may be sent to other processes."""
+    """Client of a group of `EnvWorker`s; it can be sent to other processes."""
 
     def __init__(self, hosts: Sequence[Any]) -> None:
         self._hosts = list(hosts)
@@ -167,9 +166,9 @@ class RemoteEnvironments:
         self._lost_at = [-math.inf] * len(hosts)
 
     async def open(self) -> Environment:
-        """On the host with the fewest open ones, as far as this process knows.
+        """Open an environment on the host with the fewest open ones, as far as this process knows.
 
-        A host that is lost is started again: others are asked meanwhile, or it is asked again after a while.
+        A lost host restarts; meanwhile try the others, or the same one again after a while.
         """
         give_up_at = time.monotonic() + REOPEN_LIMIT_S
         while True:
@@ -197,12 +196,12 @@ class RemoteEnvironments:
             await ask(self._hosts[rank].open_one.remote(key))
         except BaseException:
             self._open[rank] -= 1
-            self._hosts[rank].give_up.remote(key)  # nobody waits for the answer
+            self._hosts[rank].give_up.remote(key)  # fire and forget
             raise
         return _RemoteEnvironment(self, rank, key)
 
     async def close(self) -> None:
-        """The hosts end with the run."""
+        """Do nothing: the hosts end with the run."""
 
     async def call(self, rank: int, key: str, method: str, *arguments: Any) -> Any:
         if method == "close":
@@ -211,7 +210,7 @@ class RemoteEnvironments:
 
 
 def run_in_environment(scenario: Scenario, environments: Environments) -> None:
-    """From now on, the scenario's episodes are played in these environments."""
+    """Make the scenario use these environments."""
     use = getattr(scenario, "use_environments", None)
     if use is None:
         raise TypeError(
@@ -246,7 +245,7 @@ class _RemoteEnvironment:
 
 
 async def ask(ref: Any) -> Any:
-    """What a worker answered to a call; hosts give the time that it took with it."""
+    """Return a worker's answer, without the time that comes with it. Raise EnvironmentFailed or HostLost."""
     import ray
 
     try:

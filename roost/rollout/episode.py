@@ -15,7 +15,7 @@ from roost.engines.protocol import Completion, ContextFull, Finish
 
 
 class Split(StrEnum):
-    """Tasks to learn from, and tasks to be tried on."""
+    """Training tasks and evaluation tasks."""
 
     TRAIN = "train"
     EVALUATION = "evaluation"
@@ -23,31 +23,30 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to be done."""
+    """One item to solve."""
 
-    name: str  # as people see it
-    data: Mapping[str, Any] = field(default_factory=dict)  # what the scenario needs to play it
-    tag: str = ""  # the kind of task, by which rewards choose what they score
+    name: str  # shown in reports
+    data: Mapping[str, Any] = field(default_factory=dict)  # read by the scenario and the rewards
+    tag: str = ""  # kind of task; rewards select tasks by it
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReward:
-    """What an episode earned, and how it is shown to people."""
+    """Reward of an episode, and how it is shown in reports."""
 
     reward: float
     shown: str = ""  # the answer as text
-    # What each turn of the policy earned, in order, where that is known; a critic learns from these. Their sum, and
-    # what comes at the end, is `reward`.
+    # Reward of each turn in order, where known; a critic learns from these. `reward` is their sum plus what is given
+    # at the end.
     turn_rewards: tuple[float, ...] = ()
-    # A limit cut it off, and the task would have gone on from what the policy was shown last: to a critic, what it
-    # expects there follows the last reward.
+    # A limit cut the episode off. The critic's value of the last state is added after the last reward.
     is_truncated: bool = False
-    answer: str | None = None  # the text that rewards judge, where that is not what is shown
-    parts: Mapping[str, float] = field(default_factory=dict)  # what each reward gave, before it was weighted
+    answer: str | None = None  # text that rewards score, if it is not `shown`
+    parts: Mapping[str, float] = field(default_factory=dict)  # value of each reward before weighting
 
 
 class Scenario(Protocol):
-    """Makes tasks and plays them. Made once in a process; many episodes run in it at a time.
+    """Makes tasks and runs their episodes. Created once per process; many episodes run in it concurrently.
 
     class Echo:
         def size(self, split): return 10
@@ -59,26 +58,25 @@ class Scenario(Protocol):
     """
 
     def size(self, split: Split) -> int:
-        """How many tasks there are."""
+        """Number of tasks."""
         ...
 
     def task(self, split: Split, index: int) -> Task:
-        """One of them; the same index is always the same task."""
+        """Return the task at an index; the same index is always the same task."""
         ...
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
-        """EpisodeRequest it: give tokens to the transcript, take the policy's turns from it, and score the outcome."""
+        """Run an episode: give tokens to the transcript, take the policy's turns from it, and return the reward."""
         ...
 
 
-Draw = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]  # tokens so far, the turn, and its limit
+Draw = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]  # token IDs so far, turn number, max_tokens
 
 
 class Transcript:
-    """A sequence of an episode under way: the scenario gives tokens, and takes the policy's turns.
+    """Token record of a running episode: the scenario gives tokens and takes the policy's turns.
 
-    An episode begins with one. Where what the policy is shown does not go on from what it was shown before, `branch`
-    opens another.
+    An episode starts with one sequence. `branch` opens another, when the next prompt does not continue the sequence.
     """
 
     def __init__(self, draw: Draw, _first: Transcript | None = None) -> None:
@@ -92,8 +90,8 @@ class Transcript:
         self.finish: Finish | None = None  # of the last turn
         if _first is None:
             self._branches: list[Transcript] = [self]
-            self._begun_turns = 0  # of all branches: each turn is drawn with a seed of its own
-            self._newest = self  # to which something was added last
+            self._begun_turns = 0  # over all branches: each turn is sampled with its own seed
+            self._newest = self  # the branch that was extended last
             self._is_closed = False
 
     @property
@@ -101,23 +99,22 @@ class Transcript:
         return tuple(self._token_ids)
 
     def give(self, token_ids: Sequence[int], messages: Sequence[tuple[str, str]] = ()) -> None:
-        """Tokens that the policy is shown: a prompt, an observation.
+        """Append tokens that the policy is shown: a prompt or an observation.
 
-        `messages` is the same as role and content, for people who look at samples; without it they see the tokens'
-        text.
+        `messages` holds the same as (role, content) pairs, for readable samples; without it the tokens are decoded.
         """
         self._add(token_ids, [0.0] * len(token_ids), [NOT_MADE] * len(token_ids), NOT_MADE, messages=tuple(messages))
 
     async def take(self, max_tokens: int | None = None) -> tuple[int, ...]:
-        """The policy's next turn; `max_tokens` is less than the run's own limit, if anything.
+        """Sample the policy's next turn; `max_tokens` can only lower the run's limit.
 
-        Raises ContextFull where the engine has no room for another: then the episode is worth what it is.
+        Raise ContextFull if the engine has no room for another turn; the episode is then scored as it is.
         """
         if not self._token_ids:
             raise ValueError("the policy was shown nothing yet; give it a prompt before its first turn")
         first = self._first
         if first._is_closed:
-            await asyncio.sleep(0)  # one that asks again and again lets others run
+            await asyncio.sleep(0)  # a loop of calls must let other tasks run
             raise asyncio.CancelledError("the episode is over; nothing more is drawn for it")
         shown, turn = self.token_ids, first._begun_turns
         first._begun_turns += 1
@@ -134,40 +131,40 @@ class Transcript:
         return made.token_ids
 
     def leave_out(self, start: int, count: int) -> None:
-        """Take tokens that the policy made for tokens that it was shown: nothing is learnt from them."""
+        """Mark generated tokens as given, so that they are not learnt from."""
         end = start + count
         self._turns[start:end] = [NOT_MADE] * count
         self._logprobs[start:end] = [0.0] * count
         self._versions[start:end] = [NOT_MADE] * count
 
     def branch(self) -> Transcript:
-        """Another sequence of the same episode, with nothing in it yet."""
+        """Open another, empty sequence of the same episode."""
         opened = Transcript(self._draw, self._first)
         self._first._branches.append(opened)
         return opened
 
     def close(self) -> None:
-        """The episode is over: a scenario that goes on all the same is cancelled at its next turn."""
+        """End the episode: a scenario that continues is cancelled at its next turn."""
         self._first._is_closed = True
 
     @property
     def turns(self) -> int:
-        """How many turns the policy has begun in all sequences."""
+        """Number of turns started, over all sequences."""
         return self._first._begun_turns
 
     def shown_last(self) -> Ints | None:
-        """All tokens of the sequence that the policy would have gone on with; None if its own turn came last."""
+        """Tokens of the sequence extended last; None if it ends with the policy's own turn."""
         newest = self._first._newest
         was_shown = newest._turns[-1:] == [NOT_MADE]
         return np.array(newest._token_ids, np.int64) if was_shown else None
 
     def sequences(self) -> tuple[Tokens, ...]:
-        """All sequences of the episode in which the policy made something; the first one if there is none."""
+        """Sequences with generated tokens; the first one if there are none."""
         found = tuple(branch.tokens() for branch in self._first._branches)
         return tuple(each for each in found if len(each.made_by)) or found[:1]
 
     def tokens(self) -> Tokens:
-        """What there is so far."""
+        """Tokens of this sequence so far."""
         return Tokens(
             np.array(self._token_ids, np.int64),
             np.array(self._turns, np.int64),
@@ -210,84 +207,84 @@ def token_versions(made: Completion) -> list[int]:
 
 
 Ints = npt.NDArray[np.int64]
-ROUNDING = 1e-9  # rewards added up in another order differ by rounding, which is no difference
+ROUNDING = 1e-9  # rewards summed in another order may differ by rounding
 LENGTH = "length"  # the finish of a turn that a token limit or a full context ended
-NOT_MADE = -1  # the turn, and the version, of a token that the policy did not make
+NOT_MADE = -1  # turn and version of a token that the policy did not generate
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens of a sequence that were added together: given to the policy, or generated in one turn."""
+    """Tokens appended together: given to the policy, or generated in one turn."""
 
     start: int
     end: int
     turn: int = NOT_MADE
     finish: str = ""  # of a turn: stop, length or abort
-    messages: tuple[tuple[str, str], ...] = ()  # what was given as role and content, where it was a conversation
+    messages: tuple[tuple[str, str], ...] = ()  # given messages as (role, content), in a conversation
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """A sequence with, for each token, the turn that made it, its log-probability and the policy version."""
+    """A sequence with the turn, log-prob and policy version of each token."""
 
     token_ids: Ints
     turns: Ints
     logprobs: npt.NDArray[np.float32]
     versions: Ints
-    parts: tuple[Part, ...] = ()  # in order; for people and metrics, nothing is learnt from them
+    parts: tuple[Part, ...] = ()  # in order; for reports and metrics, not for learning
 
     @property
     def made_by(self) -> Ints:
-        """The versions of the tokens that the policy made."""
+        """Policy versions of the generated tokens."""
         made: Ints = self.versions[self.turns != NOT_MADE]
         return made
 
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One play of a task to its end."""
+    """A finished episode."""
 
-    sequences: tuple[Tokens, ...]  # more than one where what the policy was shown did not go on from before
+    sequences: tuple[Tokens, ...]  # several if a prompt did not continue an earlier sequence
     score: EpisodeReward
     seconds: float
     attempts: int = 1
-    stopped_in: Ints | None = None  # what the policy was shown last, where the task would have gone on from there
+    stopped_in: Ints | None = None  # last state of a cut-off episode
 
     @property
     def made_by(self) -> Ints:
-        """The versions of all tokens that the policy made."""
+        """Policy versions of all generated tokens."""
         return np.concatenate([tokens.made_by for tokens in self.sequences])
 
     @property
     def made(self) -> int:
-        """How many tokens the policy made."""
+        """Number of generated tokens."""
         return len(self.made_by)
 
     @property
     def given(self) -> int:
-        """How many tokens the policy was given before its first turn."""
+        """Number of prompt tokens before the first turn."""
         firsts = [int(np.argmax(one.turns != NOT_MADE)) for one in self.sequences if len(one.made_by)]
         return firsts[0] if firsts else sum(len(one.token_ids) for one in self.sequences[:1])
 
     @property
     def finish(self) -> str:
-        """How the last turn ended; empty where that is not known."""
+        """Finish reason of the last turn; empty if not known."""
         turns = [part for tokens in self.sequences for part in tokens.parts if part.turn != NOT_MADE]
         return max(turns, key=lambda part: part.turn).finish if turns else ""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a token limit, or a full context, ended any of its turns."""
+        """Return True if a token limit or a full context ended any turn."""
         return any(part.finish == LENGTH for tokens in self.sequences for part in tokens.parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The episodes of one task that finished, and what became of the others."""
+    """The finished episodes of one task, and counts of the others."""
 
-    number: int  # which task of the run it is, counted from 0
+    number: int  # position in the run's task order, from 0
     task: Task
-    began_at: int  # the policy version when it began
+    began_at: int  # policy version at its start
     episodes: tuple[Episode, ...]
     cancelled: int = 0
     failed: int = 0
@@ -299,5 +296,5 @@ class Group:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all its episodes got the same, so that there is nothing to learn from comparing them."""
+        """Return True if all rewards are equal, so that comparing the episodes teaches nothing."""
         return not self.rewards or max(self.rewards) - min(self.rewards) <= ROUNDING

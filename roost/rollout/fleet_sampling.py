@@ -12,13 +12,13 @@ from roost.rollout.order import sample_seed
 
 
 class FleetDraws:
-    """Opens draws for episodes. The episodes of a group go to one engine, which has their prompt in its cache."""
+    """Opens samplers for episodes. Episodes of a group use one engine, which has their prompt in its cache."""
 
     def __init__(self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group") -> None:
         self._fleet, self._settings, self._seed, self._label = fleet, settings, seed, label
 
     def open(self, number: int, episode: int, attempt: int) -> Draw:
-        """What an attempt at an episode draws its turns from. The seed depends on nothing but the numbers."""
+        """Return the sampler for one attempt at an episode. Seeds depend on the numbers alone."""
 
         async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
             settings = self._settings
@@ -36,5 +36,5 @@ class FleetDraws:
         return draw
 
     def close(self, number: int) -> None:
-        """The group is over."""
+        """Release the engine of a finished group."""
         self._fleet.end_episode(f"{self._label} {number}")

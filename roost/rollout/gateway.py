@@ -1,7 +1,7 @@
-"""Turns for episodes that are played in other processes: they ask the driver, which knows the engines.
+"""Sampling for episodes in other processes: they send requests to the driver, which knows the engines.
 
-One place decides which engine a turn is drawn on, waits while engines are updated, and tries again what was lost with
-one. So players elsewhere need to know nothing of it.
+The driver alone chooses the engine of a turn, waits for weight syncs, and retries turns of lost engines. Agents in
+other processes need not know about any of this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roost.rollout.episode import Draw
 from roost.rollout.playing import OpenPolicy
 
 PATH = "/draws"
-DRAW_LIMIT_S = 24 * 3600.0  # the driver has limits of its own, for requests and for episodes
+DRAW_LIMIT_S = 24 * 3600.0  # the driver has its own limits for requests and episodes
 LARGEST_BODY = 64 * 2**20
 
 Scope = Mapping[str, Any]
@@ -32,21 +32,21 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Where a gateway is, and the key without which it answers nobody."""
+    """URL of a gateway and the key that it requires."""
 
     url: str
     key: str
 
 
 class Gateway:
-    """The driver's side: draws turns for whoever has the key; a label says what for, such as an evaluation."""
+    """Driver side: samples turns for callers with the key; a label selects training or evaluation."""
 
     def __init__(self) -> None:
         self._labels: dict[str, OpenPolicy] = {}
         self._key = secrets.token_urlsafe(32)
 
     def serve(self, label: str, open_policy: OpenPolicy) -> None:
-        """From now on, draw what is asked for under this label."""
+        """Answer requests with this label from now on."""
         self._labels[label] = open_policy
 
     @contextlib.asynccontextmanager
@@ -65,7 +65,7 @@ class Gateway:
                 await _answer(send, *answer)
 
     async def _respond(self, scope: Scope, receive: Receive) -> tuple[int, Any] | None:
-        """Status and content of the answer; None where the caller is gone."""
+        """Return status and content of the answer; None if the caller has disconnected."""
         headers = dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._key}".encode()):
             return 401, {"error": "the key is not the gateway's"}
@@ -90,13 +90,13 @@ class Gateway:
 
 
 class GatewayDraws:
-    """A player's side."""
+    """Client side, in an agent's process."""
 
     def __init__(self, contact: Contact) -> None:
         self._calls = HttpCalls(contact.url, contact.key)
 
     def opener(self, label: str) -> OpenPolicy:
-        """What opens draws for attempts at episodes."""
+        """Return a function that opens samplers for attempts at episodes."""
 
         def open_policy(number: int, episode: int, attempt: int) -> Draw:
             async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
@@ -110,7 +110,7 @@ class GatewayDraws:
                     "max_tokens": max_tokens,
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
-                # Asked twice it is drawn twice, with the same seed; only one of them is used.
+                # A retry samples the turn again with the same seed; only one result is used.
                 made = await self._calls.post(PATH, asked, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
                 return completion_of(made)
 
@@ -123,7 +123,7 @@ class GatewayDraws:
 
 
 def told(made: Completion) -> dict[str, Any]:
-    """A completion as JSON.
+    """Convert a completion to JSON.
 
     >>> made = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
     >>> completion_of(told(made)) == made
@@ -154,7 +154,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _unless_gone(work: asyncio.Future[tuple[int, Any]], receive: Receive) -> tuple[int, Any] | None:
-    """The outcome of work, which is cancelled when the caller goes away: nobody would learn from the turn."""
+    """Return the result of `work`; cancel it if the caller disconnects, as the turn would not be used."""
     gone = asyncio.ensure_future(receive())
     both: list[asyncio.Future[Any]] = [work, gone]
     try:

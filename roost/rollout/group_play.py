@@ -1,4 +1,4 @@
-"""A group under way: the episodes of one task, played side by side."""
+"""Run the episodes of one group concurrently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roost.transport.failure import WorkerFailed
 
 
 class GroupRollout:
-    """Plays the episodes of a group. One that fails is played again, then counted; it never takes the run down."""
+    """Runs the episodes of a group. A failed episode is retried, then counted; it never ends the run."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class GroupRollout:
         self._failed = 0
         self._is_cut_off = False
         self._last_error = ""
-        self.fatal: WorkerFailed | None = None  # what ends the run
+        self.fatal: WorkerFailed | None = None  # error that ends the run
         count = settings.num_generations + settings.extra_generations
         self._tasks = [asyncio.create_task(self._play(index)) for index in range(count)]
         for playing in self._tasks:
@@ -43,17 +43,17 @@ class GroupRollout:
 
     @property
     def possible(self) -> int:
-        """How many finished episodes it will have at most."""
+        """Upper bound of finished episodes."""
         return self.finished if self.is_over else min(self._settings.num_generations, len(self._tasks) - self._failed)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Return True if no more episodes will finish."""
         return self.finished >= self._settings.num_generations or all(task.done() for task in self._tasks)
 
     @property
     def so_far(self) -> Group:
-        """The group as it is now; it stays so once it is over."""
+        """The group as of now; final once `is_over`."""
         chosen = sorted(self._episodes)[: self._settings.num_generations]
         return Group(
             self.number,
@@ -66,16 +66,16 @@ class GroupRollout:
         )
 
     def cut_off(self) -> None:
-        """End what still runs; it is counted as cancelled."""
+        """Cancel the running episodes; they count as cancelled."""
         if self._is_cut_off:
-            return  # once is enough: twice would cut short what episodes do to end in order
+            return  # a second cancel would interrupt the cleanup of episodes
         self._is_cut_off = True
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
 
     async def result(self) -> Group:
-        """The group as it is now; whatever still runs is cut off and waited for."""
+        """Cancel running episodes, wait for them, and return the group."""
         self.cut_off()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return self.so_far
@@ -85,28 +85,28 @@ class GroupRollout:
             try:
                 async with Place(self._places):
                     episode = await self._player.run_episode(EpisodeRequest(self.task, self.number, index, attempt))
-            except WorkerFailed as error:  # of somebody else than who plays: more is lost than this episode
+            except WorkerFailed as error:  # a worker other than the agent's failed: more is lost than this episode
                 self.fatal = error
                 return
-            except Exception as error:  # whatever goes wrong is a failure of this episode alone
+            except Exception as error:  # any other error fails this episode alone
                 self._last_error = str(error)
             else:
                 self._episodes[index] = episode
                 if self.finished >= self._settings.num_generations:
-                    self.cut_off()  # what is played beyond what is needed keeps engines from others
+                    self.cut_off()  # extra episodes would keep engines from other groups
                 return
         self._failed += 1
 
 
 def raise_fatal(plays: Iterable[GroupRollout]) -> None:
-    """What ends the run, if any of the groups has seen it."""
+    """Raise the fatal error of any group."""
     for play in plays:
         if play.fatal is not None:
             raise play.fatal
 
 
 def needed_of_group(settings: RolloutSettings) -> int:
-    """How many finished episodes every group must have before anything is cut off.
+    """Number of finished episodes that every group needs before anything is cut off.
 
     >>> needed_of_group(RolloutSettings(num_generations=6, group_fraction=0.75))  # half of an even number rounds down
     4
@@ -115,9 +115,9 @@ def needed_of_group(settings: RolloutSettings) -> int:
 
 
 def may_end(finished: Sequence[int], possible: Sequence[int], settings: RolloutSettings) -> bool:
-    """Whether enough has finished, given how many episodes of each group of a step have, and how many still can.
+    """Return True if enough episodes finished, given finished and possible episodes of each group of a step.
 
-    Nobody waits for what has failed: a group that cannot have what is needed of it needs what it can have.
+    Failed episodes are not waited for: a group that cannot reach its minimum needs only what is still possible.
 
     >>> settings = RolloutSettings(prompts_per_step=2, num_generations=4, rollout_fraction=0.75, group_fraction=0.5)
     >>> may_end([4, 2], [4, 4], settings), may_end([4, 1], [4, 4], settings), may_end([3, 2], [4, 4], settings)

@@ -1,4 +1,4 @@
-"""In which order tasks are played: every one once before any comes again, each time in another order."""
+"""Order of tasks: each epoch is a new permutation of all tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """The tasks of a run by their number. A pure function of the seed, so that a resumed run goes on where it was.
+    """Maps task numbers of a run to tasks. A pure function of the seed, so that a resumed run continues it.
 
     >>> order = TaskOrder(size=3, seed=7)
     >>> sorted(order.index(number) for number in range(3)), sorted(order.index(number) for number in range(3, 6))
@@ -26,18 +26,18 @@ class TaskOrder:
             raise ValueError(f"a scenario has {self.size} tasks; it needs at least 1")
 
     def index(self, number: int) -> int:
-        """Which task is the `number`-th of the run."""
+        """Index of the `number`-th task of the run."""
         epoch, place = divmod(number, self.size)
         return int(_permutation(self.size, self.seed, epoch)[place])
 
 
-@lru_cache(maxsize=4)  # this epoch and the one before, of training and of evaluation: a large one takes long to make
+@lru_cache(maxsize=4)  # this and the previous epoch, for training and evaluation: large permutations are slow
 def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
 def sample_seed(*parts: int) -> int:
-    """A seed for one completion, from the numbers that name it.
+    """Derive the seed of one completion from the numbers that identify it.
 
     >>> sample_seed(1, 2, 3) == sample_seed(1, 2, 3) != sample_seed(1, 3, 2)
     True

@@ -1,4 +1,4 @@
-"""A place to play in, of which there are so many: who plays may leave it before the end, when engines are done with."""
+"""Run one episode: concurrency slots, attempts, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roost.rollout.episode import Draw, Episode, EpisodeReward, Ints, Scenario, 
 
 
 class Place:
-    """Held from the beginning to the end, or until whoever plays in it says `leave_place()`, however deep within."""
+    """Concurrency slot of an episode, held until its end or until `leave_place()` is called inside it."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
         self._places = places
@@ -47,20 +47,20 @@ _MINE: ContextVar[Place | None] = ContextVar("place", default=None)
 
 
 def leave_place() -> None:
-    """Somebody else may play from now on; what is left to do needs no engine."""
+    """Release this episode's concurrency slot; the rest of the episode needs no engine."""
     place = _MINE.get()
     if place is not None:
         place.leave()
 
 
 PACKAGE = Path(__file__).parents[1]
-LONGEST_TRACEBACK = 30_000  # characters: it may be sent between machines
+LONGEST_TRACEBACK = 30_000  # characters; it may be sent between nodes
 OpenPolicy = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """An attempt at an episode."""
+    """One attempt at an episode."""
 
     task: Task
     number: int  # of the group
@@ -69,7 +69,7 @@ class EpisodeRequest:
 
 
 class EpisodeFailed(Exception):
-    """An attempt that came to nothing; the message says why, and the traceback, as text, where."""
+    """A failed attempt; the message is the reason, `traceback` the traceback as text."""
 
     def __init__(self, reason: str, traceback: str = "") -> None:
         super().__init__(reason)
@@ -81,39 +81,39 @@ class EpisodeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UnmadeTask(Task):
-    """Stands for a task that the scenario failed to give; every attempt at it fails with the same reason."""
+    """Placeholder for a task that the scenario failed to return; every attempt fails with the same reason."""
 
     reason: str = ""
     traceback: str = ""
 
 
 def task_of(scenario: Scenario, split: Split, index: int) -> Task:
-    """A task of the scenario, or an UnmadeTask that holds what the scenario raised."""
+    """Return a task of the scenario, or an UnmadeTask with the error it raised."""
     try:
         task = call(scenario.task, split, index)
         if not isinstance(task, Task):
             raise TypeError(f"task() must return a Task, not {type(task).__name__}")
-    except Exception as error:  # whatever a scenario raises is a failure of this group alone
+    except Exception as error:  # anything a scenario raises fails this group alone
         return UnmadeTask(f"task {index} of {split}", reason=told(error), traceback=whole_traceback(error))
     return task
 
 
 def check_episode(task: Task) -> None:
-    """Raise EpisodeFailed for a task that the scenario failed to give."""
+    """Raise EpisodeFailed for a task that the scenario failed to return."""
     if isinstance(task, UnmadeTask):
         raise EpisodeFailed(task.reason, task.traceback)
 
 
 class EpisodeRunner(Protocol):
-    """Plays episodes, many at a time."""
+    """Runs episodes concurrently."""
 
     async def run_episode(self, asked: EpisodeRequest) -> Episode:
-        """EpisodeRequest to the end; whatever goes wrong is a EpisodeFailed. Cancelling it ends the episode."""
+        """Run an episode. Raise EpisodeFailed for any error. Cancelling the call ends the episode."""
         ...
 
 
 class LocalEpisodeRunner:
-    """Plays in this process."""
+    """Runs episodes in this process."""
 
     def __init__(self, scenario: Scenario, open_policy: OpenPolicy, limit_s: float) -> None:
         self._scenario, self._open_draw, self._limit_s = scenario, open_policy, limit_s
@@ -125,7 +125,7 @@ class LocalEpisodeRunner:
             score = await within(self._limit_s, called(self._scenario.run_episode, asked.task, transcript))
             checked = checked_score(score, transcript.turns)
             stopped_in = state_to_go_on_from(transcript) if checked.is_truncated else None
-        except Exception as error:  # whatever a scenario raises is a failure of this episode alone
+        except Exception as error:  # anything a scenario raises fails this episode alone
             raise EpisodeFailed(told(error), whole_traceback(error)) from error
         finally:
             transcript.close()
@@ -133,7 +133,7 @@ class LocalEpisodeRunner:
 
 
 def checked_score(score: EpisodeReward, turns: int) -> EpisodeReward:
-    """The score with plain numbers, as arrays and files take them: one that is none would take the whole step down."""
+    """Return the reward with plain floats. Raise if a value is not finite: it would break the whole step."""
     if not isinstance(score, EpisodeReward):
         raise TypeError(f"run_episode() gives an EpisodeReward, not {type(score).__name__}")
     if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
@@ -147,7 +147,7 @@ def checked_score(score: EpisodeReward, turns: int) -> EpisodeReward:
 
 
 def state_to_go_on_from(transcript: Transcript) -> Ints:
-    """What the policy was shown last, from where the task would have gone on."""
+    """Return the tokens of a cut-off episode's last state. Raise if the policy's turn came last."""
     shown = transcript.shown_last()
     if shown is None:
         raise ValueError(
@@ -158,7 +158,7 @@ def state_to_go_on_from(transcript: Transcript) -> Ints:
 
 
 def told(error: Exception) -> str:
-    """What went wrong, and the line of the scenario that it happened under."""
+    """Format an error with the line of user code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(PACKAGE)]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
@@ -166,13 +166,13 @@ def told(error: Exception) -> str:
 
 
 def whole_traceback(error: BaseException) -> str:
-    """Where it happened, with what led to it; of a very long one the beginning and the end."""
+    """Format the traceback with its causes; the middle of a very long one is left out."""
     text = "".join(traceback.format_exception(error))
     return text if len(text) <= LONGEST_TRACEBACK else f"{text[:4_000]}\n[...]\n{text[4_000 - LONGEST_TRACEBACK :]}"
 
 
 async def close_scenario(scenario: Scenario) -> None:
-    """End what a scenario holds, if it holds anything."""
+    """Call the scenario's `close`, if it has one."""
     close = getattr(scenario, "close", None)
     if close is not None:
         await called(close)

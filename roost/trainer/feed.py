@@ -117,9 +117,7 @@ class Feed:
         self._next = position.next
         self._again = sorted(position.waiting)
         self._plays: dict[int, GroupRollout] = {}
-        self._given_up: list[
-            GroupRollout
-        ] = []  # replaced groups, which may still be cleaning up
+        self._given_up: list[GroupRollout] = []  # replaced groups, which may still be cleaning up
         self._kept: set[int] = set()  # finished groups to learn from; each is checked once per step
         self._taken = 0
         self._replaced = 0

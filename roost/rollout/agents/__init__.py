@@ -1,1 +1,1 @@
-"""Who acts: what stands between a task and the policy's tokens."""
+"""Agents: code between a task and the policy's tokens."""

@@ -1,4 +1,4 @@
-"""The protocol of agents: one is made for each episode."""
+"""Protocols of agents and of the policy they call."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any, Protocol
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.episode import Task
 
-Message = Mapping[str, Any]  # with `role` and `content`, as OpenAI's
+Message = Mapping[str, Any]  # with `role` and `content`, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said when it was its turn."""
+    """A turn of the policy."""
 
-    text: str  # without the tokens that end a turn
+    text: str  # without end-of-turn tokens
     token_ids: tuple[int, ...]
-    is_cut: bool = False  # it reached its limit before it ended its turn
+    is_cut: bool = False  # the token limit ended the turn
 
 
 class Policy(Protocol):
-    """The policy as an agent talks to it. Every token it makes is recorded for learning, exactly as it was made."""
+    """The policy as seen by an agent. Every generated token is recorded exactly, for learning."""
 
     async def chat(self, messages: Sequence[Message], max_tokens: int | None = None) -> Reply:
-        """The policy's next turn in a conversation.
+        """Sample the policy's next turn in a conversation.
 
-        Turns that it made before are known again and go into the prompt as the very tokens that it made; only what is
-        new is tokenised. A conversation that does not go on from one of those before begins a new sequence.
+        Earlier turns of the policy are recognized and enter the prompt as the tokens that were generated; only new
+        messages are tokenized. A conversation that continues no earlier one starts a new sequence.
         """
         ...
 
 
 class Agent(Protocol):
-    """Plays one episode: `_target_` names its class, which is called with the config's other keys and `task`.
+    """Runs one episode: `_target_` names its class, which is called with the config's other keys and `task`.
 
     class Guesser:
         def __init__(self, task, hint=""):
@@ -52,7 +52,7 @@ class Agent(Protocol):
     """
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
-        """Act until the environment is over, or the turns are used up."""
+        """Act until the environment is over or `max_turns` are used."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A task as agents of the AppWorld contract know it."""
+"""Agents written for AppWorld's interface."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from roost.rollout.episode import Task
 
 @dataclass(frozen=True)
 class AppworldTask:
-    """What is to be done, and for whom: the fields that AppWorld's own tasks have."""
+    """A task with the fields of AppWorld's tasks."""
 
     id: str
     instruction: str
-    supervisor: Any  # with first_name, last_name, email, phone_number, as far as the environment tells them
+    supervisor: Any  # first_name, last_name, email, phone_number, as far as the environment gives them
     datetime: str = ""
 
 
 def appworld_task(task: Task, first: Observation) -> AppworldTask:
-    """From a task, and what its environment told with the first observation.
+    """Build the task from Roost's task and the info of the first observation.
 
     >>> task = Task("7_1: call Ann", {"task_id": "7_1", "instruction": "call Ann"})
     >>> told = appworld_task(task, Observation("", info={"supervisor": {"first_name": "Bo"}}))
@@ -56,11 +56,11 @@ __all__ = [
     "UserMessage",
 ]
 
-NO_CODE = "No code was found."  # the output of a turn for which the agent gives an empty text
+NO_CODE = "No code was found."  # the output of a turn for which the agent returns no code
 
 
 class MaxSeqLenExceeded(Exception):
-    """The conversation is longer than the engine takes; the episode ends and is scored as it is."""
+    """The conversation exceeds the engine's context; the episode ends and is scored as it is."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class UserMessage(SaidMessage):
 
 @dataclass(frozen=True)
 class IPythonMessage(SaidMessage):
-    """What code printed. Templates that have no such role show it as a user's."""
+    """Output of code. Templates without this role show it as a user message."""
 
     role: ClassVar[str] = "ipython"
 
@@ -96,7 +96,7 @@ class AssistantMessage(SaidMessage):
 
 @dataclass(frozen=True)
 class PolicyMessage(AssistantMessage):
-    """What the policy said, with its tokens."""
+    """A turn of the policy, with its tokens."""
 
     prompt_tokens: tuple[int, ...] = field(default=(), repr=False)
     generated_tokens: tuple[int, ...] = field(default=(), repr=False)
@@ -114,7 +114,7 @@ class LLM(Protocol):
     """The policy as these agents see it."""
 
     def generate(self, messages: Sequence[SaidMessage]) -> PolicyMessage:
-        """The policy's next turn. Raises MaxSeqLenExceeded, and RolloutCancelled when the episode is over."""
+        """Sample the next turn. Raise MaxSeqLenExceeded, or RolloutCancelled when the episode is over."""
         ...
 
 
@@ -122,20 +122,20 @@ class AppWorldInterface(Protocol):
     """The world as these agents see it."""
 
     def execute(self, code: str) -> str:
-        """Run code, and give what it printed."""
+        """Run code and return its output."""
         ...
 
     def task_completed(self) -> bool:
-        """Whether the episode is over."""
+        """Return True if the episode is over."""
         ...
 
 
 class AppworldAgent(abc.ABC):
-    """Made anew for each episode, with `task`, `llm` and every key of its YAML as keyword arguments."""
+    """Base class. Created for each episode with `task`, `llm` and every key of its YAML as keyword arguments."""
 
     @abc.abstractmethod
     def next_code_block(self, output: str | None, world: AppWorldInterface) -> str:
-        """The code to be run next, given what the last one printed (None at first); "" where none was found."""
+        """Return the code to run next, given the last output (None at first); "" if there is none."""
 
     @abc.abstractmethod
     def history_as_messages(self, last_execution_output: str) -> list[SaidMessage]:

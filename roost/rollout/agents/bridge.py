@@ -1,4 +1,4 @@
-"""Code that blocks, beside an event loop: it runs in a thread, and waits there for what the loop does."""
+"""Run blocking code in a thread, with calls back into the event loop."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 from roost.procs.user_code import begun, look_at
 from roost.rollout.environments.environment import Environment, Observation
 
-GRACE_S = 4.0  # for a thread to end once nothing that it waits for will come; episodes have less than 10 s in all
+GRACE_S = 4.0  # for a thread to end after the bridge closed; a cancelled episode has less than 10 s in all
 
 T = TypeVar("T")
 
 
 class RolloutCancelled(Exception):
-    """The episode was cancelled: nobody waits for what comes of it."""
+    """The episode was cancelled; its result is not used."""
 
 
 class Bridge:
-    """The way from a thread into the event loop that made the bridge. Closing it ends every wait."""
+    """Lets a thread wait for coroutines of the event loop that created it. Closing it ends every wait."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ class Bridge:
         self._is_closed = False
 
     def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the work comes to; called from the thread."""
+        """Run a coroutine in the event loop and return its result; called from the thread."""
         with self._lock:
             if self._is_closed:
                 raise RolloutCancelled("the episode is over")
@@ -45,7 +45,7 @@ class Bridge:
                 self._waited_for.discard(future)
 
     def close(self) -> None:
-        """Called in the event loop."""
+        """Cancel all waits; called in the event loop."""
         with self._lock:
             self._is_closed = True
             left = list(self._waited_for)
@@ -54,12 +54,12 @@ class Bridge:
 
 
 async def in_thread(call: Callable[[], T], at_end: Callable[[], None]) -> T:
-    """What a blocking call comes to. `at_end` lets go of what it may wait for, also when this is cancelled.
+    """Run a blocking call in a thread. `at_end` releases what the call may wait for, also on cancellation.
 
-    A thread that goes on all the same is left behind once its grace is over: threads cannot be ended.
+    Threads cannot be killed: one that continues after the grace period is abandoned.
     """
     outcome = asyncio.wrap_future(begun("agent", call))
-    outcome.add_done_callback(look_at)  # as nobody may be there any more
+    outcome.add_done_callback(look_at)  # retrieve the error even if the caller is gone
     try:
         return await asyncio.shield(outcome)
     finally:
@@ -68,26 +68,26 @@ async def in_thread(call: Callable[[], T], at_end: Callable[[], None]) -> T:
 
 
 class BlockingEnvironment:
-    """An environment that has begun, for code that blocks."""
+    """A started environment, for blocking code."""
 
     def __init__(self, bridge: Bridge, environment: Environment, first: Observation) -> None:
         self._bridge, self._environment = bridge, environment
         self.first = first
-        self.seen = first  # last
+        self.seen = first  # the last observation
 
     def step(self, action: Any) -> Observation:
-        """Do something, and see what comes of it."""
+        """Take an action and return the observation."""
         self.seen = self._bridge.wait(lambda: self._environment.step(action))
         return self.seen
 
 
 class StartedEnvironment:
-    """An environment that has begun, for asynchronous code."""
+    """A started environment, for asynchronous code."""
 
     def __init__(self, environment: Environment, first: Observation) -> None:
         self._environment = environment
         self.first = first
 
     async def step(self, action: Any) -> Observation:
-        """Do something, and see what comes of it."""
+        """Take an action and return the observation."""
         return await self._environment.step(action)

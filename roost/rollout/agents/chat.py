@@ -1,4 +1,4 @@
-"""Messages as agents write them: read for a chat template, and compared with one another."""
+"""Chat with the policy: match messages against recorded turns, and continue their token sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roost.rollout.episode import Transcript
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What makes two messages the same: who says it, and what."""
+    """Identity of a message: equal keys mean the same message."""
 
     role: str
     text: str
@@ -23,7 +23,7 @@ class Key:
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """A message as chat templates take it: content is a text, arguments of tools are mappings.
+    """Convert a message for chat templates: content as a string, tool arguments as mappings.
 
     >>> for_template({"role": "user", "content": [{"type": "text", "text": "hi"}]})
     {'role': 'user', 'content': 'hi'}
@@ -38,7 +38,7 @@ def for_template(message: Message) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message, which may come in parts.
+    """Text of a message, which may be split into parts.
 
     >>> text_of(None), text_of("hi"), text_of([{"type": "text", "text": "h"}, {"type": "text", "text": "i"}])
     ('', 'hi', 'hi')
@@ -55,7 +55,7 @@ def text_of(content: Any) -> str:
 
 
 def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Role and text of a message, with calls of tools as JSON after the text.
+    """Role and text of a message, with tool calls appended as JSON.
 
     >>> as_read({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "find", "arguments": {}}}]})
     ('assistant', '{"name": "find", "arguments": {}}')
@@ -65,7 +65,7 @@ def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def key_of(message: Mapping[str, Any]) -> Key:
-    """What a message is known by. Blanks around an assistant's text, and how its calls are spelt, make no difference.
+    """Return the key of a message. Whitespace around an assistant's text and the spelling of tool calls are ignored.
 
     >>> call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"word":"sun"}'}}
     >>> written = '<tool_call>{"name": "find", "arguments": {"word": "sun"}}</tool_call>'
@@ -84,7 +84,7 @@ def key_of(message: Mapping[str, Any]) -> Key:
 
 
 def _with_mapping(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are a mapping: templates write them as JSON themselves."""
+    """Return the call with its arguments as a mapping: templates write the JSON themselves."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
@@ -96,35 +96,35 @@ def _with_mapping(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TurnUnderWay(RuntimeError):
-    """A conversation was asked to go on while the policy is at its turn in it."""
+    """A turn was requested in a conversation that already has one under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedReply(Reply):
-    """A reply, and where it stands in the episode's record."""
+    """A reply with its position in the transcript."""
 
     transcript: Transcript
-    start: int  # of its tokens in the sequence
+    start: int  # index of its first token in the sequence
     ending: int | None  # the token with which the policy ended its turn
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """What the policy was shown."""
+        """Token IDs of the prompt."""
         return self.transcript.token_ids[: self.start]
 
     def leave_out(self) -> None:
-        """Nothing is to be learnt from it: the agent has dropped it."""
+        """Exclude the reply from learning, because the agent dropped it."""
         self.transcript.leave_out(self.start, len(self.token_ids))
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """Of each of its tokens."""
+        """Log-prob of each generated token."""
         made = self.transcript.tokens().logprobs[self.start : self.start + len(self.token_ids)]
         return tuple(float(logprob) for logprob in made)
 
 
 async def recorded_turn(chat_format: ChatFormat, transcript: Transcript, max_tokens: int | None) -> RecordedReply:
-    """The policy's turn, now."""
+    """Sample the policy's next turn."""
     start = len(transcript.token_ids)
     token_ids = await transcript.take(max_tokens)
     has_ended = transcript.finish is Finish.STOP
@@ -135,38 +135,38 @@ async def recorded_turn(chat_format: ChatFormat, transcript: Transcript, max_tok
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn that the policy made, as a place to go on from."""
+    """A recorded turn that a conversation can continue from."""
 
-    messages: int  # of the conversation with it
-    tokens: int  # of the sequence with it
+    messages: int  # length of the conversation including it
+    tokens: int  # length of the sequence including it
     ending: int | None
 
 
 @dataclass(slots=True)
 class _Conversation:
-    """A sequence, and the messages that it holds."""
+    """A sequence and its messages."""
 
     transcript: Transcript
     tools: str
     messages: list[dict[str, Any]] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     turns: list[_Turn] = field(default_factory=list)
-    is_at_turn: bool = False  # the policy was shown messages, and has not answered them
+    is_at_turn: bool = False  # the policy has not answered the last messages yet
 
     @property
     def made(self) -> list[int]:
-        """Which of its messages the policy made."""
+        """Indices of the messages that the policy generated."""
         return [turn.messages - 1 for turn in self.turns]
 
     def known_turns(self, keys: Sequence[Key]) -> int:
-        """How many of its turns are part of a conversation."""
+        """Number of turns that another conversation shares with this one."""
         common = 0
         while common < min(len(keys), len(self.keys)) and keys[common] == self.keys[common]:
             common += 1
         return sum(turn.messages <= common for turn in self.turns)
 
     def show(self, messages: Sequence[dict[str, Any]], keys: Sequence[Key], token_ids: Sequence[int]) -> None:
-        """Go on with messages that the policy did not make."""
+        """Append messages that the policy did not generate."""
         self.transcript.give(token_ids, [as_read(message) for message in messages])
         self.messages += messages
         self.keys += keys
@@ -181,22 +181,22 @@ class _Conversation:
 
 
 class ChatPolicy:
-    """Conversations over the record of one episode.
+    """Conversations over the transcript of one episode.
 
-    A conversation that goes on from one that is recorded goes on in its sequence. One that leaves it earlier gets
-    a sequence of its own, with the tokens up to there as they were; any other begins from nothing.
+    A conversation that continues a recorded one extends its sequence. One that diverges earlier gets a new sequence
+    with the recorded tokens up to that point; any other starts from scratch.
     """
 
     def __init__(self, transcript: Transcript, chat_format: ChatFormat) -> None:
         self._first, self.format = transcript, chat_format
         self._conversations: list[_Conversation] = []
         self._under_way: set[tuple[tuple[Key, ...], str]] = set()
-        self.last_reply: RecordedReply | None = None  # of all its conversations and texts
+        self.last_reply: RecordedReply | None = None  # over all conversations and texts
 
     async def chat(
         self, messages: Sequence[Message], max_tokens: int | None = None, tools: Tools = None
     ) -> RecordedReply:
-        """The policy's next turn in a conversation."""
+        """Sample the policy's next turn in a conversation."""
         if not messages:
             raise ValueError("a conversation has at least one message")
         read = [for_template(message) for message in messages]
@@ -214,15 +214,15 @@ class ChatPolicy:
         return reply
 
     def open_sequence(self) -> Transcript:
-        """A sequence of the episode in which there is nothing yet."""
+        """Return an empty sequence of the episode."""
         is_used = bool(self._first.token_ids) or any(each.transcript is self._first for each in self._conversations)
         return self._first.branch() if is_used else self._first
 
     def _shown(self, messages: list[dict[str, Any]], keys: tuple[Key, ...], spelt: str, tools: Tools) -> _Conversation:
-        """The conversation with the policy at its turn."""
+        """Return the conversation with the prompt appended, waiting for the policy's turn."""
         for waiting in self._conversations:
             if waiting.is_at_turn and waiting.tools == spelt and tuple(waiting.keys) == keys:
-                return waiting  # its turn failed, and is asked for again
+                return waiting  # a retry after its turn failed
         return self._gone_on(messages, keys, spelt, tools) or self._begun(messages, keys, spelt, tools)
 
     def _begun(self, messages: list[dict[str, Any]], keys: tuple[Key, ...], spelt: str, tools: Tools) -> _Conversation:
@@ -235,7 +235,7 @@ class ChatPolicy:
     def _gone_on(
         self, messages: list[dict[str, Any]], keys: tuple[Key, ...], spelt: str, tools: Tools
     ) -> _Conversation | None:
-        """The recorded conversation that this one goes on from, if there is one."""
+        """Return the recorded conversation that this one continues, if there is one."""
         same_tools = [each for each in self._conversations if each.tools == spelt]
         known = [(each.known_turns(keys), each) for each in same_tools]
         count, source = max(known, key=lambda pair: (pair[0], _is_open(*pair)), default=(0, None))
@@ -253,7 +253,7 @@ class ChatPolicy:
         return source
 
     def _branched(self, source: _Conversation, count: int) -> _Conversation:
-        """Another conversation that is the same up to a turn."""
+        """Return a copy of the conversation up to a turn, in a new sequence."""
         turn = source.turns[count - 1]
         branched = _Conversation(
             self.open_sequence(),
@@ -269,7 +269,7 @@ class ChatPolicy:
 
 
 def _is_open(count: int, conversation: _Conversation) -> bool:
-    """Whether tokens that follow so many turns can be added at the end of the sequence."""
+    """Return True if the sequence ends after `count` turns, so that it can be extended."""
     return not conversation.is_at_turn and count == len(conversation.turns)
 
 

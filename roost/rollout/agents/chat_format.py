@@ -1,4 +1,4 @@
-"""Calls of tools, where a model writes them as JSON between <tool_call> tags (Qwen, Hermes)."""
+"""Chat templates and tool calls: from messages to tokens and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool by its name, and its arguments as JSON, in one spelling."""
+    """A tool call, with its arguments as canonical JSON."""
 
     name: str
     arguments: str
@@ -21,14 +21,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an assistant's turn holds: text, and calls of tools."""
+    """An assistant's turn: text and tool calls."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
 
 
 def said(text: str) -> Said:
-    r"""The calls in a text, and the text without them; where one of them is malformed, all of it is text.
+    r"""Split a turn into tool calls and text; if any call is malformed, everything is text.
 
     >>> said('I look.\n<tool_call>\n{"name": "find", "arguments": {"word": "sun"}}\n</tool_call>')
     Said(text='I look.', calls=(ToolCall(name='find', arguments='{"word": "sun"}'),))
@@ -43,7 +43,7 @@ def said(text: str) -> Said:
 
 
 def tool_call(name: Any, arguments: Any) -> ToolCall:
-    """A call from a message, whose arguments may be JSON in a text already.
+    """Return a call from a message, whose arguments may already be a JSON string.
 
     >>> tool_call("find", '{"word":   "sun"}') == tool_call("find", {"word": "sun"})
     True
@@ -59,7 +59,7 @@ def _call(block: str) -> ToolCall | None:
 
 
 def _loaded(value: Any) -> Any:
-    """What a text of JSON holds; anything else as it is."""
+    """Parse a JSON string; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -83,12 +83,12 @@ PLAIN = (
 )
 NO_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 USUAL_ROLES = ("system", "user", "assistant")
-# Roles that some templates know, and as what others are shown them: what code printed, and OpenAI's word for system.
+# Roles that only some templates know, and their replacement in others.
 STAND_FOR = {"ipython": "user", "developer": "system"}
 
 
 class TemplateRefused(ValueError):
-    """The chat template does not take these messages, or loses some of them."""
+    """The chat template rejects these messages, or drops some of them."""
 
 
 class ChatFormat:
@@ -105,21 +105,21 @@ class ChatFormat:
         self._template = tokenizer.chat_template or PLAIN
 
     def ids(self, text: str) -> Ids:
-        """A text as tokens; special ones are there only where the text has them."""
+        """Tokenize a text, without adding special tokens."""
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Tokens as people read them."""
+        """Decode tokens without special tokens."""
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
     def token(self, token_id: int) -> str:
-        """One token as templates write it."""
+        """Decode one token, special ones included."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def opening(self, messages: Messages, tools: Tools = None) -> Ids:
-        """A conversation from its beginning, up to where the policy is to speak."""
+        """Token IDs of a conversation from its start, up to the generation prompt."""
         written = self._written(messages, tools)
         if tools and written == self._written(messages, None):
             raise TemplateRefused("the chat template does not show tools; tell of them in a message")
@@ -129,10 +129,10 @@ class ChatFormat:
     def continuation(
         self, known: Messages, made: Sequence[int], ending: int | None, new: Messages, tools: Tools = None
     ) -> Ids | None:
-        """What comes after the last turn that the policy made, which is the last of `known`; `made` says which are.
+        """Token IDs that follow the policy's last turn, which ends `known`; `made` has the indices of its turns.
 
-        `ending` is the token with which the policy ended its turn itself. None where the template, now that there are
-        new messages, shows what is known otherwise than the policy has seen it.
+        `ending` is the end-of-turn token that the policy generated. Return None if the template renders earlier
+        messages differently now that there are new ones.
         """
         real = self._written([*known, *new], tools)
         self._expect_shown([*known, *new], len(known), real, tools)
@@ -151,7 +151,7 @@ class ChatFormat:
         return self._after(last, written.split(last)[1], ending)
 
     def _begins_with(self, shown: Messages, written: str, tools: Tools) -> bool:
-        """Whether what was shown before the last turn is still written so, apart from what prompts the turn."""
+        """Return True if the messages before the last turn still render the same, apart from the generation prompt."""
         written, prompted = self._compared(written), self._compared(self._written(shown, tools))
         if written.startswith(prompted):
             return True
@@ -159,18 +159,18 @@ class ChatFormat:
         return prompted.startswith(ended) and written.startswith(ended)
 
     def _compared(self, written: str) -> str:
-        """Where reasoning is kept, the marks that templates put where there is none make no difference."""
+        """Normalize a rendering: if reasoning is kept, empty think tags are ignored."""
         return NO_THOUGHT.sub("", written) if self._keeps_reasoning else written
 
     def _after(self, stand_in: str, written: str, ending: int | None) -> Ids:
-        """The tokens of what follows a turn, without the token that the policy ended it with."""
+        """Tokenize what follows a turn, without the end-of-turn token that the policy generated."""
         end = "" if ending is None else self.token(ending)
         if end and written.lstrip().startswith(end):
             return self.ids_after(end, written.lstrip()[len(end) :])
         return self.ids_after(stand_in, written)
 
     def ids_after(self, before: str, text: str) -> Ids:
-        """A text in its place: some tokenizers begin a text otherwise than they go on with it."""
+        """Tokenize a text in context: some tokenizers treat the start of a text differently."""
         alone, together = self.ids(before), self.ids(before + text)
         return together[len(alone) :] if together[: len(alone)] == alone else self.ids(text)
 
@@ -191,7 +191,7 @@ class ChatFormat:
         return str(written)
 
     def _expect_shown(self, messages: Messages, start: int, written: str, tools: Tools) -> None:
-        """Templates leave out messages of roles that they do not know, without a word."""
+        """Raise TemplateRefused if the template silently drops messages with a role it does not know."""
         first_of = {messages[index]["role"]: index for index in reversed(range(start, len(messages)))}
         for role, index in first_of.items():
             others = [*messages[:index], *messages[index + 1 :]]
@@ -201,7 +201,7 @@ class ChatFormat:
     def _is_same(self, messages: Messages, tools: Tools, written: str) -> bool:
         try:
             return self._written(messages, tools) == written
-        except TemplateRefused:  # as templates do where answers to calls are missing
+        except TemplateRefused:  # e.g. because answers to tool calls are missing
             return False
 
     def _known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class ChatFormat:
 
 
 def _stand_ins(made: Sequence[int], real: str) -> dict[int, str]:
-    """A text for each turn that occurs nowhere else."""
+    """Return a unique placeholder text for each turn."""
     name = "policy-turn"
     while name in real:
         name += "-"
@@ -223,7 +223,7 @@ def _replaced(message: Mapping[str, Any], stand_in: str | None) -> Mapping[str, 
 
 
 def _in_order(texts: Iterable[str], written: str) -> bool:
-    """Whether all texts are in there, one after the other, whatever became of blanks.
+    """Return True if `written` contains all texts in order, ignoring whitespace.
 
     >>> _in_order(["a b", "c"], "<a  b> <c>"), _in_order(["c", "a b"], "<a b> <c>")
     (True, False)

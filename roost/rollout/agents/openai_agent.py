@@ -1,4 +1,4 @@
-"""Agents written for OpenAI's client: a function of the user's plays the episode, and knows nothing of Roost."""
+"""Agents written for OpenAI's client: a user's function runs the episode, without depending on Roost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class OpenAIAgent:
     """Calls `run(base_url, api_key, model, task, environment)`, which may be asynchronous; `arguments` are added.
 
-    The environment has `first`, what it showed at first, and `step(action)`, which blocks where the function does.
+    The environment has `first`, the first observation, and `step(action)`, which blocks if the function does.
 
     def run(base_url, api_key, model, task, environment):
         client = OpenAI(base_url=base_url, api_key=api_key)
@@ -42,7 +42,7 @@ class OpenAIAgent:
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Find a function that is not there, and arguments that it does not take or misses."""
+        """Report a missing function, and arguments that it does not take or lacks."""
         written, arguments = config.get("run"), config.get("arguments") or {}
         if "run" not in config:
             return
@@ -64,7 +64,7 @@ class OpenAIAgent:
         check_call(Call("program", written, place), run, PROGRAM, arguments, where.under("arguments"), findings)
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
-        """Until the function returns, or raises because its turns are used up."""
+        """Run until the function returns, or raises because its turns are used."""
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
         async with self._recorder.episode(policy, max_turns) as episode:

@@ -1,4 +1,4 @@
-"""Python in fenced blocks, found in what a policy said; and output, cut to what is shown of it."""
+"""ReAct agent that solves tasks by writing Python in fenced blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PYTHON = ("python", "py", "python3")
 
 
 def python_in(text: str) -> str:
-    """The code of all fenced blocks of Python, also of a last one that does not end; or an empty text.
+    """Return the code of all fenced Python blocks, including an unclosed last one; empty if there is none.
 
-    Blocks without a language count where none is said to be Python.
+    Blocks without a language count if no block is marked as Python.
 
     >>> fence = "`" * 3
     >>> python_in(f"First\\n{fence}python\\na = 1\\n{fence}\\nthen\\n{fence}py\\nprint(a)")
@@ -31,7 +31,7 @@ def python_in(text: str) -> str:
 
 
 def fenced(text: str) -> list[tuple[str, str]]:
-    """All fenced blocks, each with its language."""
+    """All fenced blocks as (language, code)."""
     blocks: list[tuple[str, list[str]]] = []
     is_inside = False
     for line in text.splitlines():
@@ -47,7 +47,7 @@ def fenced(text: str) -> list[tuple[str, str]]:
 
 
 def cut_at_line(text: str, limit: int) -> str:
-    """As many whole lines as fit into so many characters, and how much is left out.
+    """Cut a text to the whole lines that fit into `limit` characters, with a note of what is left out.
 
     >>> print(cut_at_line("one\\ntwo\\nthree", 9))
     one
@@ -57,7 +57,7 @@ def cut_at_line(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     end = text.rfind("\n", 0, limit + 1)
-    kept = text[: limit if end < 0 else end]  # a single long line is cut where it must be
+    kept = text[: limit if end < 0 else end]  # a single long line is cut anywhere
     return f"{kept}\n[{len(text) - len(kept)} of {len(text)} characters are not shown]"
 
 
@@ -92,7 +92,7 @@ NO_CODE = "No code was found. Write it in a block that begins with a line ```pyt
 
 
 class ReactCoder:
-    """A conversation in which each of the policy's turns holds code, and each answer what the code printed."""
+    """Conversation in which each turn of the policy has code, and each answer has its output."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class ReactCoder:
         self._shown_characters, self._max_tokens = shown_characters, max_tokens
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
-        """Until the environment is over, the turns are used up, or the engine's context is."""
+        """Run until the environment is over, the turns are used, or the context is full."""
         messages = self._opening(first)
         is_over = first.is_over
         for turn in range(max_turns):
@@ -121,7 +121,7 @@ class ReactCoder:
             except ContextFull:
                 if turn == 0:
                     raise
-                return  # the conversation has become longer than the engine takes: the episode is worth what it is
+                return  # the context is full: score the episode as it is
             code = python_in(reply.text)
             seen = await environment.step(code) if code else Observation(NO_CODE)
             is_over = seen.is_over
@@ -135,12 +135,12 @@ class ReactCoder:
     def _shown(self, seen: Observation, first: Observation, is_output: bool) -> str:
         output = cut_at_line(str(seen.content), self._shown_characters)
         shown = f"Output:\n{output}" if is_output else output
-        # The prompts of people hold braces of their own, which str.format would take for places.
+        # Not str.format: users' prompts may contain braces.
         reminder = self._reminder.replace("{task}", self._instruction(first))
         return f"{shown}\n\n{reminder}" if reminder else shown
 
     def _instruction(self, first: Observation) -> str:
-        """What is to be done: what the environment shows at first, or else the task's name."""
+        """The environment's first observation, or the task's name if it is empty."""
         return str(first.content) if first.content else self._task.name
 
 

@@ -1,4 +1,4 @@
-"""The policy as it is asked to go on with a text, without messages."""
+"""OpenAI-compatible endpoint that records the policy's turns in an episode's transcript."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roost.rollout.agents.chat import ChatPolicy, RecordedReply, TurnUnderWay, r
 from roost.rollout.agents.chat_format import ChatFormat, Said, ToolCall, said
 from roost.rollout.episode import Transcript
 
-LOOKED_BACK = 40  # characters: how a text goes on depends on little of what is before
+LOOKED_BACK = 40  # characters of context needed to tokenize a continuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TextPolicy:
         self._written: list[_Written] = []
 
     async def complete(self, prompt: str | Sequence[int], max_tokens: int | None = None) -> RecordedReply:
-        """What the policy makes of a prompt, given as a text or as tokens."""
+        """Complete a prompt, given as text or as token IDs."""
         if not prompt:
             raise ValueError("the prompt is empty")
         transcript = self._shown(prompt)
@@ -53,14 +53,14 @@ class TextPolicy:
         try:
             reply = await recorded_turn(self._format, transcript, max_tokens)
         except BaseException:
-            self._written.append(_Written(transcript, before, None))  # its turn may be asked for again
+            self._written.append(_Written(transcript, before, None))  # the turn may be retried
             raise
         self._written.append(_Written(transcript, before + reply.text, reply.ending))
         self._policy.last_reply = reply
         return reply
 
     def _shown(self, prompt: str | Sequence[int]) -> Transcript:
-        """The sequence that ends with the prompt."""
+        """Return the sequence that ends with the prompt."""
         source = self._source(prompt)
         if source is None:
             return self._opened(self._format.ids(prompt) if isinstance(prompt, str) else prompt)
@@ -83,7 +83,7 @@ class TextPolicy:
         return opened
 
     def _source(self, prompt: str | Sequence[int]) -> _Written | None:
-        """The longest recorded text that the prompt begins with."""
+        """Return the longest recorded text that the prompt starts with."""
         known = [each for each in self._written if self._begins(prompt, each)]
         return max(known, key=lambda each: len(each.transcript.token_ids), default=None)
 
@@ -117,7 +117,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guided_regex": ((), "the policy is not held to a form; ask for it in a message"),
     "structured_outputs": ((), "the policy is not held to a form; ask for it in a message"),
 }
-# About who asks and how the answer is kept; nothing of it is for the policy.
+# About the caller and storage of the answer; does not affect the policy.
 OF_NO_MATTER = frozenset(
     {
         "metadata",
@@ -286,7 +286,7 @@ GONE = 410  # clients do not try again what is answered so
 
 
 class Asked(BaseModel):
-    """What all requests have; `RequestRules` says what becomes of other keys."""
+    """Fields common to all requests; `RequestRules` handles other keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -413,7 +413,7 @@ async def _events(lines: Iterable[str]) -> Any:
 
 
 async def _unless_gone(work: Coroutine[Any, Any, RecordedReply], request: Request) -> RecordedReply:
-    """The reply, unless whoever asked goes away: then the turn is given up, and may be asked for again."""
+    """Return the reply; if the client disconnects, cancel the turn, which may be requested again."""
     turn, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(request))
     try:
         await asyncio.wait([turn, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -439,11 +439,11 @@ async def _until_gone(request: Request) -> None:
 
 
 class EpisodeOver(Exception):
-    """The episode takes no more turns; the message says why."""
+    """The episode takes no more turns; the message is the reason."""
 
 
 class RecordedEpisode:
-    """An episode as the endpoint sees it: whoever has its address talks to its policy."""
+    """An episode as the endpoint sees it; its URL gives access to its policy."""
 
     def __init__(self, url: str, policy: ChatPolicy, max_turns: int | None = None) -> None:
         self.api_key = secrets.token_urlsafe(24)
@@ -455,7 +455,7 @@ class RecordedEpisode:
         self.is_used_up = False  # turns, or the engine's context: the program's next error is the end, not a failure
 
     async def take(self, work: Coroutine[Any, Any, RecordedReply]) -> RecordedReply:
-        """A turn; EpisodeOver where there is none left."""
+        """Take a turn. Raise EpisodeOver if there is none left."""
         if self._is_closed or not self._has_turns:
             work.close()
             self.is_used_up = True
@@ -466,7 +466,7 @@ class RecordedEpisode:
         try:
             await asyncio.wait([turn])
         finally:
-            turn.cancel()  # whoever asked is gone
+            turn.cancel()  # the client has disconnected
         if turn.cancelled():
             raise EpisodeOver("the episode was cancelled")
         if isinstance(turn.exception(), ContextFull) and self._answered:
@@ -481,7 +481,7 @@ class RecordedEpisode:
         return self._max_turns is None or self._answered + len(self._under_way) < self._max_turns
 
     def close(self) -> None:
-        """Whoever waits for a turn is told that there is none."""
+        """End the episode; pending requests for a turn fail."""
         self._is_closed = True
         for turn in self._under_way:
             turn.cancel()
@@ -497,7 +497,7 @@ class Recorder:
 
     @contextlib.asynccontextmanager
     async def episode(self, policy: ChatPolicy, max_turns: int | None = None) -> AsyncIterator[RecordedEpisode]:
-        """An address for an episode, for as long as it lasts."""
+        """Open a URL for an episode, closed when the context ends."""
         if self._server is None or not self._server.is_running:
             from roost.rollout.agents.recording import recording_app
 
@@ -514,7 +514,7 @@ class Recorder:
         return self._episodes.get(key)
 
     async def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop()

@@ -1,4 +1,4 @@
-"""An account of an episode: what the environment was asked and showed, what it gave, and how that is told."""
+"""Scenario that runs tasks with agents in environments."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MOST_STEPS = 20  # the first and the last ones are shown
 
 
 class WatchedEnvironment:
-    """An environment that keeps account of its steps."""
+    """Environment wrapper that records steps and rewards."""
 
     def __init__(self, environment: Environment, transcript: Transcript) -> None:
         self._environment, self._transcript = environment, transcript
         self._steps: list[tuple[Any, Observation]] = []
-        self._rewards: list[tuple[int, float]] = []  # each with the turns that the policy had had by then
+        self._rewards: list[tuple[int, float]] = []  # (turns so far, reward)
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         return await self._environment.reset(task, seed)
@@ -50,7 +50,7 @@ class WatchedEnvironment:
 
     @property
     def rewards_of_turns(self) -> tuple[float, ...]:
-        """What each of the policy's turns earned; nothing where the environment gives no rewards for steps."""
+        """Reward of each turn; empty if the environment gives no step rewards."""
         if not any(reward for _, reward in self._rewards):
             return ()
         turn_rewards = [0.0] * self._transcript.turns
@@ -59,7 +59,7 @@ class WatchedEnvironment:
         return tuple(turn_rewards)
 
     def told(self) -> str:
-        """The steps as people read them."""
+        """The steps as readable text."""
         steps = [f"> {_short(action)}\n{_short(seen.content)}" for action, seen in self._steps]
         left_out = len(steps) - MOST_STEPS
         if left_out > 0:
@@ -81,9 +81,9 @@ RECORDER = "recorder"
 
 
 def make_agent(config: Mapping[str, Any], task: Task, recorder: Recorder) -> Agent:
-    """The agent of an episode: its class is called with the config's other keys and `task`.
+    """Create the agent of an episode: its class is called with the config's other keys and `task`.
 
-    One that takes `recorder` gets it; one of the AppWorld contract also gets `llm`, when it begins.
+    It also gets `recorder` if it takes one; AppWorld agents get `llm` when the episode starts.
     """
     make = located(config["_target_"])
     keys = own_keys(config)
@@ -106,13 +106,13 @@ def parameters_of(make: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(make).parameters
 
 
-CLOSE_LIMIT_S = 5.0  # an episode that is cancelled has 10 s in all to put its things in order
+CLOSE_LIMIT_S = 5.0  # a cancelled episode has 10 s in all to clean up
 
 logger = logging.getLogger(__name__)
 
 
 class TaskSource(Protocol):
-    """Where tasks come from."""
+    """A source of tasks."""
 
     def size(self, split: Split) -> int: ...
 
@@ -120,10 +120,10 @@ class TaskSource(Protocol):
 
 
 class AgentScenario:
-    """Plays tasks with agents in environments.
+    """Runs tasks with agents in environments.
 
     `tasks` names a source of tasks by `_target_`, `environment` a class of `Environments`, `agent` a class of agents:
-    a new one plays each episode, for at most `max_turns`. `template` holds arguments for the chat template; see
+    a new agent runs each episode, for at most `max_turns`. `template` holds arguments for the chat template; see
     `ChatFormat` for `keeps_reasoning`.
     """
 
@@ -158,13 +158,13 @@ class AgentScenario:
         return self._tasks.task(split, index)
 
     def use_environments(self, environments: Environments) -> None:
-        """Act in these instead of in those that would be made in this process; to be said before the first episode."""
+        """Use these environments instead of creating them here. Call it before the first episode."""
         if self._environments is not None:
             raise RuntimeError("episodes were played already; say which environments to use before the first")
         self._environments = environments
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
-        """An episode, from opening its environment to closing it."""
+        """Run an episode, from opening its environment to closing it."""
         if self._environments is None:
             self._environments = make_environments(self._environment)
         environment = await self._environments.open()
@@ -174,7 +174,7 @@ class AgentScenario:
             await _closed(environment)
 
     async def close(self) -> None:
-        """End what episodes share."""
+        """Close what episodes share."""
         try:
             await self._recorder.close()
         finally:
@@ -200,7 +200,7 @@ class AgentScenario:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of a task's beginning: all episodes of a group begin alike, because they are compared.
+    """Seed for the environment's reset: episodes of a group start alike, because they are compared.
 
     >>> seed_of(Task("a", {"seed": 7})), seed_of(Task("a")) == seed_of(Task("a")) != seed_of(Task("b"))
     (7, True)
@@ -210,7 +210,7 @@ def seed_of(task: Task) -> int:
 
 
 async def _closed(environment: Environment) -> None:
-    """Close it whatever happens meanwhile, but do not wait for ever; that it fails is not the episode's fault."""
+    """Close an environment, with a time limit even under cancellation; failing to close does not fail the episode."""
     loop = asyncio.get_running_loop()
     closing, until = asyncio.ensure_future(environment.close()), loop.time() + CLOSE_LIMIT_S
     closing.add_done_callback(_note)
@@ -233,7 +233,7 @@ def _note(closing: asyncio.Future[None]) -> None:
 
 
 def _made(named: Any) -> Any:
-    """What a mapping names by `_target_`; anything else as it is."""
+    """Instantiate a mapping with `_target_`; return any other value unchanged."""
     if not isinstance(named, Mapping):
         return named
     from hydra.utils import instantiate

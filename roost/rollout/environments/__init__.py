@@ -1,1 +1,1 @@
-"""What agents act in: a small protocol, and adapters to environments that others made."""
+"""Environments: a small protocol, and adapters to other libraries."""

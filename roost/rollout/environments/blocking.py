@@ -1,4 +1,4 @@
-"""Environments that are written in plain, blocking code: each is called in a thread of its own."""
+"""Adapter for environments with blocking methods: each runs in its own thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roost.rollout.episode import Task
 
 
 def is_blocking(environments: Any) -> bool:
-    """Whether a class of environments has a plain `open`, so that all of its code is taken to block.
+    """Return True if `open` is not a coroutine function; then all methods are assumed to block.
 
     >>> class Plain:
     ...     def open(self): ...
@@ -24,23 +24,23 @@ def is_blocking(environments: Any) -> bool:
 
 
 class BlockingEnvironments:
-    """Environments whose calls are plain functions: the event loop, and the episodes in it, go on meanwhile."""
+    """Runs blocking environments in threads, so that the event loop is not blocked."""
 
     def __init__(self, environments: Any) -> None:
         self._environments = environments
 
     async def prepare(self) -> None:
-        """Where they have something to look for before anything begins."""
+        """Call `prepare`, if the environments have one."""
         await asyncio.wrap_future(begun("environments", getattr(self._environments, "prepare", lambda: None)))
 
     async def open(self) -> Environment:
-        """One for an episode; `open` may block while all are taken."""
+        """Open an environment for an episode; `open` may block while all are in use."""
         thread = DaemonThread("environment")
         opening = thread.submit(self._environments.open)
         try:
             return BlockingEnvironment(await asyncio.shield(asyncio.wrap_future(opening)), thread)
         except asyncio.CancelledError:
-            # It may come all the same, and then nobody is there to give it back.
+            # It may still open after the cancellation, and must be closed then.
             thread.submit(lambda: opening.exception() or opening.result().close())
             thread.shutdown()
             raise
@@ -53,7 +53,7 @@ class BlockingEnvironments:
 
 
 class BlockingEnvironment:
-    """One of them. Calls follow one another also where an episode was cancelled: what it began is waited for."""
+    """A blocking environment. Calls are sequential even after a cancellation: a started call is awaited."""
 
     def __init__(self, environment: Any, thread: DaemonThread) -> None:
         self._environment, self._thread = environment, thread
@@ -76,7 +76,7 @@ class BlockingEnvironment:
             self._thread.shutdown()
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        # Shielded, as a call that has not begun would otherwise be dropped: `close` has to come in any case.
+        # Shielded, because cancellation would drop a queued call, and `close` must always run.
         call = self._thread.submit(method, *arguments)
         return await asyncio.shield(asyncio.wrap_future(call))
 
@@ -84,15 +84,15 @@ class BlockingEnvironment:
 def make_environments(
     config: Mapping[str, Any] | Environments, hardware: Sequence[Mapping[str, Any]] = ()
 ) -> Environments:
-    """What a config names by `_target_`; where there is declared hardware, also made with its configs.
+    """Instantiate the `_target_` of a config, with the configs of declared hardware if there are any.
 
-    Those that were made already are taken as they are. A class of plain, blocking functions is called in threads.
+    An instance is returned as it is. Classes with blocking methods are wrapped to run in threads.
     """
     from hydra.utils import instantiate
 
     made: Environments
     if isinstance(config, Mapping):
-        # Not through the config, where a `$` or a `???` in what was declared would mean something.
+        # Not passed through the config, where `$` or `???` in a declared value would be interpreted.
         more = {"hardware": [dict(each) for each in hardware]} if hardware else {}
         made = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)(**more)
     else:

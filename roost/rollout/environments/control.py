@@ -65,7 +65,7 @@ class ObservationBins:
 
 @dataclass(frozen=True)
 class Actions:
-    """What the policy can do: one of `choices`, or where bounds are given, one value of `choices` for each number.
+    """Action space: one of `choices`, or with bounds, one of `choices` values for each number.
 
     >>> Actions(2).action([1]), Actions(3, (-1.0, 0.0), (1.0, 5.0)).action([0, 1]).tolist()
     (1, [-1.0, 2.5])
@@ -83,11 +83,11 @@ class Actions:
 
     @property
     def numbers(self) -> int:
-        """How many tokens an action has."""
+        """Tokens per action."""
         return max(len(self.low), 1)
 
     def action(self, chosen: Sequence[int]) -> Any:
-        """The action as the environment takes it."""
+        """Convert chosen indices to the environment's action."""
         if not self.low:
             return chosen[0]
         low, high = np.array(self.low), np.array(self.high)
@@ -146,7 +146,7 @@ class ControlTokens:
 
 
 def numbers_of(content: Any) -> npt.NDArray[np.float64]:
-    """What an environment shows as numbers in a row: `state` of a mapping that has it, or all of its values.
+    """Flatten an observation to numbers: `state` of a mapping that has it, or all of its values.
 
     >>> numbers_of((np.int64(3), np.array([0.5, 1.0]))).tolist()
     [3.0, 0.5, 1.0]
@@ -179,7 +179,7 @@ SIZES: dict[str, Any] = {
 
 
 class Context(StrEnum):
-    """What the policy sees at a step: all since the episode began, or only what is observed now."""
+    """Contents of a step's prompt: the whole episode so far, or the current observation only."""
 
     EPISODE = "episode"
     STEP = "step"

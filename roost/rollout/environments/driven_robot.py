@@ -19,10 +19,10 @@ LATE_SHARE = 0.1  # of a period: so late a step still counts as in time, as no c
 
 
 class Pace:
-    """Steps at a rate. The first begins it, and the others come at whole periods from then.
+    """Steps at a fixed rate. The first step starts the clock; later steps start at whole periods after it.
 
-    A step that is late waits for the next period, as two commands in one would crowd; each period that went by without
-    one is counted as missed.
+    A late step waits for the next period, so that no period has two commands; each period without a step is counted
+    as missed.
 
     >>> pace = Pace(0.1)
     >>> [round(pace.next_at(now), 3) for now in (5.0, 5.04, 5.205, 5.33)], pace.missed
@@ -36,7 +36,7 @@ class Pace:
         self.missed = 0
 
     def next_at(self, now: float) -> float:
-        """When the step that is asked for now is to begin."""
+        """Return the start time of the step requested now."""
         if self._began_at is None:
             self._began_at = now
             return now
@@ -52,18 +52,18 @@ logger = logging.getLogger(__name__)
 
 
 class RobotThread:
-    """One robot. Whatever it is asked for has a limit."""
+    """One robot, driven in its own thread. Every call has a time limit."""
 
     def __init__(self, driver: RobotDriver, config: Mapping[str, Any], limit_s: float) -> None:
         self.config = config
         self._driver, self._limit_s = driver, limit_s
         self._calls = DaemonThread("robot")
-        self._stops = DaemonThread("robot's stop")  # what hangs is what has to be stopped
+        self._stops = DaemonThread("robot's stop")  # separate: a hanging call must be stoppable
         self._is_connected = False
-        self._last: Future[Any] | None = None  # the last call, which may still be under way
+        self._last: Future[Any] | None = None  # the last call, possibly still running
 
     async def validate(self) -> None:
-        """Connect and look: the robot answers, and each camera that was declared shows something."""
+        """Connect and observe: the robot responds, and every declared camera gives an image."""
 
         def work() -> Reading:
             self._connect()
@@ -92,9 +92,9 @@ class RobotThread:
         return await self._call(work)
 
     async def stop(self) -> None:
-        """Stand still. A call that is still under way, as of an episode that was cancelled, may move it once more.
+        """Stop all motion, and once more after a call that is still running, e.g. of a cancelled episode.
 
-        One that is not connected was never begun with, or was stopped when it failed.
+        A robot that is not connected was never used, or was stopped when it failed.
         """
         if self._is_connected or self._is_busy():
             await self._stop_at_once()
@@ -102,7 +102,7 @@ class RobotThread:
             self._last = self._calls.submit(self._stop_quietly)
 
     async def end(self) -> None:
-        """Stop it, and give the connection back."""
+        """Stop the robot and close the connection."""
         try:
             await self.stop()
         finally:
@@ -112,7 +112,7 @@ class RobotThread:
                 thread.shutdown()
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """What a call of the driver gives. One that fails, or takes too long, is the last of its connection."""
+        """Call the driver in its thread. A call that fails or times out ends the connection."""
         if not await self._is_free():
             raise RuntimeError(f"the robot {dict(self.config)} still hangs in a call; look after it, then start again")
         call: Future[T] = self._calls.submit(self._made, work)
@@ -120,15 +120,15 @@ class RobotThread:
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(call)), self._limit_s)
         except TimeoutError:
-            if call.done():  # the driver's own, or just in time
+            if call.done():  # the driver raised it, or it returned just in time
                 return call.result()
         self._last = self._calls.submit(self._abandon)  # once it comes back
-        with contextlib.suppress(Exception):  # what went wrong first is what is told
+        with contextlib.suppress(Exception):  # report the first error
             await self._stop_at_once()
         raise TimeoutError(f"the robot {dict(self.config)} did not answer for {self._limit_s:g} s")
 
     async def _is_free(self) -> bool:
-        """Whether nothing is under way any more; a call that an episode left behind is waited for."""
+        """Return True if no call is running; wait for one that an episode left behind."""
         if self._is_busy():
             await asyncio.wait([asyncio.wrap_future(self._calls.submit(lambda: None))], timeout=self._limit_s)
         return not self._is_busy()

@@ -1,4 +1,4 @@
-"""The protocol of environments: one is opened for each episode, and closed when the episode is over."""
+"""The protocol of environments: one is opened for each episode and closed at its end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from roost.rollout.episode import Task
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment shows, at first or after a step."""
+    """Observation after a reset or a step."""
 
-    content: Any  # text, an array, or a mapping of them: what the agent of this environment understands
+    content: Any  # text, an array, or a mapping of them, as the agent expects it
     reward: float = 0.0  # of the step alone
     is_over: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
-    is_truncated: bool = False  # it is over only because a limit was reached: the task itself would have gone on
+    is_truncated: bool = False  # over because of a limit, not because the task ended
 
 
 class Environment(Protocol):
-    """The world of one episode. Calls follow one another: reset, steps, score, close.
+    """The environment of one episode. Calls are sequential: reset, steps, score, close.
 
     class Guess:
         async def reset(self, task, seed=None):
@@ -40,33 +40,33 @@ class Environment(Protocol):
     """
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        """Begin the task; the same seed begins it in the same way."""
+        """Start the task; equal seeds give equal starts."""
         ...
 
     async def step(self, action: Any) -> Observation:
-        """Do something, and see what comes of it."""
+        """Take an action and return the observation."""
         ...
 
     async def score(self) -> float:
-        """What the episode is worth as it is now."""
+        """Return the reward of the episode as of now."""
         ...
 
     async def close(self) -> None:
-        """Give back what it holds; called once, however the episode ended."""
+        """Release resources; called once, however the episode ended."""
         ...
 
 
 class Environments(Protocol):
-    """Where the environments of many concurrent episodes come from: `_target_` names a class of this kind.
+    """Source of environments for many concurrent episodes: `_target_` names such a class.
 
-    One is made in each process that hosts environments, with the config's other keys; where the process holds declared
+    One is created in each process that hosts environments, with the config's other keys; if the process holds declared
     devices, such as robots, also with `hardware`, their configs.
     """
 
     async def open(self) -> Environment:
-        """One for an episode; waits while all are taken."""
+        """Open an environment for an episode; wait while all are in use."""
         ...
 
     async def close(self) -> None:
-        """End everything: servers, simulators, connections."""
+        """Close everything: servers, simulators, connections."""
         ...

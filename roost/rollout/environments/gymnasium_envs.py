@@ -168,7 +168,7 @@ class GymnasiumEnvironments:
 
 @dataclass(eq=False)
 class Ask:
-    """What an episode asks of its slot."""
+    """A request of an episode to its slot."""
 
     kind: str
     what: Any  # the action, or the seed and the options
@@ -188,16 +188,16 @@ class GymnasiumEnvironment:
         release: Callable[[GymnasiumEnvironment], None],
     ) -> None:
         self.slot = slot
-        self.is_under_way = False  # it was reset and is not over, so that an action of it is waited for
+        self.is_under_way = False  # reset and not over, so that its next action is waited for
         self.is_stalled = False
         self._fitted, self._told, self._changed, self._release = fitted, told, changed, release
         self._ask: Ask | None = None
-        self._is_taken = False  # the ask is being answered
+        self._is_taken = False  # the request is being processed
         self._lost: Exception | None = None
         self._return = 0.0
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        """Begin; `options` in the task's data are the environment's own."""
+        """Start an episode; `options` of the task's data go to the environment."""
         if seed is not None and seed < 0:
             raise ValueError(f"the seed is {seed}; gymnasium takes none below 0")
         self._lost, self._return, self.is_under_way = None, 0.0, False
@@ -213,7 +213,7 @@ class GymnasiumEnvironment:
         return self._told(shown)
 
     async def score(self) -> float:
-        """The sum of rewards so far."""
+        """Sum of rewards so far."""
         return self._return
 
     async def close(self) -> None:
@@ -233,7 +233,7 @@ class GymnasiumEnvironment:
         return self._ask.at if self._ask is not None else 0.0
 
     def taken(self) -> Ask:
-        """What it asks for; from now on it is being answered."""
+        """Return the pending request and mark it as being processed."""
         if self._ask is None:
             raise RuntimeError(f"slot {self.slot} asks for nothing; please report it")
         self._is_taken = True
@@ -241,11 +241,11 @@ class GymnasiumEnvironment:
 
     def tell(self, ask: Ask, shown: Observation) -> None:
         self.is_under_way = not shown.is_over
-        if not ask.answer.done():  # nobody wants it any more if the episode was cancelled
+        if not ask.answer.done():  # done if the episode was cancelled
             ask.answer.set_result(shown)
 
     def lose(self, error: Exception) -> None:
-        """The episode cannot go on."""
+        """Fail the episode."""
         self._lost, self.is_under_way = error, False
         if self._ask is not None and not self._ask.answer.done():
             self._ask.answer.set_exception(error)

@@ -100,7 +100,7 @@ class VectorSlots:
 
 
 def slot_info(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
-    """What a vector's infos say of one slot: `_key` tells which slots have `key`.
+    """Return the infos of one slot of a vector: `_key` marks the slots that have `key`.
 
     >>> slot_info({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 0)
     {'lives': np.int64(3)}

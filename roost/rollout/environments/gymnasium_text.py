@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Text, Tuple
 
 
 def text_of(content: Any) -> str:
-    """What is observed, as text: the numbers of an array in a row, the parts of a mapping or a tuple in lines.
+    """Format an observation as text: numbers of an array in a row, parts of a mapping or tuple in lines.
 
     >>> text_of({"at": np.array([0.5, -2.0]), "has key": np.int64(1)})
     'at: 0.5 -2\\nhas key: 1'

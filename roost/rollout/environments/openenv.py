@@ -20,7 +20,7 @@ NO_SESSION = (FULL, "FACTORY_ERROR", "SESSION_ERROR")  # after these the server 
 
 
 class OpenEnvRefused(RuntimeError):
-    """What an OpenEnv server answered instead of an observation."""
+    """An OpenEnv server answered with an error."""
 
     def __init__(self, url: str, data: Mapping[str, Any]) -> None:
         self.code = str(data.get("code", "UNKNOWN"))
@@ -94,7 +94,7 @@ class OpenEnvEnvironment:
         self._return = 0.0
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        """Begin; `reset` in the task's data is what the environment's own reset takes."""
+        """Start an episode; `reset` of the task's data goes to the environment's own reset."""
         self._return = 0.0
         asked = {**task.data.get("reset", {}), **({} if seed is None else {"seed": seed})}
         return self._observation(await self._session.ask("reset", asked))
@@ -105,11 +105,11 @@ class OpenEnvEnvironment:
         return seen
 
     async def state(self) -> Mapping[str, Any]:
-        """What the server tells of the episode beside what it shows."""
+        """State of the episode on the server."""
         return await self._session.ask("state")
 
     async def score(self) -> float:
-        """The sum of rewards so far."""
+        """Sum of rewards so far."""
         return self._return
 
     async def close(self) -> None:
@@ -139,7 +139,7 @@ class OpenEnvEnvironment:
 
 
 class _Session:
-    """A connection: one message is answered by one."""
+    """A connection with one answer per message."""
 
     def __init__(self, url: str, connection: Any, answer_limit_s: float) -> None:
         self._url, self._connection, self._answer_limit_s = url, connection, answer_limit_s
@@ -155,12 +155,12 @@ class _Session:
             additional_headers=headers,
             max_size=LARGEST_MESSAGE,
             open_timeout=open_limit_s,
-            ping_interval=None,  # a server that is busy with a step may answer none, and steps have a limit
-            proxy=None if is_loopback(url) else True,  # what is set for the world outside is not for this machine
+            ping_interval=None,  # a server busy with a step may not answer pings; steps have their own limit
+            proxy=None if is_loopback(url) else True,  # proxy settings do not apply to this machine
         )
         session = cls(url, connection, answer_limit_s)
         try:
-            await session.ask("state")  # a server that has no session left says so only now
+            await session.ask("state")  # a full server refuses only at the first message
         except OpenEnvRefused as error:
             if error.code in NO_SESSION:
                 await session.end()
@@ -171,7 +171,7 @@ class _Session:
         return session
 
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What the server answers; it cannot be asked again after an answer that did not come."""
+        """Send a message and return the answer. After a timeout the session is closed."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -192,21 +192,21 @@ class _Session:
         return found
 
     async def end(self) -> None:
-        with contextlib.suppress(Exception):  # a server that is gone has no session of ours any more
+        with contextlib.suppress(Exception):  # the server may be gone, and the session with it
             await self._connection.send(json.dumps({"type": "close"}))
         await self._connection.close()
 
     async def _answered(self, message: Mapping[str, Any]) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
 
-        with contextlib.suppress(ConnectionClosed):  # why it hung up may be said in what it sent before
+        with contextlib.suppress(ConnectionClosed):  # the reason may be in a message sent before
             await self._connection.send(json.dumps(message))
         received: str | bytes = await self._connection.recv()
         return received
 
 
 def websocket_url(base_url: str) -> str:
-    """The address of a server as a WebSocket takes it.
+    """Convert a server's address to a WebSocket URL.
 
     >>> websocket_url("https://host/echo/"), websocket_url("127.0.0.1:8000")
     ('wss://host/echo', 'ws://127.0.0.1:8000')
@@ -220,7 +220,7 @@ def websocket_url(base_url: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is one of this machine alone.
+    """Return True if the address is on the loopback interface.
 
     >>> is_loopback("ws://127.0.0.1:8000/ws"), is_loopback("ws://localhost/ws"), is_loopback("ws://10.0.0.1/ws")
     (True, True, False)

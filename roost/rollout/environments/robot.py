@@ -1,4 +1,4 @@
-"""What a robot is to its environment: a driver that is connected, reset, observed, told what to do, stopped, closed."""
+"""Interface between a robot and its environment: the driver protocol and safety limits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Image = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A robot as it is now, and what came of what it did."""
+    """State of a robot, with the reward since the last reading."""
 
-    state: Numbers | npt.NDArray[np.float32]  # all numbers in a row, in an order of the driver's own
-    images: Mapping[str, Image] = field(default_factory=dict)  # by the serial of the camera
-    reward: float = 0.0  # of what was done since the reading before
-    is_over: bool = False  # the task is done, or cannot be done any more
-    tip: Numbers | None = None  # x, y, z of the tool in m, where there is a workspace to keep it in
+    state: Numbers | npt.NDArray[np.float32]  # flat, in an order that the driver defines
+    images: Mapping[str, Image] = field(default_factory=dict)  # by camera serial
+    reward: float = 0.0  # since the last reading
+    is_over: bool = False  # the task is done, or has become impossible
+    tip: Numbers | None = None  # x, y, z of the tool in m, if there is a workspace limit
 
 
 class RobotDriver(Protocol):
-    """One robot, real or simulated. Calls may block: they are made in a thread of its own, one after another.
+    """One robot, real or simulated. Calls may block: they run one after another in the robot's own thread.
 
     class MyArm:
         def __init__(self, stiffness=200.0): self._stiffness = stiffness  # the keys beside `_target_`
@@ -40,41 +40,41 @@ class RobotDriver(Protocol):
     """
 
     def connect(self, config: Mapping[str, Any]) -> None:
-        """Open the connection, also again after it was closed. `config` is what was declared of this robot."""
+        """Open the connection, also again after `close`. `config` is the declared config of this robot."""
         ...
 
     def reset(self, task: Task, seed: int | None) -> None:
-        """Recover from a stop, and bring robot and scene to where the task begins."""
+        """Recover from a stop, and move robot and scene to the start of the task."""
         ...
 
     def observe(self) -> Reading:
-        """The robot as it is now, with an image from each of its cameras; from when it is connected."""
+        """Return the current state with an image from each camera; valid once connected."""
         ...
 
     def act(self, action: Numbers, seconds: float) -> None:
-        """Do this for a period of control, `seconds` long: begin with it, and return within the period."""
+        """Execute an action for one control period of `seconds`; return within the period."""
         ...
 
     def stop(self) -> None:
-        """Stand still at once, whatever it does. Called from any thread, from when `connect` began, also twice."""
+        """Stop all motion at once. Called from any thread, once `connect` has begun, possibly twice."""
         ...
 
     def close(self) -> None:
-        """Give the connection back, however it stands with it."""
+        """Close the connection, whatever its state."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a policy may not exceed, whatever it says.
+    """Safety limits of actions and of the workspace.
 
     >>> Limits((-0.5, 0.0), (0.5, 1.0)).clipped([2.0, 0.25]).tolist()
     [0.5, 0.25]
     """
 
-    low: tuple[float, ...]  # the least and the greatest of each number of an action
+    low: tuple[float, ...]  # bounds of each number of an action
     high: tuple[float, ...]
-    workspace: tuple[tuple[float, float], ...] = ()  # the least and the greatest x, y, z of the tip; none is no limit
+    workspace: tuple[tuple[float, float], ...] = ()  # bounds of x, y, z of the tip; empty: no limit
 
     def __post_init__(self) -> None:
         if not self.low or len(self.low) != len(self.high) or not all(map(float.__lt__, self.low, self.high)):
@@ -86,14 +86,14 @@ class Limits:
             raise ValueError(f"workspace is {self.workspace}; write three pairs, the least and the greatest of x, y, z")
 
     def clipped(self, action: Any) -> Numbers:
-        """The action with each number within its limits; what is no action at all is refused."""
+        """Clip an action to the limits. Raise ValueError if it has the wrong shape or is not finite."""
         numbers = np.asarray(action, np.float64)
         if numbers.shape != (len(self.low),) or not np.isfinite(numbers).all():
             raise ValueError(f"the action is {action!r}; give {len(self.low)} finite numbers, as limits are declared")
         return np.clip(numbers, self.low, self.high)
 
     def holds(self, tip: Numbers | None) -> bool:
-        """Whether the tip, where it is known, is within the workspace."""
+        """Return True if the tip is within the workspace, or not known."""
         if tip is None or not self.workspace:
             return True
         return all(low <= at <= high for at, (low, high) in zip(tip, self.workspace, strict=True))
@@ -101,15 +101,15 @@ class Limits:
 
 @runtime_checkable
 class Foresees(Protocol):
-    """A driver may know before it acts where its tip would go."""
+    """A driver that can predict where an action would move its tip."""
 
     def kept_within(self, action: Numbers, seconds: float, limits: Limits) -> Numbers:
-        """The action, or another one that does not take the tip out of the workspace."""
+        """Return the action, or one that keeps the tip within the workspace."""
         ...
 
 
 def action_within(action: Numbers, driver: RobotDriver, seconds: float, limits: Limits) -> Numbers:
-    """What reaches a driver of what a policy said: whatever the driver foresees, it is within the limits."""
+    """Return the action to send to the driver, always clipped to the limits."""
     if limits.workspace and isinstance(driver, Foresees):
         action = driver.kept_within(limits.clipped(action), seconds, limits)
     return limits.clipped(action)

@@ -108,14 +108,14 @@ class SimulatedArm:
 
 
 def elbow_of(joints: Numbers) -> Numbers:
-    """Where the elbow is."""
+    """Position of the elbow."""
     yaw, lift, _ = joints
     at: Numbers = _along(yaw, lift) * UPPER_M + np.array([0.0, 0.0, SHOULDER_M])
     return at
 
 
 def tip_of(joints: Numbers) -> Numbers:
-    """Where the tip is.
+    """Position of the tip.
 
     >>> tip_of(np.array([0.0, 0.0, 0.0])).tolist()
     [0.8, 0.0, 0.2]

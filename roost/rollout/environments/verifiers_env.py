@@ -103,7 +103,7 @@ class VerifiersEnvironments:
         self._environment = None
 
     async def prompt(self, index: int) -> str:
-        """What a task asks."""
+        """Prompt of a task."""
         await self._ready()
         text: str = self._rows[index].data.prompt_text
         return text
@@ -163,9 +163,9 @@ class VerifiersEnvironment:
 
 
 def reward_of(episode: Any) -> float:
-    """The mean reward of the policy's traces that were scored; a rollout that failed is an error, not a score.
+    """Return the mean reward of the policy's scored traces. Raise RuntimeError for a failed rollout.
 
-    What an agent earned that does not learn, such as a judge, is not the policy's; a reward that is None was not given.
+    Traces of agents that are not trained, such as a judge, do not count; a reward of None was not given.
     """
     if not episode.ok:
         errors = [*episode.errors, *(trace.last_error for trace in episode.traces if trace.last_error)]
@@ -179,13 +179,13 @@ def reward_of(episode: Any) -> float:
 
 
 def metrics_of(episode: Any) -> dict[str, float]:
-    """What else was measured, by name; of several traces, the last."""
+    """Metrics by name; for several traces, those of the last."""
     found = [item for trace in episode.traces for item in trace.metrics.items()]
     return {name: float(value) for name, value in found if value is not None}
 
 
 def last_reply(episode: Any) -> str:
-    """What the policy said last."""
+    """Last reply of the policy."""
     return str(episode.traces[-1].last_reply) if episode.traces else ""
 
 

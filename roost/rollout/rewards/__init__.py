@@ -1,1 +1,1 @@
-"""What answers are worth, where the scenario does not know it itself."""
+"""Rewards that score answers outside the scenario."""

@@ -1,4 +1,4 @@
-"""Trying code that a model wrote on one case: input and output, or a unit test."""
+"""Reward from running a model's code on test cases: input and output, or unit tests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from roost.sandbox.limits import Limits
 from roost.sandbox.sandbox import Sandbox, run_once
 
 HALVES, RUN_TESTS = (Path(__file__).with_name(name) for name in ("two_halves.py", "run_tests.py"))
-# Only what a program prints counts: what it complains of goes nowhere.
+# Only stdout counts: stderr is dropped.
 PROGRAM = """\
 import os as _os; _os.dup2(_os.open("/dev/null", _os.O_WRONLY), 2); del _os
 exec(compile({code!r}, "solution.py", "exec", dont_inherit=True))
 """
-SPARE_CHARS = 10_000  # beyond what should be printed: more is wrong anyway
+SPARE_CHARS = 10_000  # beyond the expected output: more is wrong anyway
 LINK = "exchange = lambda message: apis.other.say(message=message)\n"
 TRY_OUT = """\
 {halves}
@@ -39,7 +39,7 @@ run_test(tests_module(exchange, {setup!r}, {test!r}, {points!r}), {call!r}, {poi
 
 @dataclass(frozen=True, slots=True)
 class InputOutput:
-    """What a program is given to read, and what it should print."""
+    """Input of a program and its expected output."""
 
     given: str
     wanted: str
@@ -48,12 +48,12 @@ class InputOutput:
 
 @dataclass(frozen=True, slots=True)
 class UnitTest:
-    """Python that raises where the code is wrong, or where what is called in it does; `setup` runs before it."""
+    """Python that raises if the code is wrong, directly or in `call`; `setup` runs before it."""
 
     test: str
-    call: str = ""  # `test_zero`, `TestAdd.test_zero`, or `check`, which is given the first of the entry points
+    call: str = ""  # `test_zero`, `TestAdd.test_zero`, or `check`, called with the first entry point
     setup: str = ""
-    entry_points: tuple[str, ...] = ()  # the names it may use of the code; none: all
+    entry_points: tuple[str, ...] = ()  # names of the code that it may use; empty: all
 
 
 Case = InputOutput | UnitTest
@@ -61,14 +61,14 @@ Case = InputOutput | UnitTest
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one case went."""
+    """Result of one test case."""
 
     is_passed: bool
     fault: Fault | None = None
 
 
 async def tried(code: str, case: Case, limits: Limits, allow_weak: bool) -> Verdict:
-    """Whether the code passes a case."""
+    """Run the code on a test case."""
     if isinstance(case, InputOutput):
         return await _printed_right(code, case, limits, allow_weak)
     return await _passes(code, case, limits, allow_weak)
@@ -82,7 +82,7 @@ async def _printed_right(code: str, case: InputOutput, limits: Limits, allow_wea
 
 
 async def _passes(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -> Verdict:
-    """Run both halves, and carry what they say to each other. Only the half of the tests has a say in how it ends."""
+    """Run tests and code in two sandboxes and relay their messages. Only the tests decide the verdict."""
     relay, halves, run_tests = _Relay(), *(file.read_text(encoding="utf-8") for file in (HALVES, RUN_TESTS))
     program = TRY_OUT.format(
         halves=halves,
@@ -114,14 +114,14 @@ async def _ended(*tasks: asyncio.Task[Execution]) -> None:
 
 
 class _Relay:
-    """What one half says is what the other one hears; each waits for the other."""
+    """Passes messages between the two halves; each waits for the other."""
 
     def __init__(self) -> None:
         self._for_tests: asyncio.Queue[Any] = asyncio.Queue()
         self._for_code: asyncio.Queue[Any] = asyncio.Queue()
 
     async def from_tests(self, app: str, api: str, arguments: dict[str, Any]) -> Any:
-        # The code speaks first: it tells what it defines, in answer to nothing.
+        # The code sends the first message unprompted: the names it defines.
         if "hello" not in arguments["message"]:
             await self._for_code.put(arguments["message"])
         return await self._for_tests.get()
@@ -132,7 +132,7 @@ class _Relay:
 
 
 def same_output(said: str, wanted: str, tolerance: float | None = None) -> bool:
-    """Whether both print the same, but for blanks at the ends of lines and of the whole; numbers may differ by so much.
+    """Return True if outputs match, ignoring trailing whitespace; numbers may differ by `tolerance`.
 
     >>> same_output("1 \\n2\\n\\n", "1\\n2"), same_output("1  2", "1 2"), same_output("0.3333", "0.33334", 1e-3)
     (True, False, True)
@@ -163,14 +163,14 @@ PYTHON = ("", "python", "python3", "py")
 
 
 class Counting(StrEnum):
-    """What part of the tests counts."""
+    """Conversion of passed tests to a reward."""
 
-    SHARE = "share"  # the part that is passed
-    ALL = "all"  # all or nothing; the rest is left out once one has failed
+    SHARE = "share"  # the fraction that passes
+    ALL = "all"  # all or nothing; stops at the first failure
 
 
 class CodeTests:
-    """Runs the code of an answer on the cases of its task, each in a sandbox of its own, several at a time."""
+    """Runs the code of an answer on the cases of its task, each in its own sandbox, several concurrently."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class CodeTests:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases were tried, and on how many of them the code took too long."""
+        """Counters: cases that ran, and cases that timed out."""
         return {"cases": self._cases, "timeouts": self._timeouts}
 
     async def score(self, answer: Answer) -> float:
@@ -211,7 +211,7 @@ class CodeTests:
         return passed / len(cases) if self._count is Counting.SHARE else float(passed == len(cases))
 
     async def close(self) -> None:
-        """Sandboxes end with the answers they are for."""
+        """Do nothing: sandboxes end with their answers."""
 
     async def _passed(self, code: str, cases: Sequence[Case]) -> int:
         trials = [asyncio.create_task(self._passes(code, case)) for case in cases]
@@ -248,7 +248,7 @@ class CodeTests:
 
 
 def _cases(written: Any, setup: str, points: tuple[str, ...], tolerance: float | None, task: str) -> list[Case]:
-    """The cases in what a task's data has."""
+    """Test cases from an entry of a task's data."""
     match written:
         case {"input": given, "output": wanted}:
             return [InputOutput(_text(given), _text(wanted), tolerance)]
@@ -275,12 +275,12 @@ def _is_there(module: str) -> bool:
 
 
 def _text(written: Any) -> str:
-    """Text, or a list of lines."""
+    """Return text; a list is joined by newlines."""
     return "\n".join(map(str, written)) if isinstance(written, list | tuple) else str(written)
 
 
 def found_code(text: str, only_fenced: bool = False) -> str | None:
-    """The Python of an answer: its last fenced block, else the whole text; None where the blocks hold something else.
+    """Return the Python of an answer: its last fenced block, else the whole text; None if no block is Python.
 
     >>> found_code("So:\\n```python\\nprint(1)\\n```\\nDone."), found_code("print(2)"), found_code("```sh\\nls\\n```")
     ('print(1)\\n', 'print(2)', None)

@@ -1,4 +1,4 @@
-"""A user's plain function as a reward."""
+"""Build rewards from a config: functions as rewards, routing by tag, and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roost.procs.user_code import begun, call, within
 from roost.rollout.check_target import NotLocated, located
 from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite
 
-OFFERED = ("answer", "task", "data", "text", "reward")  # the whole, and its parts
+OFFERED = ("answer", "task", "data", "text", "reward")  # the answer and its parts
 
 
 class Function:
@@ -43,7 +43,7 @@ class Function:
         self._named = named_arguments(self._function, self._keys)
         self._limit_s = limit_s
         self._is_async = inspect.iscoroutinefunction(self._function)
-        self._places = asyncio.Semaphore(threads)  # the limit counts from when there is one for it
+        self._places = asyncio.Semaphore(threads)  # limit_s counts from when a slot is free
 
     async def score(self, answer: Answer) -> float:
         offered = dict(zip(OFFERED, (answer, answer.task, answer.task.data, answer.text, answer.reward), strict=True))
@@ -55,18 +55,18 @@ class Function:
             raise RewardFailed(f"{self._name} was not over after {self._limit_s:g} s") from error
 
     async def close(self) -> None:
-        """A thread cannot be ended; one that still runs is left behind."""
+        """Do nothing: threads cannot be killed; one that still runs is abandoned."""
 
     async def _called(self, arguments: dict[str, Any]) -> Any:
         if self._is_async:
             return await self._function(**arguments)
-        # A thread for each call: one that hangs takes none from the answers after it.
+        # One thread per call, so that a hanging call does not block later answers.
         result = await asyncio.wrap_future(begun(f"reward {self._name}", lambda: self._function(**arguments)))
         return await result if inspect.isawaitable(result) else result
 
 
 def named_arguments(function: Callable[..., Any], keys: dict[str, Any]) -> tuple[str, ...]:
-    """Which of what is offered a function takes; TypeError where it needs, or is given, anything else.
+    """Return the offered arguments that a function takes. Raise TypeError for missing or unknown ones.
 
     >>> named_arguments(lambda text, data, most=1: 0, {"most": 2})
     ('data', 'text')
@@ -93,10 +93,10 @@ SCENARIO = "scenario"  # the name under which the scenario's own reward is weigh
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A reward as tasks find it."""
+    """A reward's name, tags and weight."""
 
     name: str
-    tags: frozenset[str] = frozenset()  # of the tasks that it scores; none: of all tasks
+    tags: frozenset[str] = frozenset()  # tags of the tasks it scores; empty: all tasks
     weight: float = 1.0
 
     def takes(self, tag: str) -> bool:
@@ -105,9 +105,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """All rewards that there are. Those that take a task's tag are added up, each by its weight.
+    """Routes of all rewards. The total is the weighted sum of the rewards that match a task's tag.
 
-    The scenario's own reward counts beside them only where it has a weight. An answer that no reward takes keeps it.
+    The scenario's own reward is added only if it has a weight. An answer that no reward matches keeps it.
 
     >>> routing = Routing((Route("exact", frozenset({"math"})), Route("style", weight=0.5)))
     >>> [route.name for route in routing.of("math")], routing.total("math", 9.0, {"exact": 1.0, "style": 0.2})
@@ -115,21 +115,21 @@ class Routing:
     """
 
     routes: tuple[Route, ...] = ()
-    own: Route | None = None  # the scenario's
+    own: Route | None = None  # the scenario's own reward
 
     def of(self, tag: str) -> tuple[Route, ...]:
-        """The rewards that score answers to tasks of a tag."""
+        """Routes that match a tag."""
         return tuple(route for route in self.routes if route.takes(tag))
 
     def total(self, tag: str, own: float, scores: Mapping[str, float]) -> float:
-        """What an answer is worth, given what the scenario gave it and what each of the rewards that take it did."""
+        """Total reward of an answer, from the scenario's own reward and the matching rewards."""
         chosen = self.of(tag)
         if not chosen:
             return own
         return sum((route.weight * scores[route.name] for route in chosen), self.own_weight(tag) * own)
 
     def own_weight(self, tag: str) -> float:
-        """By how much the scenario's own reward counts for a task, and so what it gave for each turn.
+        """Weight of the scenario's own reward, and so of its turn rewards, for a task.
 
         >>> Routing((Route("exact"),)).own_weight(""), Routing((Route("exact", frozenset({"math"})),)).own_weight("")
         (0.0, 1.0)
@@ -139,7 +139,7 @@ class Routing:
         return self.own.weight if self.own is not None and self.own.takes(tag) else 0.0
 
     def parts(self, tag: str, own: float, scores: Mapping[str, float]) -> dict[str, float]:
-        """What the answer's worth is made of, before it is weighted.
+        """Rewards that make up the total, before weighting.
 
         >>> Routing((Route("exact"),), Route(SCENARIO)).parts("", 9.0, {"exact": 1.0}), Routing().parts("", 9.0, {})
         ({'exact': 1.0, 'scenario': 9.0}, {'scenario': 9.0})
@@ -155,7 +155,7 @@ EXAMPLE = "write a name, and under it _target_: roost.rollout.rewards.math_answe
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRewards:
-    """The rewards of a run: how answers find them, those made here, and the configs of those made elsewhere."""
+    """Rewards of a run: the routing, local rewards, and configs of the remote ones."""
 
     routing: Routing = field(default_factory=Routing)
     local: Mapping[str, Reward] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class ConfiguredRewards:
 
 
 def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Collection[str] = ()) -> ConfiguredRewards:
-    """Make the rewards of a config; of those with a placement of their own the keys are looked at only.
+    """Create the rewards of a config; for those in `elsewhere` only check the keys.
 
     >>> made = make_rewards(
     ...     {"exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "tags": "math", "find": "boxed"}},
@@ -200,7 +200,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
 
 
 def make_reward(name: str, keys: Mapping[str, Any]) -> Reward:
-    """One reward of a config, as in a process of its own; ConfigError where it cannot be made."""
+    """Create one reward of a config, in a reward worker. Raise ConfigError if that fails."""
     findings = Findings()
     made = make_rewards({name: keys}, Where(path=("rewards",)), findings)
     findings.raise_errors()
@@ -246,7 +246,7 @@ def _check_scenario(keys: Mapping[str, Any], where: Where, findings: Findings) -
 
 
 def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> Callable[[], Any] | None:
-    """What makes the reward, once `_target_` and the keys are known to be right."""
+    """Return a function that creates the reward, if `_target_` and the keys are valid."""
     written = keys.get("_target_")
     if not isinstance(written, str) or not written:
         why = f"it is {shown(written)}" if "_target_" in keys else ""
@@ -275,10 +275,10 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
 
 
 def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, findings: Findings) -> bool:
-    """Whether a class, or a function beside what it is offered, takes these keys."""
+    """Return True if the class or function takes these keys."""
     try:
         parameters = inspect.signature(target).parameters.values()
-    except ValueError:  # some classes written in C tell nothing; making one will
+    except ValueError:  # some C classes have no signature; creating one will show errors
         return True
     is_function = not isinstance(target, type)
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
@@ -306,7 +306,7 @@ def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, f
 def _made(written: str, make: Callable[[], Any], where: Where, findings: Findings) -> Reward | None:
     try:
         made = call(make)
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # anything a user's class raises
         fix = "correct the value that it names"
         findings.error(
             "RST-A010", where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix

@@ -1,4 +1,4 @@
-"""What a judge is asked, and the number in what it replies."""
+"""LLM judge: asks a model to grade an answer, and reads a number from its reply."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLACE = re.compile(r"\{(task|answer|reference|lowest|highest)\}")
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
-    """A template with its places filled; other braces, and those in the texts, stay as they are.
+    """Fill the placeholders of a template; other braces, and braces in the texts, are kept.
 
     >>> filled('{task} as {"a": 1}: {answer}', {"task": "say {answer}", "answer": "{reference}"})
     'say {answer} as {"a": 1}: {reference}'
@@ -58,7 +58,7 @@ def filled(template: str, texts: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a number is read from a reply: by a pattern's first group, or under a key of a JSON object.
+    """Reads a number from a reply: the first group of a pattern, or a key of a JSON object.
 
     >>> Reading(0, 10).number("It misses a unit.\\nScore: 7.5"), Reading(0, 1, json_key="worth").number('{"worth": 1}')
     (7.5, 1.0)
@@ -80,7 +80,7 @@ class Reading:
             raise ValueError(f"the pattern {self.pattern!r} has no group; put the number into brackets")
 
     def number(self, reply: str) -> float | None:
-        """The last number that stands there as it was asked for; None where there is none, or it is out of range."""
+        """Return the last number in the requested form; None if there is none, or it is out of range."""
         said = list(self._said(reply))
         if not said or isinstance(said[-1], bool):
             return None
@@ -100,7 +100,7 @@ class Reading:
 
 
 def json_objects(text: str, most: int = 1_000) -> Iterator[dict[str, Any]]:
-    """The JSON objects that stand in a text, in order; one in another is part of it.
+    """Top-level JSON objects in a text, in order.
 
     >>> list(json_objects('I say {x: 1} then {"a": {"b": 2}} or {"c": 3}'))
     [{'a': {'b': 2}}, {'c': 3}]
@@ -122,11 +122,11 @@ REMINDER = (
     "I cannot read a number from {lowest} to {highest} in your reply. Give it again, in the form that was asked for."
 )
 NO_REFERENCE = "(none)"
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # between two questions to a server that is busy
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # backoff between requests to a busy server
 
 
 class Judge:
-    """Asks a model what an answer is worth, and reads a number from its reply."""
+    """Reward from a model's judgement of an answer."""
 
     def __init__(
         self,
@@ -172,16 +172,16 @@ class Judge:
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Find a model that nobody serves, and an engine that cannot be started."""
+        """Report a model that is not served, and an engine that cannot start."""
         check_served(config, where, findings)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many replies had no number, how many answers were not judged, how often its engine was restarted."""
+        """Counters: replies without a number, answers not judged, and engine restarts."""
         return {"malformed": self._malformed, "failed": self._failed, **self._server.counts}
 
     async def prepare(self) -> None:
-        """Start its engine, if it has one of its own: models are long in loading."""
+        """Start the judge's engine, if it has its own: loading a model takes long."""
         await self._server.calls()
 
     async def score(self, answer: Answer) -> float:
@@ -211,7 +211,7 @@ class Judge:
         }
 
     async def _judged(self, prompt: str) -> float:
-        """The number, after as many tries as it takes; a judge that forgot it is reminded."""
+        """Return the judge's number; retry with a reminder if a reply has none."""
         messages = [{"role": "user", "content": prompt}]
         failure = ""
         for _ in range(self._tries):
@@ -237,9 +237,9 @@ class Judge:
         raise RewardFailed(f"the judge gave no number in {self._tries} tries; {failure}")
 
     async def _patient_reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
-        """What the judge says; one that is busy, or not there, is asked again later, for so long.
+        """Return the judge's reply. Retry a busy or unreachable server for up to `patience_s`.
 
-        Where its own engine has died, a new one is asked, but no third one: the answer may be what ends them.
+        If its own engine died, try one restarted engine, but no third: the answer itself may crash them.
         """
         asked: HttpCalls | None = None
         servers, began, wait_s = 0, 0.0, FIRST_WAIT_S
@@ -250,7 +250,7 @@ class Judge:
             try:
                 return await self._reply(calls, messages)
             except EngineLost:
-                pause_s = wait_s * random.uniform(0.5, 1.0)  # so that not all come back at the same time
+                pause_s = wait_s * random.uniform(0.5, 1.0)  # jitter, so that not all retry at the same time
                 is_late = time.monotonic() + pause_s - began > self._patience_s
                 if servers > 1 if await self._server.is_lost() else is_late:
                     raise
@@ -258,14 +258,14 @@ class Judge:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _reply(self, calls: HttpCalls, messages: list[dict[str, str]]) -> tuple[str, bool]:
-        """What the judge says, and whether it was cut off: then its last number may be half a number."""
+        """Return the reply, and whether it was cut off: then its last number may be incomplete."""
         body = {**self._asked, "messages": messages}
         told = await calls.post("/chat/completions", body, limit_s=self._limit_s, is_idempotent=True, about="judge")
         match told:
             case {"choices": [{"message": {"content": str(content)}, **choice}, *_]}:
                 return content, choice.get("finish_reason") == "length"
             case {"choices": [{"message": {}}, *_]}:
-                return "", True  # a model that thinks may have used up its tokens before it said anything
+                return "", True  # a reasoning model may use up its tokens before it answers
         raise EngineError(f"{calls.url} does not answer as an OpenAI-compatible endpoint: {str(told)[:200]}")
 
     @property
@@ -282,7 +282,7 @@ def _served(base_url: str | None, api_key_env: str | None, engine: Mapping[str, 
 
 
 def _api_key(variable: str | None) -> str | None:
-    """Keys are never written into configs, which are kept with the run."""
+    """Read the key from the environment: configs are stored with the run and must not contain keys."""
     if variable is None:
         return None
     key = os.environ.get(variable)

@@ -86,7 +86,7 @@ def _check_engine(engine: Any, where: Where, findings: Findings) -> None:
 
 
 def server_of(engine: Mapping[str, Any], model: str, name: str, devices: int) -> ServerSpec:
-    """The server that a judge starts in a process with so many accelerators; all of them are its own.
+    """Return the server that a judge starts in a process with `devices` accelerators, using all of them.
 
     >>> server = server_of({"kind": "vllm", "max_context": 8192}, "org/judge", "reward.judge-0", devices=4)
     >>> server.kind, server.device, server.tensor, server.max_context
@@ -112,24 +112,24 @@ def server_of(engine: Mapping[str, Any], model: str, name: str, devices: int) ->
 
 
 class Served(Protocol):
-    """A model that is served."""
+    """A served model."""
 
     @property
     def counts(self) -> dict[str, int]: ...
 
     async def calls(self) -> HttpCalls:
-        """The way to it, once it is ready; others than before where the server is another one."""
+        """Return the client once the server is ready; a new client after a restart."""
         ...
 
     async def is_lost(self) -> bool:
-        """Whether asking again helps only after a new start, which `calls` makes."""
+        """Return True if the server must be restarted, which `calls` does."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ServedByOthers:
-    """A server that others start and end."""
+    """A server that Roost does not start or stop."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         self._calls = HttpCalls(base_url, api_key, asks_proxy=True)
@@ -149,9 +149,9 @@ class ServedByOthers:
 
 
 class OwnServer:
-    """A server on the accelerators of this worker, or on the CPU where it has none, and in the driver.
+    """A server on this worker's accelerators, or on the CPU if it has none or runs in the driver.
 
-    It is started when it is first needed, and again when it has died, so often. It ends with this process.
+    It is started on first use, restarted when it dies, up to a limit, and ends with this process.
     """
 
     def __init__(self, engine: Mapping[str, Any], model: str, limit: RestartLimit | None = None) -> None:
@@ -173,7 +173,7 @@ class OwnServer:
         return {"restarts": self._restarts}
 
     async def calls(self) -> HttpCalls:
-        """One start is for all who wait, so it goes on when one of them gives up."""
+        """Return the client. One start serves all callers, so it continues when one of them is cancelled."""
         is_lost = await self.is_lost()
         if self._is_closed:
             raise RewardFailed("the judge was closed")

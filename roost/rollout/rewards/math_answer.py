@@ -1,4 +1,4 @@
-"""Answers that are right when they are written as the right one is."""
+"""Rewards for answers that match the right one exactly or mathematically."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 class Find(StrEnum):
-    """Where in a text its answer stands."""
+    """Position of the answer in a text."""
 
     TEXT = "text"  # it is the whole text
-    LAST_LINE = "last_line"  # the last one that is not blank
+    LAST_LINE = "last_line"  # the last non-blank line
     MARKER = "marker"  # after the last marker, to the end of its line
     BOXED = "boxed"  # in the last \\boxed{}
 
 
 class ExactAnswer:
-    """Compares the answer in the text with the right one in the task's data, as written but for what is ignored."""
+    """Compares the answer in the text with the right one in the task's data, apart from what is ignored."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ExactAnswer:
 
 
 def found_answer(text: str, find: Find, marker: str = "####") -> str | None:
-    """The answer in a text; None where there is none.
+    """Return the answer in a text; None if there is none.
 
     >>> found_answer("2 and 2\\n#### 4\\n", Find.MARKER), found_answer("2 and 2 is 4", Find.MARKER)
     ('4', None)
@@ -91,7 +91,7 @@ def found_answer(text: str, find: Find, marker: str = "####") -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What is in the last \boxed{} of a text that is closed.
+    r"""Content of the last closed \boxed{} of a text.
 
     >>> last_boxed(r"\boxed{1}, so \boxed{\frac{1}{2}}"), last_boxed(r"\boxed{1")
     ('\\frac{1}{2}', None)
@@ -109,7 +109,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def as_number(text: str) -> Decimal | None:
-    """A number as people write it, exactly; None where a text is none.
+    """Parse a number exactly; None if the text is not a number.
 
     >>> as_number(" 1,234.50 ") == as_number("1234.5"), as_number("1,2"), as_number("four")
     (True, None, None)
@@ -120,20 +120,20 @@ def as_number(text: str) -> Decimal | None:
     return Decimal(plain.replace(",", ""))
 
 
-START_LIMIT_S = 120.0  # until a program is ready: what it imports may lie on a slow disk
-USES = 2_000  # questions after which a program is started anew, as what libraries remember only grows
+START_LIMIT_S = 120.0  # until a process is ready: imports may come from a slow disk
+USES = 2_000  # questions before a process is replaced, as caches of libraries only grow
 
 
 class ProcessLost(ConnectionError):
-    """A program ended instead of answering."""
+    """A process ended instead of answering."""
 
 
 class NotStarted(RuntimeError):
-    """A program did not come to be ready: no question is to blame."""
+    """A process did not become ready; no question is to blame."""
 
 
 class AnsweringProcess:
-    """One program. It says a line when it is ready, and answers one question after the other."""
+    """One process. It prints a line when it is ready, then answers questions one by one."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -142,7 +142,7 @@ class AnsweringProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], limit_s: float = START_LIMIT_S) -> AnsweringProcess:
-        # In a session of its own, so that ^C in a terminal ends the run in order and not its programs before it.
+        # In its own session, so that Ctrl-C in a terminal reaches the run and not its processes.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
         )
@@ -158,7 +158,7 @@ class AnsweringProcess:
         return started
 
     async def ask(self, question: Any, limit_s: float) -> Any:
-        """The answer; TimeoutError or ProcessLost where there is none, and then the program is of no more use."""
+        """Return the answer. After TimeoutError or ProcessLost the process cannot be used any more."""
         if self._process.stdin is None:
             raise RuntimeError("the program was started without a pipe")
         self.asked += 1
@@ -189,7 +189,7 @@ class AnsweringProcess:
 
 
 class AnsweringProcesses:
-    """So many programs at most, started when they are needed."""
+    """Pool of up to `most` processes, started on demand."""
 
     def __init__(self, command: Sequence[str], most: int) -> None:
         self._command = tuple(command)
@@ -198,7 +198,7 @@ class AnsweringProcesses:
         self._is_closed = False
 
     async def ask(self, question: Any, limit_s: float) -> Any:
-        """The answer of one of them; the limit counts from when one has taken the question."""
+        """Return the answer of one process; `limit_s` counts from when it takes the question."""
         async with self._places:
             if self._is_closed:
                 raise ProcessLost("the programs were ended")
@@ -207,7 +207,7 @@ class AnsweringProcesses:
             try:
                 answer = await process.ask(question, limit_s)
                 is_sound = process.asked < USES and not self._is_closed
-            finally:  # a late answer must not be taken for that to the next question, so also when this is cancelled
+            finally:  # also on cancellation: a late answer must not be taken for the next one
                 if is_sound:
                     self._idle.append(process)
                 else:
@@ -215,7 +215,7 @@ class AnsweringProcesses:
             return answer
 
     async def close(self) -> None:
-        """End those that are idle now; the others when they have answered."""
+        """End idle processes now, the others after their answer."""
         self._is_closed = True
         while self._idle:
             await self._idle.pop().end()
@@ -228,8 +228,8 @@ GB = 1024**3
 class MathAnswer:
     """Compares expressions, fractions, sets, intervals and equations with math-verify.
 
-    Each answer is compared in a process of a bounded pool, as hostile ones can compute for ever or fill the memory. One
-    that does is wrong, and counted.
+    Answers are compared in a pool of processes with limits, as hostile ones can run forever or fill the memory. Such
+    an answer is wrong, and counted.
     """
 
     def __init__(
@@ -254,13 +254,13 @@ class MathAnswer:
         self._key, self._only_boxed = answer, only_boxed
         self._right, self._wrong = right, wrong
         self._limit_s, self._longest = limit_s, longest
-        # -P: the folder that the program lies in is no place to import from.
+        # -P: do not import from the program's own folder.
         self._checkers = AnsweringProcesses([sys.executable, "-P", str(CHECKER), str(int(memory_gb * GB))], most)
         self._timeouts = self._crashes = 0
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many answers took too long, or took the process down with them."""
+        """Counters: answers that timed out, and answers that crashed the process."""
         return {"timeouts": self._timeouts, "crashes": self._crashes}
 
     async def score(self, answer: Answer) -> float:

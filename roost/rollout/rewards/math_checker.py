@@ -1,6 +1,6 @@
-"""Compares mathematical answers: a program that answers each line of JSON with one, and may be killed at any time.
+"""Program that compares mathematical answers, one JSON line in, one out; it may be killed at any time.
 
-It is run by its path, so that it depends on nothing of where Roost is installed.
+It runs by its path, so that it does not depend on where Roost is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[|\\begin\{")
 
 
 def as_math(text: str) -> str:
-    r"""A right answer as the parser knows it for mathematics.
+    r"""Mark a right answer as math for the parser.
 
     >>> as_math("1/2"), as_math(r"it is $\frac12$")
     ('$1/2$', 'it is $\\frac12$')
@@ -26,10 +26,10 @@ def as_math(text: str) -> str:
 
 
 def compare(text: str, right: list[str]) -> bool | None:
-    """Whether the answer in the text equals one of the right ones; None where none of these is mathematics."""
+    """Return True if the answer in `text` equals one of `right`; None if none of these parses as math."""
     from math_verify import parse, verify  # type: ignore[import-untyped]
 
-    # The limits of the library itself are off: whoever asks ends this process when it takes too long.
+    # The library's own timeouts are off: the caller kills this process when it takes too long.
     wanted = [part for one in right for part in parse(as_math(one), parsing_timeout=None)]
     if not wanted:
         return None
@@ -37,7 +37,7 @@ def compare(text: str, right: list[str]) -> bool | None:
 
 
 def bound_cpu(limit_s: float) -> None:
-    """End by itself soon after the limit: nobody is left to kill it when the one who asked has died."""
+    """Limit the CPU time, so that the process ends by itself if the caller has died."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime + limit_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
@@ -47,9 +47,9 @@ def main(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keep output of libraries out of the answers
     logging.disable(logging.CRITICAL)
-    compare("$x=1$", ["1"])  # what is imported at the first use is imported now
+    compare("$x=1$", ["1"])  # trigger lazy imports now
     _tell(answers, "ready")
     for line in sys.stdin:
         question = json.loads(line)

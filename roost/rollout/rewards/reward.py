@@ -1,4 +1,4 @@
-"""What goes wrong when an answer is scored."""
+"""The protocol of rewards, and errors of scoring."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roost.rollout.episode import Task
 
 
 class RewardFailed(RuntimeError):
-    """An answer could not be scored. It is worth neither nothing nor anything: its episode counts as failed."""
+    """An answer could not be scored. It gets no reward at all: its episode counts as failed."""
 
 
 def finite(value: Any, giver: str) -> float:
-    """A score as a float; arrays and tensors of one number count as numbers.
+    """Return a reward as a float. Raise RewardFailed if it is not finite; one-element arrays count as numbers.
 
     >>> finite(True, "is_right")
     1.0
@@ -37,7 +37,7 @@ def finite(value: Any, giver: str) -> float:
 
 
 def datum(task: Task, key: str) -> Any:
-    """What a task's data has under a key; an answer to a task without it cannot be scored.
+    """Return a value of a task's data. Raise RewardFailed if the key is missing.
 
     >>> datum(Task("1+1", {"anwser": 2}), "answer")
     Traceback (most recent call last):
@@ -52,7 +52,7 @@ def datum(task: Task, key: str) -> Any:
 
 
 def right_answers(task: Task, key: str) -> list[str]:
-    """The answers that are right, as texts: one, or any of a list.
+    """Correct answers of a task, as strings: one, or any of a list.
 
     >>> right_answers(Task("1+1", {"answer": 2}), "answer"), right_answers(Task("e", {"is": ["e", "2.718"]}), "is")
     (['2'], ['e', '2.718'])
@@ -66,15 +66,15 @@ def right_answers(task: Task, key: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an episode, to be scored."""
+    """The outcome of an episode, to be scored."""
 
-    task: Task  # its data holds what the reward needs: the right answer, unit tests, a rubric
-    text: str  # what the policy said, as the scenario wants it judged
-    reward: float = 0.0  # what the scenario gave it
+    task: Task  # its data has what the reward needs: the right answer, unit tests, a rubric
+    text: str  # output of the policy, as the scenario wants it scored
+    reward: float = 0.0  # the scenario's own reward
 
 
 class Reward(Protocol):
-    """Scores answers. `_target_` names its class, or a function; many answers are scored at a time.
+    """Scores answers concurrently. `_target_` names its class, or a function.
 
     class Length:
         def __init__(self, most=100):
@@ -86,20 +86,20 @@ class Reward(Protocol):
         async def close(self):
             pass
 
-    One that takes long until it can score, as it loads a model, may do that in an asynchronous `prepare()`.
+    A reward with slow startup, such as loading a model, may do it in an asynchronous `prepare()`.
     """
 
     async def score(self, answer: Answer) -> float:
-        """What the answer is worth."""
+        """Return the reward of an answer."""
         ...
 
     async def close(self) -> None:
-        """End what it holds: processes, connections."""
+        """Release processes and connections."""
         ...
 
 
 async def prepare_reward(reward: Reward) -> None:
-    """Have a reward do what it does before the first answer, if it does such a thing."""
+    """Call the reward's `prepare`, if it has one."""
     prepare = getattr(reward, "prepare", None)
     if prepare is not None:
         await called(prepare)

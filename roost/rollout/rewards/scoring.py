@@ -1,4 +1,4 @@
-"""A reward that workers of its own compute, as the driver sees it."""
+"""Score answers with local rewards and groups of reward workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerF
 if TYPE_CHECKING:
     from roost.runtime.worker import WorkerGroup
 
-GATHER_S = 0.005  # for which answers are gathered: the episodes of a group often end together
-LARGEST = 64  # answers of one call
+GATHER_S = 0.005  # batching delay: the episodes of a group often end together
+LARGEST = 64  # answers per call
 
 
 class _Waiting(NamedTuple):
@@ -30,7 +30,7 @@ class _Waiting(NamedTuple):
 
 
 def spread(loads: Mapping[int, int], count: int) -> list[int]:
-    """The rank for each of so many answers: always one of those that have the least to do by then.
+    """Choose a rank for each of `count` answers: always the least loaded one.
 
     >>> spread({0: 3, 1: 1}, 4)
     [1, 1, 0, 1]
@@ -45,14 +45,14 @@ def spread(loads: Mapping[int, int], count: int) -> list[int]:
 
 
 class RemoteReward:
-    """Sends answers to a group of `RewardWorker`s: those that come close together in one call, spread by load.
+    """Sends answers to a group of `RewardWorker`s, batched and balanced by load.
 
-    What a worker had when it died is scored once more by another one.
+    Answers of a worker that died are scored once more by another one.
     """
 
     def __init__(self, group: WorkerGroup, gather_s: float = GATHER_S, largest: int = LARGEST) -> None:
         self._group, self._gather_s, self._largest = group, gather_s, largest
-        self._loads = dict.fromkeys(range(group.world_size), 0)  # of the ranks that are not gone for good
+        self._loads = dict.fromkeys(range(group.world_size), 0)  # of ranks not lost for good
         self._gathered: list[_Waiting] = []
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -74,7 +74,7 @@ class RemoteReward:
         return await waiting.score
 
     async def counts(self) -> dict[str, int]:
-        """What the workers count, added up."""
+        """Sum of the workers' counters."""
         total: dict[str, int] = defaultdict(int)
         if self._loads:
             for one in await self._group.execute_on(list(self._loads)).counts():
@@ -90,14 +90,14 @@ class RemoteReward:
             call.cancel()
         _fail(self._gathered, self._closed())
         if self._loads:
-            with contextlib.suppress(WorkerFailed, WaitedTooLong):  # what is gone holds nothing any more
+            with contextlib.suppress(WorkerFailed, WaitedTooLong):  # a dead worker holds nothing
                 await self._group.execute_on(list(self._loads)).close_reward()
 
     def _closed(self) -> RewardFailed:
         return RewardFailed(f"{self._group.name} was closed")
 
     def _send(self) -> None:
-        """Send off what was gathered."""
+        """Send the gathered answers."""
         wanted = [waiting for waiting in self._gathered if not waiting.score.done()]  # some were cancelled
         self._gathered, self._timer = [], None
         self._share_out(wanted, self._loads, is_second=False)
@@ -125,7 +125,7 @@ class RemoteReward:
             _settle(batch, told[0])
         except WorkerFailed as error:
             self._lost(rank, batch, is_second, error)
-        except Exception as error:  # whatever it is, it is for those who wait
+        except Exception as error:  # any error goes to the callers that wait
             _fail(batch, error)
         except asyncio.CancelledError:
             _fail(batch, self._closed())
@@ -137,7 +137,7 @@ class RemoteReward:
     def _lost(self, rank: int, batch: Sequence[_Waiting], is_second: bool, error: WorkerFailed) -> None:
         own = [failure for failure in error.failures if failure.address == (self._group.name, rank)]
         if not own:
-            _fail(batch, error)  # something else of the job is lost, which is for the run to know
+            _fail(batch, error)  # another worker of the job failed: the run must handle it
             return
         comes_back = _comes_back(own)
         if comes_back is False:
@@ -151,7 +151,7 @@ class RemoteReward:
 
 
 def _comes_back(failures: Sequence[Failure]) -> bool | None:
-    """Whether a worker that died is started again; None where it lives, and only could not do what it was asked."""
+    """Return True if a dead worker is restarted, False if not; None if it lives and only raised an error."""
     ends = [failure for failure in failures if failure.kind is not FailureKind.RAISED]
     return any(failure.will_restart for failure in ends) if ends else None
 
@@ -172,18 +172,18 @@ def _fail(batch: Sequence[_Waiting], error: Exception) -> None:
 
 LIMIT_S = 600.0
 CLOSE_LIMIT_S = 30.0
-COUNTS_LIMIT_S = 10.0  # numbers to look at: nobody waits long for them
+COUNTS_LIMIT_S = 10.0  # metrics only: not worth a long wait
 
 
 class Scored(NamedTuple):
-    """What an answer is worth, and what each reward gave it before that was weighted."""
+    """Total reward of an answer, and each reward before weighting."""
 
     reward: float
     parts: dict[str, float]
 
 
 class Rewards:
-    """Scores answers with those rewards that take their tag: local ones, and groups of `RewardWorker`s by name."""
+    """Scores answers with the rewards that match their tag: local ones, and groups of `RewardWorker`s by name."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class Rewards:
             raise ValueError(f"there is no reward {', '.join(missing)}; there is {', '.join(self._rewards) or 'none'}")
 
     async def prepare(self) -> None:
-        """Have each do what it does before its first answer, such as loading a model; RewardFailed where one cannot."""
+        """Prepare all rewards, e.g. load models. Raise RewardFailed if one cannot."""
         await asyncio.gather(*(_prepared(name, reward) for name, reward in self._rewards.items()))
 
     async def score(self, answer: Answer) -> Scored:
-        """What an answer is worth in the end, and by whom; RewardFailed where a reward that takes it cannot say."""
+        """Score an answer. Raise RewardFailed if a matching reward fails."""
         tag = answer.task.tag
         routes = self.routing.of(tag)
-        # Each is waited for, whatever becomes of the others: none goes on unseen.
+        # Wait for all, even if one fails, so that none keeps running unnoticed.
         scores = await asyncio.gather(*(self._scored(route, answer) for route in routes), return_exceptions=True)
         for score in scores:
             if isinstance(score, BaseException):
@@ -218,22 +218,22 @@ class Rewards:
         return Scored(total, self.routing.parts(tag, answer.reward, found))
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """What the rewards count, such as answers that took too long; of one that cannot say, nothing."""
+        """Counters of the rewards, such as timeouts; nothing for one that fails to return them."""
         told = await asyncio.gather(*map(_counts, self._rewards.values()), return_exceptions=True)
         found = zip(self._rewards, told, strict=True)
         return {name: counts for name, counts in found if not isinstance(counts, BaseException) and counts}
 
     async def new_counts(self) -> dict[str, int]:
-        """What was counted since the last time, by the names of metrics."""
+        """Counters since the last call, by metric name."""
         told = await self.counts()
         now = {f"reward/{name}/count/{key}": count for name, counts in told.items() for key, count in counts.items()}
-        # A worker that was started again counts from the beginning.
+        # A restarted worker counts from 0.
         new = {name: count - min(count, self._counted.get(name, 0)) for name, count in now.items()}
         self._counted |= now
         return new
 
     async def close(self) -> None:
-        """End what the rewards hold; whatever one of them makes of it, the others end and the run is not lost."""
+        """Close all rewards. Errors are ignored, so that the others close and the run is not lost."""
         closing = (within(CLOSE_LIMIT_S, called(reward.close)) for reward in self._rewards.values())
         await asyncio.gather(*closing, return_exceptions=True)
 
@@ -241,10 +241,10 @@ class Rewards:
         try:
             return finite(await within(self._limit_s, called(self._rewards[route.name].score, answer)), route.name)
         except WorkerFailed:
-            raise  # of a worker that is no reward's: more is lost than this answer
+            raise  # a worker other than a reward's failed: more is lost than this answer
         except RewardFailed as error:
             raise RewardFailed(f"reward {route.name}: {error}") from error
-        except Exception as error:  # whatever a user's reward raises
+        except Exception as error:  # anything a user's reward raises
             raise RewardFailed(f"reward {route.name}: {type(error).__name__}: {error}") from error
 
 
@@ -262,7 +262,7 @@ async def _prepared(name: str, reward: Reward) -> None:
 
 
 class RewardedEpisodeRunner:
-    """Plays as another does, and then lets rewards score what came of it."""
+    """Runs episodes with another runner, then scores them with rewards."""
 
     def __init__(self, player: EpisodeRunner, rewards: Rewards) -> None:
         self._player, self._rewards = player, rewards
@@ -270,7 +270,7 @@ class RewardedEpisodeRunner:
     async def run_episode(self, asked: EpisodeRequest) -> Episode:
         episode = await self._player.run_episode(asked)
         given = episode.score
-        leave_place()  # engines play others meanwhile
+        leave_place()  # let engines run other episodes meanwhile
         try:
             text = given.shown if given.answer is None else given.answer
             scored = await self._rewards.score(Answer(asked.task, text, given.reward))

@@ -97,7 +97,7 @@ class Half:
         return self.unpack(answer["value"])
 
     def done(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What came of something that the other half asked for."""
+        """Execute a request of the other half and return its result."""
         try:
             arguments = [self.unpack(one) for one in asked["with"]]
             value = self.pack(self._do(asked["do"], self._kept[asked["of"]], arguments, self.unpack(asked["named"])))
@@ -242,7 +242,7 @@ def tests_module(exchange: Exchange, setup: str, test: str, entry_points: Sequen
 
 
 def solution_names(half: Half, told: dict[str, Any], entry_points: Sequence[str]) -> dict[str, Any]:
-    """What tests see of the code: nothing that passes for a function of Python's, or for a module of its library."""
+    """Names of the solution that tests see; none that shadow builtins or standard library modules."""
     names: dict[str, Any] = {}
     for name in told["modules"]:
         if name in sys.stdlib_module_names or name in PACKAGES:

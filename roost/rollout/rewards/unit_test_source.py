@@ -116,7 +116,7 @@ def _check(function: _Function, name: str, own_arguments: int) -> None:
 
 
 def _is_decorated(function: _Function, word: str) -> bool:
-    """Whether a decorator is called so: `pytest.mark.parametrize(...)`, `unittest.skip("...")`, `fixture`."""
+    """Return True if a decorator has this name: `pytest.mark.parametrize(...)`, `unittest.skip("...")`, `fixture`."""
     called = (one.func if isinstance(one, ast.Call) else one for one in function.decorator_list)
     return any(ast.unparse(one).rpartition(".")[2] == word for one in called)
 

@@ -1,4 +1,4 @@
-"""Rewards where the plan puts them: on accelerators, or on machines of their own."""
+"""Worker that computes a reward where the plan places it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roost.rollout.rewards.reward import Answer, RewardFailed, finite, prepare_r
 from roost.rollout.rewards.scoring import LIMIT_S
 from roost.runtime.worker import Worker
 
-AT_A_TIME = 256  # answers that a worker scores side by side; a reward may have tighter limits of its own
+AT_A_TIME = 256  # answers that a worker scores concurrently; a reward may have a lower limit
 
 
 class RewardWorker(Worker):
-    """Scores answers with one reward. What goes wrong with an answer is told, and is no failure of the worker."""
+    """Scores answers with one reward. Errors of an answer are returned, and do not fail the worker."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RewardWorker(Worker):
         self._places = asyncio.Semaphore(at_a_time)
 
     async def prepare(self) -> str:
-        """Let the reward do what takes long, if it has such a thing; what is wrong with that, or nothing."""
+        """Prepare the reward. Return the error; empty if there is none."""
         try:
             await prepare_reward(self._reward)
         except Exception as error:  # whatever a user's reward raises
@@ -42,7 +42,7 @@ class RewardWorker(Worker):
         return ""
 
     async def score(self, answers: Sequence[Answer]) -> list[float | str]:
-        """For each answer what it is worth, or why that is not known."""
+        """Return for each answer its reward, or the error as text."""
         return list(await asyncio.gather(*map(self._scored, answers)))
 
     async def counts(self) -> dict[str, int]:
@@ -54,7 +54,7 @@ class RewardWorker(Worker):
     async def _scored(self, answer: Answer) -> float | str:
         async with self._places:
             try:
-                # The driver has given up by then, but what hangs must not keep its place from other answers.
+                # The driver has timed out by then, but a hanging answer must free its slot.
                 return finite(await within(self._limit_s, called(self._reward.score, answer)), self._name)
             except RewardFailed as error:
                 return str(error)
