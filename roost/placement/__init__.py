@@ -1,1 +1,1 @@
-"""Who runs where: strategies, component placements, and the plan they make."""
+"""Placement: strategies, component placements, and the plan."""

@@ -18,13 +18,13 @@ from roost.placement.table import PlacementTable
 
 Bools = npt.NDArray[np.bool_]
 
-# Components that take part in the loop of generating and learning. Rewards and references are looked at on the side
-# and may share anybody's devices without changing how the others take turns.
+# Components in the loop of generating and learning. Rewards and references do not count: they may share any devices
+# without changing how the others take turns.
 LOOP_COMPONENTS = ("actor", "rollout", "inference", "env", "student_train", "student_infer")
 
 
 class PlacementMode(StrEnum):
-    """How the components of a job share devices."""
+    """Sharing of devices between the components of a job."""
 
     COLLOCATED = "collocated"
     DISAGGREGATED = "disaggregated"
@@ -52,12 +52,12 @@ def mode_of(held: Mapping[str, Bools]) -> PlacementMode:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a component with all it is started with."""
+    """One process of a component with its placement, environment, interpreter and devices."""
 
     placement: Placement
     env: Mapping[str, str]
     interpreter: str | None
-    hardware: tuple[Mapping[str, Any], ...] = ()  # the configs of the declared devices it holds
+    hardware: tuple[Mapping[str, Any], ...] = ()  # configs of its declared devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class ComponentPlan:
     role: Role = Role.HELPER
     model: ModelUse = field(default_factory=ModelUse)
     managed_by: str | None = None  # the component whose process 0 starts and stops this one's processes
-    registry: HardwareRegistry = BUILT_IN  # what knows the accelerators; not part of what a plan says
+    registry: HardwareRegistry = BUILT_IN  # known accelerators; not part of the plan's value
 
     @property
     def world_size(self) -> int:
@@ -93,7 +93,7 @@ class ComponentPlan:
             and self.table == other.table
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it compares by value and holds arrays
+    __hash__ = None  # type: ignore[assignment]  # compares by value and holds arrays
 
     def _values(self) -> tuple[object, ...]:
         return (

@@ -1,4 +1,4 @@
-"""Strategies for device lists and worker counts: order kept, nodes crossed, CPU workers dealt out (ROLL, ml-loop)."""
+"""Place the components of a job, with strategies for device lists and worker counts (ROLL, ml-loop)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SpreadPlacementStrategy(PlacementStrategy):
 
 @dataclass(frozen=True, eq=False)
 class PlacedComponent:
-    """A component with its strategy, the resource ranks it was given, and the placement of each process."""
+    """A component with its strategy, resource ranks and placements."""
 
     component: Component
     strategy: PlacementStrategy
@@ -124,11 +124,11 @@ class PlacedJob:
 
 
 def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool = True) -> PlacedJob | None:
-    """Place every component of a job; None where there are findings that stop it."""
+    """Place every component of a job; None if findings prevent it."""
     errors = findings.num_errors
     strategies: dict[str, tuple[PlacementStrategy, Ints]] = {}
     bound: dict[str, BoundRanks] = {}
-    # Components that are placed by one line share its strategy and its table.
+    # Components placed by one config line share its strategy and table.
     by_line: dict[int, BoundRanks | None] = {}
     for component in job.components:
         if isinstance(component.asks, RankMap):
@@ -158,7 +158,7 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
     tables: dict[int, PlacementTable | None] = {}
     for component in job.components:
         if component.name not in strategies:
-            continue  # its findings are there already
+            continue  # already reported
         own, ranks_named = strategies[component.name]
         if id(own) not in tables:
             tables[id(own)] = own.place(inventory, findings, _ranks_place(component), isolate)
@@ -237,7 +237,7 @@ class ComponentPlacement:
         return ranks
 
     def get_world_size(self, component_name: str) -> int:
-        """How many processes the component has."""
+        """Number of processes of the component."""
         return len(self._component(component_name).table)
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:

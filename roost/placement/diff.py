@@ -1,4 +1,4 @@
-"""What moves between two plans: components, processes and devices."""
+"""Differences between two plans: components, processes and devices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from roost.placement.table import PlacementTable
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: what it is about, the processes it concerns, and both sides in words."""
+    """One difference: its subject, the processes concerned, and both sides as text."""
 
-    subject: str  # what kind of difference: mode, machines, settings, component, sizes, process, environment, ...
+    subject: str  # mode, machines, settings, component, sizes, process, environment, ...
     component: str | None
     processes: str
     before: str
@@ -88,7 +88,7 @@ def _node(node: Node) -> str:
 
 
 def _residency_changes(before: Plan, after: Plan) -> list[Change]:
-    """What components that share devices do about it, where that changes."""
+    """Changes in how components that share devices take turns."""
     changes = []
     for part in after.components:
         one, two = (
@@ -106,14 +106,14 @@ def _size(part: ComponentPlan) -> str:
 
 
 def _word(value: object) -> str:
-    """A setting as it would be written."""
+    """Format a setting as it would be written."""
     if isinstance(value, tuple):
         return "+".join(str(part) for part in value) or "nothing"
     return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _only_different(old: object, new: object) -> tuple[str, str]:
-    """Two values in words; of settings with many fields only those that differ."""
+    """Format two values; for settings with many fields only those that differ."""
     if not isinstance(old, ModelUse) or not isinstance(new, ModelUse):
         return _word(old), _word(new)
     names = [
@@ -227,20 +227,20 @@ def _environment_changes(before: ComponentPlan, after: ComponentPlan) -> list[Ch
 
 
 def _has_software(part: ComponentPlan) -> bool:
-    """Whether anything but the place of a process says what it is started with."""
+    """Return True if the software of a process depends on more than its node."""
     groups = [part.table.inventory.group(label) for label in part.table.labels]
     return bool(part.env or set(part.table.kinds) - {ACCELERATOR, NODE} or any(group.software for group in groups))
 
 
 def _software_columns(part: ComponentPlan) -> list[Ints]:
-    """Columns whose equal values mean equal software and equal declared devices."""
+    """Columns whose equal values imply equal software and declared devices."""
     holds_declared = set(part.table.kinds) - {ACCELERATOR, NODE}
     rank = np.arange(part.world_size) if holds_declared else np.zeros(part.world_size, np.int64)
     return [part.table.nodes, part.table.groups, rank]
 
 
 def _environment(old: Process, new: Process) -> tuple[str, str]:
-    """Both sides in words, without what they have in common and without variables that only name devices."""
+    """Format both sides, without common parts and device-visibility variables."""
     sides = []
     for own, other in ((old, new), (new, old)):
         words = [f"interpreter {own.interpreter}"] if own.interpreter and own.interpreter != other.interpreter else []

@@ -1,4 +1,4 @@
-"""Why a process is where it is: the rule that put it there, in a few sentences with the numbers."""
+"""Explain placements: the rule that placed a process, in a few sentences with numbers."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _mode(
 
 
 def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings) -> bool:
-    """Whether no two components that must be apart share an accelerator; each pair that does is a finding."""
+    """Return True if components that must be apart share no accelerator; each pair that does is a finding."""
     pairs = [
         ("actor", "rollout"),
         ("actor", "inference"),

@@ -1,4 +1,4 @@
-"""Where one process runs. A file of its own, because every worker reads its placement and little else of this room."""
+"""Placement of one process. A separate module, because every worker imports it and little else of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Placement(NamedTuple):
-    """Where one process runs.
+    """Node and devices of one process.
 
     `visible_accelerators` are the accelerators of its node that it may see: those assigned to it, or all where it is
     not isolated or holds none. `devices` lists everything assigned to it as (node, index on that node), in order; only

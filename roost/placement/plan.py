@@ -28,7 +28,7 @@ from roost.placement.table import PlacementTable
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every process of a job runs, on which machines, and what was doubtful about it.
+    """Placement of every process of a job, with the inventory and warnings.
 
     >>> import roost
     >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": "all"}}
@@ -44,19 +44,19 @@ class Plan:
     components: tuple[ComponentPlan, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: tuple[ResolvedSetting, ...] = ()  # empty for a config that only places
-    keys: tuple[KeyUse, ...] = ()  # of the config, that count for nothing
+    keys: tuple[KeyUse, ...] = ()  # config keys without effect
     warnings: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
 
     @cached_property
     def residency(self) -> Residency:
-        """What is resident when on every device."""
+        """Memory residency of every device in every phase."""
         settings = ResidencySettings.of(self.notation, self.settings)
         return find_residency(self.components, self.inventory, settings, {}, Findings())
 
     @cached_property
     def routes(self) -> Routes:
-        """How weights travel from the learner to the engines."""
+        """Weight routes from the learner to the engines."""
         return find_routes(self.components, self.inventory)
 
     def __getitem__(self, name: str) -> ComponentPlan:
@@ -73,7 +73,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read a plan that `to_dict` wrote; the two are inverse to each other."""
+        """Read a plan written by `to_dict`, its inverse."""
         from roost.placement.plan import plan_from_dict
 
         return plan_from_dict(data)
@@ -112,7 +112,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _residency_to_dict(held: ClassResidency) -> dict[str, Any]:
-    """One class of devices through the phases. It follows from the rest of the plan, and is not read back."""
+    """One class of devices in all phases. Derived from the rest of the plan, and not read back."""
     return {
         "devices": spell_ranks(held.device_class.devices.tolist(), limit=10**9),
         "components": list(held.device_class.components),
@@ -137,7 +137,7 @@ def _residency_to_dict(held: ClassResidency) -> dict[str, Any]:
 
 
 def _routes_to_dict(engine: EngineRoutes) -> dict[str, Any]:
-    """How far the weights of an engine's shards travel. It follows from the rest of the plan, and is not read back."""
+    """Distances of an engine's weight routes. Derived from the rest of the plan, and not read back."""
     reaches = {reach.value: engine.count(reach) for reach in Reach if engine.count(reach)}
     return {"component": engine.component, "shards": len(engine.shards), "gathered": engine.gathered, **reaches}
 

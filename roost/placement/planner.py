@@ -1,4 +1,4 @@
-"""Planning from the outside: a config, in any notation, on machines that are known or described, to a plan."""
+"""Plan a job: from a config in any notation, and an inventory, to a plan."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Config = Job | Mapping[str, Any] | str | Path
 
 
 class PlanOptions(TypedDict, total=False):
-    """How to plan, beside what."""
+    """Options of planning."""
 
-    overrides: Sequence[str]  # as Hydra takes them: key=value, +key=value, group@package=option
-    notation: Notation | str | None  # recognised from the keys where left out
-    layout: Layout | str | None  # RLinf: as_written or model_parallel; what the config implies where left out
-    accelerators_per_node: int | None  # where the config does not say
+    overrides: Sequence[str]  # Hydra overrides: key=value, +key=value, group@package=option
+    notation: Notation | str | None  # None: recognized from the keys
+    layout: Layout | str | None  # RLinf: as_written or model_parallel; None: what the config implies
+    accelerators_per_node: int | None  # used if the config does not set it
     strict: bool  # a written worker size that contradicts the engine's is an error
-    isolate_accelerator: bool  # whether a process sees only its own accelerators
-    registry: HardwareRegistry | None  # hardware that Roost knows
+    isolate_accelerator: bool  # a process sees only its own accelerators
+    registry: HardwareRegistry | None  # known hardware
 
 
 def plan(job_or_path: Config, inventory: Any = None, **options: Unpack[PlanOptions]) -> Plan:
-    """Plan a job: a path, a dict, a DictConfig or a `Job`; every mistake is raised at once as a `ConfigError`.
+    """Plan a job, given as a path, a dict, a DictConfig or a `Job`. Raise ConfigError with all mistakes at once.
 
-    The inventory is an `Inventory`, a live cluster, a dict or the path of an inventory file; left out, the config
-    describes the machines. `PlanOptions` lists the options.
+    The inventory is an `Inventory`, a live cluster, a dict or the path of an inventory file; without one, the config
+    describes the nodes. `PlanOptions` lists the options.
 
     >>> made = plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}})
     >>> made["actor"].world_size
@@ -72,9 +72,9 @@ def try_plan(
     isolate_accelerator: bool = True,
     registry: HardwareRegistry | None = None,
 ) -> Plan | None:
-    """The plan, or None where there are errors; errors and warnings go to `findings`.
+    """Return the plan, or None if there are errors; errors and warnings go to `findings`.
 
-    Without a registry, hardware that installed packages or ROOST_HARDWARE offer is known as well.
+    Without a registry, hardware from installed packages and ROOST_HARDWARE is known as well.
     """
     notation, layout = _chosen(Notation, notation, findings), _chosen(Layout, layout, findings)
     if accelerators_per_node is not None and not _is_count(accelerators_per_node):
@@ -92,7 +92,7 @@ def try_plan(
     machines = describe(job, findings, known, accelerators_per_node, registry)
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
     if placed is None or machines is None or findings.has_errors:
-        if not findings.has_errors:  # a mistake of Roost's own, about which silence would be worse
+        if not findings.has_errors:  # a bug in Roost, which must not be silent
             findings.error("RST-P004", job.source.where(), "cannot be planned", fix="please report this config")
         return None
     components = tuple(_component_plan(part, job, registry) for part in placed.components)
@@ -157,7 +157,7 @@ def _is_count(value: object) -> bool:
 
 
 def _chosen(kind: type[Choice], value: Choice | str | None, findings: Findings) -> Choice | None:
-    """A choice given by its name; an unknown name is a finding."""
+    """Return the enum member of a name; an unknown name is a finding."""
     names = [choice.value for choice in kind]
     if value is None or value in names:
         return None if value is None else kind(value)

@@ -1,7 +1,7 @@
-"""How weights travel from learner processes to engine processes, from the devices each side holds.
+"""Weight routes from learner to engine processes, derived from the devices of each side.
 
-For each shard of an engine the nearest learner device that holds the same part of the weights is found by intersecting
-sets of devices; no contiguity or alignment of ranks is needed.
+For each engine shard, find the nearest learner device with the same part of the weights by intersecting sets of
+devices; ranks need not be contiguous or aligned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roost.placement.table import PlacementTable
 
 
 class Reach(StrEnum):
-    """How far a shard's weights travel."""
+    """Distance that a shard's weights travel."""
 
     SAME_DEVICE = "same device"
     SAME_NODE = "same node"
@@ -41,21 +41,21 @@ _ORDER = (Reach.SAME_DEVICE, Reach.SAME_NODE, Reach.OTHER_NODE)
 
 @dataclass(frozen=True, eq=False)
 class EngineRoutes:
-    """The routes to one component's engine shards, shard by shard in the order of processes and their devices."""
+    """Routes to the engine shards of one component, in the order of processes and their devices."""
 
     component: str
     processes: Ints  # the engine process of each shard
-    shards: Ints  # which part of the weights it holds, within its process
-    sources: Ints  # the learner process whose weights are nearest; -1 where nobody holds them
+    shards: Ints  # index of the shard within its process
+    sources: Ints  # nearest learner process with the weights; -1 if there is none
     reaches: Ints  # indices into `Reach`
-    gathered: int = 1  # learner shards that each engine shard is put together from before it travels
+    gathered: int = 1  # learner shards that are gathered into each engine shard before it is sent
 
     def count(self, reach: Reach) -> int:
         return int((self.reaches == list(Reach).index(reach)).sum())
 
     @property
     def summary(self) -> str:
-        """The routes in words.
+        """One-line summary of the routes.
 
         >>> EngineRoutes("rollout", np.zeros(2), np.arange(2), np.arange(2), np.array([0, 0])).summary
         '2 shards: 2 same device (CUDA IPC)'
@@ -67,13 +67,13 @@ class EngineRoutes:
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """The routes to every engine that takes the learner's weights."""
+    """Routes to every engine that takes the learner's weights."""
 
     engines: tuple[EngineRoutes, ...]
 
 
 def find_routes(components: Sequence[ComponentPlan], inventory: Inventory) -> Routes:
-    """The routes from `actor` to every engine of the policy; other engines (a judge) have weights of their own."""
+    """Find the routes from `actor` to every engine of the policy; other engines (a judge) have their own weights."""
     actor = next((part for part in components if trains_policy(part.name, part.role)), None)
     if actor is None:
         return Routes(())
@@ -102,18 +102,17 @@ def _holds_accelerators(table: PlacementTable) -> bool:
 
 
 def _nearest(actor: ComponentPlan, engine: ComponentPlan, shards: Ints, inventory: Inventory) -> tuple[Ints, Ints]:
-    """For each engine shard the nearest learner process with matching weights, and how far it is."""
+    """Find the nearest learner process with matching weights for each engine shard, and its distance."""
     devices = engine.table.device_numbers
     nodes = engine.table.device_nodes
-    # Shards are compared in units of the coarser cut: a fine learner shard lies inside a coarse engine shard, and the
-    # other way round.
+    # Compare shards in units of the coarser sharding: a fine shard lies inside a coarse one on the other side.
     units = min(actor.parallel.tensor, engine.parallel.tensor)
     wanted = _wanted_units(engine, shards, units)
     learner_devices, learner_ranks = actor.table.device_numbers, actor.table.owners
     held = _held_units(actor, units)[learner_ranks]
     sources = np.full(len(devices), -1)
     reaches = np.full(len(devices), list(Reach).index(Reach.OTHER_NODE))
-    # Searched from far to near, so that the nearest match is the one that stays.
+    # Search from far to near, so that the nearest match overwrites the others.
     keys = (
         (np.zeros_like(devices), np.zeros_like(learner_devices)),
         (nodes, actor.table.device_nodes),
@@ -127,7 +126,7 @@ def _nearest(actor: ComponentPlan, engine: ComponentPlan, shards: Ints, inventor
 
 
 def _held_units(actor: ComponentPlan, units: int) -> Ints:
-    """Which unit of the weights each learner process holds; fully sharded learners gather whole weights."""
+    """Unit of the weights that each learner process holds; fully sharded learners gather whole weights."""
     return np.arange(actor.world_size) % actor.parallel.tensor * units // actor.parallel.tensor
 
 
@@ -136,11 +135,11 @@ def _wanted_units(engine: ComponentPlan, shards: Ints, units: int) -> Ints:
 
 
 def _first_match(own: Ints, wanted: Ints, theirs: Ints, held: Ints, ranks: Ints) -> Ints:
-    """For each (place, unit) on the engine side a learner rank with the same, or -1."""
+    """Return a learner rank with the same (place, unit) for each engine shard, or -1."""
     width = int(max(wanted.max(initial=0), held.max(initial=0))) + 1
     have, want = theirs * width + held, own * width + wanted
     order = np.argsort(have, kind="stable")
     first, end = (np.searchsorted(have[order], want, side=side) for side in ("left", "right"))
-    # Shards with several equally near sources are spread over them, so that no learner sends everything.
+    # Spread shards over equally near sources, so that no learner sends everything.
     turn = np.arange(len(want)) % np.maximum(end - first, 1)
     return np.where(end > first, ranks[order][np.minimum(first + turn, len(have) - 1)], -1)

@@ -1,4 +1,4 @@
-"""Placement strategies: from ranks that a person names to the node and devices of each process."""
+"""Placement strategies: from written ranks to the node and devices of each process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     def from_columns(
         cls, ranks: Ints, offsets: Ints, node_group_label: GroupLabels = None
     ) -> FlexiblePlacementStrategy:
-        """The same from columns: process i gets `ranks[offsets[i]:offsets[i + 1]]`."""
+        """Create a strategy from columns: process i gets `ranks[offsets[i]:offsets[i + 1]]`."""
         strategy = cls.__new__(cls)
         strategy._set(ranks, offsets, node_group_label)
         return strategy
@@ -142,7 +142,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         return ranks
 
     def _ranks(self) -> Ints:
-        """One row for each process. A block of per_process * stride ranks holds `stride` processes side by side."""
+        """One row per process. A block of per_process * stride ranks holds `stride` interleaved processes."""
         per, stride = self.num_hardware_per_process, self.stride
         ranks = np.arange(self.start_hardware_rank, self.end_hardware_rank + 1, dtype=np.int64)
         return ranks.reshape(-1, per, stride).swapaxes(1, 2).reshape(-1, per)
@@ -162,7 +162,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 @dataclass(frozen=True, eq=False)
 class NodePlacementStrategy(PlacementStrategy):
-    """Puts each process on a node, without assigning it any device; the ranks are sorted.
+    """Puts each process on a node without assigning devices; ranks are sorted.
 
     >>> inventory = Inventory.from_dict({"nodes": [{"accelerators": 2}, {}]})
     >>> [p.cluster_node_rank for p in NodePlacementStrategy([1, 0, 1]).get_placement(inventory)]
@@ -211,7 +211,7 @@ def _offsets(lengths: Ints) -> Ints:
 
 
 def _sorted_processes(ranks: Ints, offsets: Ints) -> tuple[Ints, Ints]:
-    """Ranks sorted within each process, and processes by their first rank."""
+    """Sort ranks within each process, and processes by their first rank."""
     if len(ranks) < 2 or bool(np.all(ranks[1:] > ranks[:-1])):
         return ranks, offsets
     lengths = np.diff(offsets)

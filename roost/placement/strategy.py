@@ -1,4 +1,4 @@
-"""What all placement strategies share: the interface, the checks, and the errors they give."""
+"""Base of placement strategies: interface, checks and errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GroupLabels = str | Sequence[str] | None
 
 
 class PlacementStrategy(ABC):
-    """Decides where the processes of one component run. Planning never changes the strategy."""
+    """Places the processes of one component. Planning never changes the strategy."""
 
     labels: tuple[str, ...]
 
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placement of each process on a live cluster or an `Inventory`.
+        """Return the placement of each process on a live cluster or an `Inventory`.
 
         >>> from roost import PackedPlacementStrategy
         >>> inventory = Inventory.from_dict({"nodes": [{"accelerators": 4}]})
@@ -41,7 +41,7 @@ class PlacementStrategy(ABC):
     def place(
         self, inventory: Inventory, findings: Findings, where: Where = Where(), isolate: bool = True
     ) -> PlacementTable | None:
-        """All placements in columns; what is wrong goes to `findings`, and the answer is then None."""
+        """Return all placements as columns, or None with errors in `findings`."""
 
     def _resources(self, inventory: Inventory, findings: Findings, where: Where) -> ResourceTable | None:
         try:
@@ -52,7 +52,7 @@ class PlacementStrategy(ABC):
 
 
 def inventory_of(cluster: Any) -> Inventory:
-    """The machines of a live cluster, or the inventory itself."""
+    """Return the inventory of a live cluster, or the inventory itself."""
     found = cluster if isinstance(cluster, Inventory) else getattr(cluster, "inventory", None)
     if not isinstance(found, Inventory):
         raise TypeError(
@@ -73,7 +73,7 @@ def report_unknown_group(error: UnknownGroup, findings: Findings, where: Where) 
 
 
 def as_labels(label: GroupLabels) -> tuple[str, ...]:
-    """Group labels given as nothing (the whole cluster), one label, a comma-separated string, or a sequence."""
+    """Normalize group labels: None (the whole cluster), one label, a comma-separated string, or a sequence."""
     if label is None:
         return (CLUSTER_GROUP,)
     parts = label.split(",") if isinstance(label, str) else [str(part) for part in label]

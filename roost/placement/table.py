@@ -1,4 +1,4 @@
-"""Placements of all processes of a component, in columns; rows are made when somebody looks at them."""
+"""Placements of all processes of a component as columns; rows are created on access."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlacementTable(Sequence[Placement]):
 
     inventory: Inventory
     labels: tuple[str, ...]
-    kinds: tuple[str, ...]  # what each group's resources are
+    kinds: tuple[str, ...]  # resource kind of each group
     nodes: Ints
     groups: Ints
     offsets: Ints
@@ -34,24 +34,24 @@ class PlacementTable(Sequence[Placement]):
 
     def __post_init__(self) -> None:
         for column in (self.nodes, self.groups, self.offsets, self.device_nodes, self.device_ranks):
-            column.flags.writeable = False  # a plan is a value
+            column.flags.writeable = False  # plans are immutable
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     @property
     def owners(self) -> Ints:
-        """The process of each device."""
+        """Process of each device."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @property
     def device_numbers(self) -> Ints:
-        """The cluster-wide number of each device, of those that are accelerators."""
+        """Cluster-wide number of each device that is an accelerator."""
         return self.inventory.first_accelerators[self.device_nodes] + self.device_ranks
 
     @cached_property
     def processes_on_accelerators(self) -> Ints:
-        """How many of the processes hold each accelerator of the cluster; robots and nodes are none."""
+        """Number of processes on each accelerator of the cluster; robots and nodes do not count."""
         if ACCELERATOR not in self.kinds:
             return np.zeros(self.inventory.num_accelerators, np.int64)
         is_accelerator = np.array([kind == ACCELERATOR for kind in self.kinds])[self.groups]
@@ -60,7 +60,7 @@ class PlacementTable(Sequence[Placement]):
 
     @cached_property
     def local(self) -> tuple[Ints, Ints, Ints]:
-        """For each process: its index on its node, how many run there, and the node's place among the nodes used."""
+        """For each process: index on its node, processes on that node, and index of the node among those used."""
         return _local_ranks(self.nodes)
 
     @overload
@@ -88,13 +88,13 @@ class PlacementTable(Sequence[Placement]):
             and self.inventory == other.inventory
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it compares by value and holds arrays
+    __hash__ = None  # type: ignore[assignment]  # compares by value and holds arrays
 
     def _label_column(self) -> list[str]:
         return [self.labels[index] for index in self.groups.tolist()]
 
     def _rows(self, start: int, stop: int) -> Iterator[Placement]:
-        """Rows of a range of processes; columns become Python values at once, many times faster than one by one."""
+        """Rows of a range of processes; converting whole columns at once is many times faster than row by row."""
         span, first = slice(start, stop), int(self.offsets[start])
         device_span = slice(first, int(self.offsets[stop]))
         ranks = self.device_ranks[device_span].tolist()
@@ -119,7 +119,7 @@ class PlacementTable(Sequence[Placement]):
 
     @cached_property
     def _shows_what_it_holds(self) -> bool:
-        """Whether every process sees just what it holds, on its own node and in ascending order; so in most tables."""
+        """Return True if every process sees exactly its own devices, on its node and ascending, as in most tables."""
         owners = self.owners
         is_ascending = (owners[1:] != owners[:-1]) | (self.device_ranks[1:] > self.device_ranks[:-1])
         return (
@@ -136,7 +136,7 @@ class PlacementTable(Sequence[Placement]):
 
 
 def _local_ranks(nodes: Ints) -> tuple[Ints, Ints, Ints]:
-    """Index on the node, number on the node, and place of the node in order of first use."""
+    """Index on the node, processes on the node, and index of the node in order of first use."""
     count = len(nodes)
     if count == 0:
         return nodes, nodes, nodes

@@ -1,4 +1,4 @@
-"""The same placements in another notation, planned again and compared before anybody sees them."""
+"""Convert a plan to another notation; the result is planned again and compared."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _lost_settings(written: ModelUse, made: ModelUse) -> list[str]:
 
 
 def _is_said_otherwise(key: str | None, plan: Plan, made: Plan) -> bool:
-    """Whether a setting is the other notation's word for what the plan says."""
+    """Return True if a setting is another notation's name for something that the plan has."""
     if key not in _ASYNC:
         return made.settings.get(key or "") is None and not plan.settings.get(key or "") and key in plan.settings
     values = [bool(one.settings.get(_ASYNC[0]) or one.settings.get(_ASYNC[1])) for one in (plan, made)]

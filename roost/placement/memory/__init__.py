@@ -1,1 +1,1 @@
-"""What fits: memory of models, phases and devices."""
+"""Memory estimates of models, by phase and device."""

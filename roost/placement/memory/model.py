@@ -1,4 +1,4 @@
-"""Memory of a model: parameters, optimizer state, activations, key-value cache."""
+"""Memory of a model: parameters, optimizer state, activations, KV cache."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 # Bytes of activations for each token and hidden unit inside one layer without storing attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
 ACTIVATION_BYTES = 34
-CHECKPOINT_BYTES = (
-    2  # what full recomputation keeps for each token, hidden unit and layer: the layer's input in 16 bits
-)
+CHECKPOINT_BYTES = 2  # kept by full recomputation for each token, hidden unit and layer: the layer's input in 16 bits
 LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
-LOGIT_CHUNK = 4_096  # tokens whose logits exist at once in the learner; logits of a whole batch never do
+LOGIT_CHUNK = 4_096  # tokens per chunk of logits in the learner; logits of a whole batch never exist
 
-RESERVED_FRACTION = 0.95  # of a device; ml-loop's rule, the rest is for the driver, NCCL and fragmentation
-ENGINE_FRACTION = 0.9  # of a device that vLLM takes unless told otherwise (its gpu_memory_utilization)
-ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine beside weights and KV cache
+RESERVED_FRACTION = 0.95  # of a device (ml-loop's rule); the rest is for the driver, NCCL and fragmentation
+ENGINE_FRACTION = 0.9  # vLLM's default gpu_memory_utilization
+ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine besides weights and KV cache
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
 SYNC_BUCKET_GIB = 1.0  # weights in flight; ROLL's model_update_buffer_size_mb default
 CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
@@ -37,7 +35,7 @@ CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
 
 @dataclass(frozen=True, slots=True)
 class LearnerMemory:
-    """What a learner process holds on its device."""
+    """Device memory of a learner process, in GiB."""
 
     weights: float
     gradients: float
@@ -51,7 +49,7 @@ class LearnerMemory:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine holds on each of its devices while it runs: its weights, and the KV cache beside them."""
+    """Memory of a running engine on each of its devices, in GiB: weights and KV cache."""
 
     weights: float
     kv_cache: float
@@ -62,7 +60,7 @@ class EngineMemory:
 
 
 def held_parameters(shape: ModelShape, sizes: ParallelSizes, processes: int = 1) -> float:
-    """Parameters on one device of a model cut by its sizes and, where fully sharded, over processes."""
+    """Parameters on one device, after sharding by the parallel sizes and over `processes`."""
     dense = shape.dense_parameters / (sizes.tensor * sizes.pipeline)
     return (dense + shape.expert_parameters / (sizes.tensor * sizes.pipeline * sizes.expert)) / processes
 
@@ -76,10 +74,10 @@ def learner_memory(
     sharding: Sharding = Sharding.FULL,
     lora_rank: int | None = None,
 ) -> LearnerMemory:
-    """The memory of one learner process that works on `tokens` tokens at a time.
+    """Memory of one learner process that works on `tokens` tokens at a time.
 
-    Fully sharded (FSDP): weights, gradients and optimizer state are cut over all processes, and two layers at a time
-    are gathered whole. Megatron with the distributed optimizer: weights and gradients are cut over the model sizes,
+    Fully sharded (FSDP): weights, gradients and optimizer state are sharded over all processes, and two layers at a
+    time are gathered. Megatron with the distributed optimizer: weights and gradients are sharded by the parallel sizes,
     optimizer state over all processes. With an adapter (LoRA) only the adapter has gradients and optimizer state.
 
     >>> from roost.placement.memory.model import shape_from_config
@@ -113,10 +111,10 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
 
 
 def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int, sharding: Sharding = Sharding.FULL) -> float:
-    """An estimate with full recomputation: the inputs of all layers, one layer's inside, and a chunk of logits.
+    """Estimate activations with full recomputation: inputs of all layers, one layer's inside, and a chunk of logits.
 
-    A pipeline keeps as many batches in flight as it has stages, so cutting layers over stages saves nothing there.
-    Only Megatron cuts activations by its sizes.
+    A pipeline keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Only
+    Megatron shards activations by its parallel sizes.
     """
     cut = sizes if sharding is Sharding.OPTIMIZER else ParallelSizes()
     whole = tokens / cut.context
@@ -130,9 +128,9 @@ def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int, shard
 def engine_memory(
     shape: ModelShape, sizes: ParallelSizes, device_gib: float, fraction: float | None, weight_bytes: int = 2
 ) -> EngineMemory:
-    """The memory of an engine that takes `fraction` of each device; what weights leave is KV cache.
+    """Memory of an engine that uses `fraction` of each device; what weights leave is KV cache.
 
-    The KV cache is negative where the weights alone are too large.
+    The KV cache is negative if the weights alone are too large.
     """
     weights = shape.parameters * weight_bytes / (sizes.tensor * sizes.pipeline) / GIB
     taken = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
@@ -140,7 +138,7 @@ def engine_memory(
 
 
 def kv_tokens(shape: ModelShape, sizes: ParallelSizes, kv_cache_gib: float, value_bytes: int = 2) -> int:
-    """How many tokens fit into the KV cache of an engine."""
+    """Tokens that fit into an engine's KV cache."""
     per_device = shape.kv_values_per_token * value_bytes / (min(sizes.tensor, shape.kv_heads) * sizes.pipeline)
     return max(0, int(kv_cache_gib * GIB / per_device))
 
@@ -154,12 +152,12 @@ MAX_SIZE = 100_000_000
 
 
 class UnknownShape(ValueError):
-    """A model whose parameters Roost cannot count, and why."""
+    """The parameters of a model cannot be counted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that memory depends on."""
+    """Model sizes that memory depends on."""
 
     family: str
     hidden: int
@@ -178,12 +176,12 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The input embedding, and the output projection where it is not the same matrix."""
+        """Input embedding, and the output projection unless it is tied."""
         return self.vocabulary * self.hidden * (1 if self.ties_embeddings else 2)
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer: four projections, the biases and the norms that the family has."""
+        """Parameters per layer: four projections, and the family's biases and norms."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         projections = self.hidden * (2 * queries + 2 * keys)
         if self.family in ("qwen2", "qwen2_moe"):
@@ -194,7 +192,7 @@ class ModelShape:
 
     @property
     def dense_parameters(self) -> int:
-        """Everything but the routed experts."""
+        """Parameters other than the routed experts."""
         dense_layers = self.layers - self.expert_layers
         feed_forward = dense_layers * 3 * self.hidden * self.feed_forward
         router = self.expert_layers * self.hidden * self.experts
@@ -206,7 +204,7 @@ class ModelShape:
 
     @property
     def expert_parameters(self) -> int:
-        """The routed experts of all layers."""
+        """Parameters of the routed experts in all layers."""
         return self.expert_layers * self.experts * 3 * self.hidden * self.expert_feed_forward
 
     @property
@@ -227,8 +225,8 @@ class ModelShape:
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a `config.json` describes; `UnknownShape` where the family is not known or a size is missing."""
-    inner = config.get("text_config")  # models of several modalities keep the language model's sizes there
+    """Read the shape from a `config.json`. Raise UnknownShape for an unknown family or a missing size."""
+    inner = config.get("text_config")  # multimodal models keep the language model's sizes there
     config = inner if isinstance(inner, Mapping) else config
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
@@ -287,22 +285,22 @@ def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     raise UnknownShape(f"{key} is {shown(value)}")
 
 
-DEFAULT_TOKENS = 4_096  # that a learner works on at a time, where the config does not say
+DEFAULT_TOKENS = 4_096  # per micro-batch of a learner, if the config does not set it
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """GiB of one component on each of its devices; None where it cannot be known."""
+    """Memory of a component on each of its devices, in GiB; None if unknown."""
 
     active: float | None  # while it generates or learns
-    scoring: float | None  # while a learner computes log-probabilities
-    syncing: float | None  # while new weights travel and the others have freed what they can
-    resident: float | None  # while it is idle but stays as it is; working memory is given back
+    scoring: float | None  # while a learner computes log-probs
+    syncing: float | None  # during weight sync, when the others have freed what they can
+    resident: float | None  # idle on the device; working memory is freed
     idle: float | None  # on the device while it sleeps or is offloaded
-    host: float | None  # in host memory meanwhile
+    host: float | None  # in host memory while it sleeps or is offloaded
 
     def times(self, count: int) -> Footprint:
-        """The same for several processes on one device."""
+        """Return the footprint of `count` processes on one device."""
         sizes = (self.active, self.scoring, self.syncing, self.resident, self.idle, self.host)
         return Footprint(*(None if size is None else size * count for size in sizes))
 
@@ -312,9 +310,9 @@ NOTHING = Footprint(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def footprint(component: ComponentPlan, device_gib: float | None, fraction: float | None = None) -> Footprint:
-    """The component's memory, computed from its model's `config.json` and the engine's settings.
+    """Compute a component's memory from its model's `config.json` and the engine's settings.
 
-    An engine whose model is not known still takes its fraction of the device; `fraction` is used instead of its own.
+    An engine with an unknown model still uses its fraction of the device; `fraction` overrides its own.
     """
     shape = known_shape(component)
     if component.role is Role.LEARNER and shape is not None:
@@ -324,12 +322,12 @@ def footprint(component: ComponentPlan, device_gib: float | None, fraction: floa
     if component.role is Role.ENGINE and device_gib is not None:
         return _engine(component, shape, device_gib, component.model.memory_fraction if fraction is None else fraction)
     if component.role is Role.HELPER and component.model.path is None and component.name != "env":
-        return NOTHING  # rewards by rule and agents compute on the CPU, whatever device they are near
+        return NOTHING  # rule-based rewards and agents compute on the CPU, whatever their placement
     return UNKNOWN
 
 
 def known_shape(component: ComponentPlan) -> ModelShape | None:
-    """The shape of the component's model, where its config is known and of a family that Roost counts."""
+    """Shape of the component's model; None if its config is not known or its family not supported."""
     if component.model.config is None:
         return None
     try:
@@ -339,7 +337,7 @@ def known_shape(component: ComponentPlan) -> ModelShape | None:
 
 
 def engine_sizes(component: ComponentPlan) -> ParallelSizes:
-    """The sizes of the smallest engine; a last one that got fewer devices is cut over those."""
+    """Parallel sizes of the smallest engine; a last one with fewer devices is sharded over those."""
     fewest = int(np.diff(component.table.offsets).min(initial=10**9))
     sizes = component.parallel
     return ParallelSizes(tensor=fewest) if 0 < fewest < sizes.tensor * sizes.pipeline else sizes
@@ -368,7 +366,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         component.model.lora_rank,
     )
     kept, moved = _split_by_offload(memory, component.model.offloads)
-    # Between its phases a learner holds what it does not offload; while it scores or sends, its weights as well.
+    # Between phases a learner keeps what it does not offload; to score or send it also needs its weights.
     weights = memory.weights if "weight" in component.model.offloads else 0.0
     return Footprint(
         active=memory.total + CONTEXT_GIB,
@@ -381,7 +379,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
 
 
 def _split_by_offload(memory: LearnerMemory, offloads: tuple[str, ...]) -> tuple[float, float]:
-    """What stays on the device between the learner's phases, and what moves to the host; gradients are simply freed."""
+    """Return GiB kept on the device and GiB moved to the host between phases; gradients are simply freed."""
     parts = {"weight": memory.weights, "grad": memory.gradients, "optimizer": memory.optimizer}
     kept = sum(size for name, size in parts.items() if name not in offloads)
     return kept, sum(size for name, size in parts.items() if name in offloads and name != "grad")
@@ -390,7 +388,7 @@ def _split_by_offload(memory: LearnerMemory, offloads: tuple[str, ...]) -> tuple
 def _engine(component: ComponentPlan, shape: ModelShape | None, device_gib: float, fraction: float | None) -> Footprint:
     taken = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
     if shape is None:
-        # Its KV cache is woken after the weights have arrived, but how much that is cannot be known.
+        # The KV cache is allocated after the weights arrive, but its size is unknown here.
         return Footprint(taken, taken, None, taken, SLEEPING_ENGINE_GIB, None)
     memory = engine_memory(shape, engine_sizes(component), device_gib, fraction, component.model.weight_bytes)
     syncing = memory.weights + ENGINE_OVERHEAD_GIB

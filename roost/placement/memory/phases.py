@@ -9,16 +9,16 @@ from roost.config.job import Role
 
 
 class Phase(StrEnum):
-    """A part of a training step; in synchronous modes they follow one another."""
+    """A phase of a training step; sequential in synchronous modes."""
 
-    GENERATE = "generate"  # engines make rollouts, with environments, agents and rewards
-    INFER = "infer"  # log-probabilities and values of finished rollouts
+    GENERATE = "generate"  # engines generate rollouts, with environments, agents and rewards
+    INFER = "infer"  # log-probs and values of finished rollouts
     LEARN = "learn"  # gradients and optimizer steps
-    SYNC = "sync"  # new weights travel to the engines
+    SYNC = "sync"  # new weights are sent to the engines
 
 
 class State(StrEnum):
-    """What a component does with its share of a device in a phase."""
+    """State of a component on its device in a phase."""
 
     RUNS = "runs"
     STAYS = "stays"  # idle, but everything stays in device memory
@@ -29,17 +29,17 @@ class State(StrEnum):
 
 
 def trains_policy(name: str, role: Role) -> bool:
-    """Whether a learner trains the policy itself; a critic has weights of its own."""
+    """Return True if a learner trains the policy; a critic has its own weights."""
     return role is Role.LEARNER and name != "critic"
 
 
 def takes_policy(name: str, role: Role) -> bool:
-    """Whether an engine generates with the policy; a judge has weights of its own."""
+    """Return True if an engine generates with the policy; a judge has its own weights."""
     return role is Role.ENGINE and name in ("rollout", "student_infer")
 
 
 def works_in(name: str, role: Role, phase: Phase, names: Collection[str]) -> bool:
-    """Whether a component works in a phase; `names` are all components of the job.
+    """Return True if a component works in a phase; `names` are all components of the job.
 
     >>> works_in("actor", Role.LEARNER, Phase.INFER, ["actor", "rollout"])
     True
@@ -52,6 +52,6 @@ def works_in(name: str, role: Role, phase: Phase, names: Collection[str]) -> boo
         return role is Role.LEARNER
     if phase is Phase.SYNC:
         return trains_policy(name, role) or takes_policy(name, role)
-    # Without a component of their own, the learner computes log-probabilities and the critic values.
+    # Without an inference component, the learner computes log-probs and the critic computes values.
     has_own = f"{name}_inference" in names or (name == "actor" and "inference" in names)
     return role is Role.SCORER or (role is Role.LEARNER and not has_own)

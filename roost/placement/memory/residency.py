@@ -1,4 +1,4 @@
-"""Accelerators grouped by who holds them: what is true of one device of a class is true of all."""
+"""Residency: what is in the memory of each device in each phase, and who sleeps or offloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEW_CLASSES = 16
 
 @dataclass(frozen=True, eq=False)
 class DeviceClass:
-    """Accelerators of equal memory that the same components hold, each with as many processes."""
+    """Accelerators with equal memory that hold the same components with the same number of processes."""
 
     devices: Ints  # cluster-wide numbers, ascending
     components: tuple[str, ...]
@@ -39,7 +39,7 @@ class DeviceClass:
 
 
 def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) -> tuple[DeviceClass, ...]:
-    """The classes in the order of their first device; accelerators that nobody holds are left out."""
+    """Group accelerators into classes, ordered by first device; unused accelerators are left out."""
     counts = [part.table.processes_on_accelerators for part in components]
     # Detected memory differs by some bytes between equal cards.
     sizes = {memory: round(memory or 0.0, 1) for memory in {node.memory_gb for node in inventory.nodes}}
@@ -67,7 +67,7 @@ def device_classes(components: Sequence[ComponentPlan], inventory: Inventory) ->
 
 
 def _split(key: Ints) -> list[Ints]:
-    """The devices of each class; few classes are picked out one by one, which is cheaper than sorting all devices."""
+    """Devices of each class; for few classes this is cheaper than sorting all devices."""
     count = int(key.max(initial=-1)) + 1
     if count <= FEW_CLASSES:
         return [np.flatnonzero(key == number) for number in range(count)]
@@ -76,13 +76,13 @@ def _split(key: Ints) -> list[Ints]:
 
 
 def _renumbered(keys: Ints) -> Ints:
-    """The keys as 0, 1, 2, ... in the same order, without gaps."""
+    """Renumber the keys as 0, 1, 2, ... in the same order, without gaps."""
     is_used = np.bincount(keys) > 0
     return (np.cumsum(is_used) - 1)[keys]
 
 
 class MemoryRefused(ValueError):
-    """Figures that contradict each other or the mode, with the numbers and the fix."""
+    """Memory figures that contradict each other or the mode."""
 
     def __init__(self, code: str, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
         super().__init__(what)
@@ -91,7 +91,7 @@ class MemoryRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Whether both sides are kept, and the share of the device that each may take; None is no limit."""
+    """Keep both engines and learners or not, and the fraction of the device each may use; None: no limit."""
 
     keeps_both: bool
     inference_fraction: float | None = None
@@ -106,9 +106,9 @@ def share_device(
     is_async: bool,
     cap: float | None,
 ) -> Sharing:
-    """Keep both where they are apart or fit into 95 % of the device; otherwise they take turns.
+    """Keep both if they are on separate devices or fit into 95 % of one; otherwise they take turns.
 
-    Together they get the whole 95 %, in proportion to what each asks for; `cap` bounds the servers' share.
+    Together they get the whole 95 %, in proportion to their requirements; `cap` bounds the servers' fraction.
 
     >>> share_device(True, 20, 40, 79.15, is_async=False, cap=None)
     Sharing(keeps_both=True, inference_fraction=0.316..., learning_fraction=0.633...)
@@ -161,7 +161,7 @@ IN_FLIGHT = "weights in flight"
 
 
 class Decision(StrEnum):
-    """What components that share a device do about it."""
+    """Handling of components that share a device: keep both, sleep, or restart."""
 
     KEEP = "keep"
     SLEEP = "sleep"
@@ -170,31 +170,31 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A component's part of a device in a phase: its state, and its memory on device and host (None: unknown)."""
+    """A component's share of a device in a phase: state, and memory on device and host (None: unknown)."""
 
     component: str
     state: State
     device_gib: float | None
     host_gib: float | None
-    # What is left of it while another one works in the same phase; None where they work at the same time.
+    # Memory left on the device while another works in the same phase; None if both work at the same time.
     between_gib: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ClassResidency:
-    """One class of devices through the phases."""
+    """Residency of one class of devices in all phases."""
 
     device_class: DeviceClass
     decision: Decision
     reason: str
     phases: Mapping[Phase, tuple[Share, ...]]
-    sharing: Sharing | None = None  # the fractions, where ml-loop's figures decide
+    sharing: Sharing | None = None  # fractions from ml-loop's memory figures
 
     def parts(self, phase: Phase) -> tuple[tuple[str, float | None], ...]:
-        """What is on each device of the class at the worst moment of a phase, by who holds it.
+        """Peak memory on each device of the class in a phase, by component.
 
-        Learners and scorers that offload work one after the other: the largest counts whole, the others with what they
-        leave on the device.
+        Learners and scorers that offload work one after the other: the largest counts in full, the others with what
+        they leave on the device.
         """
         shares = self.phases[phase]
         in_turn = [share for share in shares if share.between_gib is not None and share.device_gib is not None]
@@ -209,25 +209,25 @@ class ClassResidency:
         return tuple(found)
 
     def used_gib(self, phase: Phase) -> float | None:
-        """The sum on each device of the class, or None where a part of it is not known."""
+        """Sum on each device of the class; None if a part is unknown."""
         return _known_sum([size for _, size in self.parts(phase)])
 
 
 @dataclass(frozen=True, eq=False)
 class Residency:
-    """The residency of a whole plan: one entry for each class of devices."""
+    """Residency of a whole plan, by class of devices."""
 
     classes: tuple[ClassResidency, ...]
     is_async: bool
 
     def of(self, component: str) -> tuple[ClassResidency, ...]:
-        """The classes that a component holds."""
+        """Classes of devices that a component uses."""
         return tuple(part for part in self.classes if component in part.device_class.components)
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """What of the job's settings the residency depends on."""
+    """Job settings that the residency depends on."""
 
     notation: Notation
     is_async: bool
@@ -255,9 +255,9 @@ def find_residency(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> Residency:
-    """Decide for every class of devices; what does not fit, or can never run, goes to `findings`.
+    """Decide the residency of every class of devices; what does not fit, or can never run, goes to `findings`.
 
-    `places` says where each component (and each memory key) stands in the config.
+    `places` has the config positions of components and memory keys.
     """
     by_name = {part.name: part for part in components}
     if settings.notation is Notation.LOOP and (settings.inference_gb is None) != (settings.learning_gb is None):
@@ -278,7 +278,7 @@ Choice = tuple[Decision, str, Sharing | None]
 def _with_straddlers(
     classes: Sequence[DeviceClass], decided: list[Choice], components: Sequence[ComponentPlan]
 ) -> list[Choice]:
-    """An engine sleeps as a whole: its devices that nobody else needs rest with those that somebody does."""
+    """Extend decisions to engines that span classes: an engine sleeps on all its devices, shared or not."""
     turns = [one for one, choice in zip(classes, decided, strict=True) if choice[0] is not Decision.KEEP]
     if not turns:
         return decided
@@ -303,7 +303,7 @@ def _with_straddlers(
 
 
 def displaced_devices(part: ComponentPlan, shared: Ints) -> Ints:
-    """All devices of the processes that hold one of the shared devices."""
+    """All devices of processes that hold a shared device."""
     devices, owners = part.table.device_numbers, part.table.owners
     return devices[np.isin(owners, owners[np.isin(devices, shared)])]
 
@@ -329,13 +329,13 @@ def _size(
     sharing: Sharing | None,
     settings: ResidencySettings,
 ) -> Footprint:
-    """The component's memory on one device of the class: what a person says of it, or what is computed."""
+    """Memory of a component on one device of the class: as configured, or computed."""
     fraction = sharing.inference_fraction if sharing is not None else None
     size = footprint(part, device_class.memory_gb, fraction)
     figure = settings.learning_gb if part.role is Role.LEARNER else settings.inference_gb
     if settings.notation is Notation.LOOP and figure is not None:
         is_learner = part.role is Role.LEARNER
-        # Servers take the fraction they are started with, which may be more than they ask for.
+        # Servers use the fraction they are started with, which may exceed their requirement.
         active = figure if is_learner or size.active is None or fraction is None else size.active
         left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
         size = Footprint(
@@ -381,7 +381,7 @@ def _decide_by_figures(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> Choice:
-    """ml-loop's rule; without figures servers and learners take turns."""
+    """Apply ml-loop's rule; without figures servers and learners take turns."""
     sharing = _loop_sharing(device_class, settings, places, findings)
     if settings.inference_gb is None:
         return turns, "no memory figures are given", sharing
@@ -441,13 +441,13 @@ def _working_size(part: ComponentPlan, phase: Phase, decision: Decision, size: F
 
 
 def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collection[str], is_async: bool) -> State:
-    """What a component does in a phase: it works; or it stays, or makes room where those on the device take turns."""
+    """Return the state of a component in a phase: it works, stays, or makes room if components take turns."""
     if part.model.unused_because:
         return State.UNUSED
     if works_in(part.name, part.role, phase, names):
         return State.RUNS
     if decision is Decision.KEEP:
-        # What generates goes on while others learn, where rollouts are asynchronous.
+        # With asynchronous rollouts, generation continues while others learn.
         generates = works_in(part.name, part.role, Phase.GENERATE, names)
         return State.RUNS if is_async and generates else State.STAYS
     if part.role is Role.ENGINE:
@@ -458,7 +458,7 @@ def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collect
 
 
 def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
-    """An over-full device is an error that shows the sum."""
+    """Report an over-full device, with the sum."""
     memory = made.device_class.memory_gb
     for phase in Phase:
         used = made.used_gib(phase)
@@ -477,7 +477,7 @@ def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Find
 
 
 def _mend(made: ClassResidency, phase: Phase) -> str:
-    """What would help on devices that are over-full, which depends on who is there."""
+    """Suggest a fix for an over-full device, depending on its components."""
     staying = [share.component for share in made.phases[phase] if share.state is State.STAYS]
     more = "use more devices or larger parallel sizes"
     if "actor" in staying and len(made.device_class.components) > 1:

@@ -1,4 +1,4 @@
-"""Rules about whole plans: what elsewhere is found only after the models have loaded."""
+"""Rules about whole plans: mistakes that would otherwise show up only after models are loaded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_tensor_groups(part: ComponentPlan, place: Where, findings: Findings) 
 
 
 def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findings: Findings) -> None:
-    """What the model's own sizes allow: heads and layers divided by the parallel sizes, and room for a KV cache."""
+    """Check heads and layers against the parallel sizes, and the room for a KV cache."""
     if part.model.config is None:
         return
     try:
@@ -192,7 +192,7 @@ def _check_sizes(
 
 
 def _check_host_memory(residency: Residency, inventory: Inventory, findings: Findings) -> None:
-    """What is offloaded and asleep must fit into the memory of its node; one over-full node is enough to report."""
+    """Check that offloaded and sleeping memory fits into each node; report the first over-full node."""
     limits = np.array([node.host_memory_gb or np.inf for node in inventory.nodes])
     if not np.isfinite(limits).any():
         return

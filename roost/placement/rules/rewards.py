@@ -1,4 +1,4 @@
-"""Rules about rewards with a placement of their own: accelerators that a judge leaves idle, or cannot use."""
+"""Rules about placed rewards: accelerators that a judge leaves idle or cannot use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roost.placement.component_plan import ComponentPlan
 
 REWARD = "reward"
 JUDGE = "roost.rollout.rewards.judge.Judge"
-ON_ONE_DEVICE = "torch"  # the engine that is built in
+ON_ONE_DEVICE = "torch"  # the built-in engine
 
 
 class SizesDoNotFit(ValueError):
-    """An engine cannot be cut over the accelerators of its process; why, and what to write instead."""
+    """An engine cannot be sharded over the accelerators of its process."""
 
     def __init__(self, why: str, fix: str) -> None:
         super().__init__(f"{why}; {fix}")
@@ -109,7 +109,7 @@ def _check_judge(keys: Mapping[str, Any], held: list[int], component: str, where
 
 
 def _accelerators_held(part: ComponentPlan) -> list[int]:
-    """How many accelerators processes have, each number once."""
+    """Distinct numbers of accelerators per process."""
     table = part.table
     is_accelerator = np.array([kind == ACCELERATOR for kind in table.kinds])[table.groups]
     counts: list[int] = np.unique(np.diff(table.offsets)[is_accelerator]).tolist()
