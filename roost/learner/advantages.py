@@ -1,4 +1,4 @@
-"""Advantages: group baselines, GAE, and which samples are kept."""
+"""Advantages: group baselines, GAE, whitening, and selection of samples."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from roost.config.train import AdvantageEstimator, AdvantageSettings, Whitening
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-STD_EPSILON = 1e-6  # added to a standard deviation before dividing by it, as GRPO of RLinf and ROLL does
-POPULATION_STD_FLOOR = 1e-7  # ml-loop divides by at least this
-ROUNDING = 1e-9  # returns added up in another order differ by rounding; that is no difference to learn from
+STD_EPSILON = 1e-6  # added to a standard deviation before dividing, as in GRPO of RLinf and ROLL
+POPULATION_STD_FLOOR = 1e-7  # smallest divisor, as in ml-loop
+ROUNDING = 1e-9  # returns closer than this are equal up to rounding
 
 
 def advantages(returns: Sequence[float], groups: Sequence[Hashable], settings: AdvantageSettings) -> Doubles:
-    """The advantage of each sample, in the order given; `groups` says which samples answer the same prompt.
+    """Advantage of each sample, in the order given; `groups` has the group of each sample.
 
-    Groups may differ in size. Where there is nothing to compare with, as all returns are equal or a sample is alone in
-    its group, advantages are exactly 0; `is_alone` tells which samples the latter are.
+    Groups may differ in size. If all returns of a group are equal or a sample is alone in its group, advantages are
+    exactly 0; see `is_alone` for the latter.
 
     >>> advantages([1.0, 0.0, 0.0, 5.0], ["a", "a", "a", "b"], AdvantageSettings()).tolist()
     [1.0, -0.5, -0.5, 0.0]
@@ -37,7 +37,7 @@ def advantages(returns: Sequence[float], groups: Sequence[Hashable], settings: A
 
 
 def is_alone(groups: Sequence[Hashable]) -> Flags:
-    """Which samples are the only one of their group.
+    """Mask of samples that are the only one of their group.
 
     >>> is_alone(["a", "a", "b"]).tolist()
     [False, False, True]
@@ -48,12 +48,12 @@ def is_alone(groups: Sequence[Hashable]) -> Flags:
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """The returns, and for each sample what is known of its group."""
+    """Returns, and the statistics of each sample's group."""
 
     returns: Doubles
     sizes: npt.NDArray[np.int64]
     means: Doubles
-    stds: Doubles  # of a sample: n - 1; 0 for one that is alone
+    stds: Doubles  # sample standard deviation (n - 1); 0 for a single sample
     population_stds: Doubles
     equal: Flags
 
@@ -78,13 +78,13 @@ def _grouped(returns: Sequence[float], groups: Sequence[Hashable]) -> _Grouped:
 
 
 def _numbers(groups: Sequence[Hashable]) -> npt.NDArray[np.int64]:
-    """The groups numbered from 0 as they come: numpy cannot sort names of all kinds."""
+    """Group indices from 0 in order of appearance; np.unique cannot sort keys of mixed types."""
     known: dict[Hashable, int] = {}
     return np.array([known.setdefault(group, len(known)) for group in groups], dtype=np.int64)
 
 
 def _leave_one_out(samples: _Grouped) -> Doubles:
-    others = np.maximum(samples.sizes - 1, 1)  # one that is alone gets 0 from _group_mean
+    others = np.maximum(samples.sizes - 1, 1)  # _group_mean gives 0 for a single sample
     return _group_mean(samples) * samples.sizes / others
 
 
@@ -97,7 +97,7 @@ def _grpo(samples: _Grouped) -> Doubles:
 
 
 def _reinforce(samples: _Grouped) -> Doubles:
-    """One group of all samples: what GRPO does in each."""
+    """GRPO with all samples as one group."""
     return _grpo(_grouped(samples.returns.tolist(), [None] * len(samples.returns)))
 
 
@@ -120,17 +120,17 @@ BIASED_STD_EPSILON = 1e-5  # of Whitening.TOKENS_BIASED
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenAdvantages:
-    """Of the tokens that the policy made in one sample."""
+    """Advantages and returns of the generated tokens of one sample."""
 
     advantages: Doubles
-    returns: Doubles  # what the critic should have said
+    returns: Doubles  # targets of the critic
 
 
 def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, turn_rewards: Sequence[float]) -> Doubles:
-    """What each token that the policy made earned, from the turns of the tokens, in order.
+    """Reward of each generated token; `turns` has the turn of each token, in order.
 
-    A turn earns at its last token; one without a token at the last before it. What is left of the whole comes at the
-    very end.
+    A turn's reward goes to its last token; for a turn without tokens, to the last token before it. The rest of the
+    sample's reward goes to the last token.
 
     >>> rewards_of_tokens(np.array([0, 0, 1]), 3.0, [1.0, 1.5]).tolist()
     [0.0, 1.0, 2.0]
@@ -149,10 +149,10 @@ def token_advantages(
     settings: AdvantageSettings,
     value_after: float = 0.0,
 ) -> TokenAdvantages:
-    """From what each token that the policy made in an episode earned, and the critic's value before it.
+    """GAE advantages and returns from the rewards of generated tokens and the critic's values before them.
 
-    After the last one comes `value_after`: nothing where the task was over, and where a limit cut the episode off, what
-    the critic expects of the state that it stopped in.
+    `value_after` is the value after the last token: 0 if the task ended, the critic's value of the final state if the
+    episode was truncated.
 
     >>> found = token_advantages(np.array([0, 1]), np.array([0.5, 0.75]), AdvantageSettings(gamma=1, gae_lambda=0))
     >>> found.advantages.tolist(), found.returns.tolist()
@@ -174,9 +174,9 @@ def token_advantages(
 
 
 def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:
-    """The same advantages with mean 0 and standard deviation 1 over all tokens of all samples.
+    """Advantages normalized to mean 0 and standard deviation 1 over all tokens of all samples.
 
-    Whitening.TOKENS leaves a single token as it is: the variance of one is not defined.
+    Whitening.TOKENS leaves a single token unchanged, as its variance is undefined.
 
     >>> given = [np.array([1.0, 3.0]), np.array([3.0, 1.0])]
     >>> [sample.round(4).tolist() for sample in whitened(given, Whitening.TOKENS_BIASED)]
@@ -196,11 +196,11 @@ def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Selection:
-    """The samples to learn from, by position, in the order they came; and how many were left out."""
+    """Indices of the samples to learn from, in order, and counts of those dropped."""
 
     kept: npt.NDArray[np.int64]
-    too_small: int  # nearer to zero than AdvantageSettings.min_abs_advantage
-    not_positive: int  # far enough from zero, but AdvantageSettings.positive_advantages_only leaves them out
+    too_small: int  # below AdvantageSettings.min_abs_advantage
+    not_positive: int  # large enough, but dropped by AdvantageSettings.positive_advantages_only
 
     @property
     def dropped(self) -> int:
@@ -208,7 +208,7 @@ class Selection:
 
 
 def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings) -> Selection:
-    """The samples whose advantage is large enough, and positive where only those count. May be none, or any number.
+    """Select samples whose advantage is large enough, and positive if only those are wanted. May be empty.
 
     >>> settings = AdvantageSettings(min_abs_advantage=0.1, positive_advantages_only=True)
     >>> chosen = select(np.array([0.5, -0.5, 0.01]), settings)

@@ -1,4 +1,4 @@
-"""The processes of a learner as one group: how it is set up, and what they agree on."""
+"""The process group of a learner's ranks, and reductions over it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from roost.net.bound_store import file_store, tcp_store
 
-LIMIT_S = 600.0  # until a rank that waits for another gives up
-LARGEST = "max/"  # what names begin with of which the maximum counts, not the sum
+LIMIT_S = 600.0  # timeout of collectives
+LARGEST = "max/"  # prefix of names that are reduced by maximum instead of sum
 
 
 def init_distributed(
@@ -24,7 +24,7 @@ def init_distributed(
     limit_s: float = LIMIT_S,
     file: Path | None = None,
 ) -> None:
-    """Join the group of all ranks. They meet in a new file in a private folder if one is given, else at the address."""
+    """Join the process group of all ranks. They rendezvous at a new private file if given, else at the address."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not among the {world_size} ranks from 0")
     on_cuda = device.type == "cuda"
@@ -33,7 +33,7 @@ def init_distributed(
     limit = timedelta(seconds=limit_s)
     is_first = rank == 0
     dist.init_process_group(
-        # What is agreed on is small and on the host; it must not wait for what the device has to do.
+        # Reductions of small host values must not wait for the device.
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         store=file_store(file, world_size, limit) if file else tcp_store(address, port, world_size, is_first, limit),
         rank=rank,
@@ -43,7 +43,7 @@ def init_distributed(
 
 
 def close_distributed() -> None:
-    """Leave the group; nothing happens without one."""
+    """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -57,7 +57,7 @@ def rank() -> int:
 
 
 def wait_for_all(limit_s: float) -> None:
-    """Until every rank is here, for as long as said: longer than a rank waits for another otherwise."""
+    """Barrier with its own timeout, which may be longer than that of other collectives."""
     if world_size() > 1:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
         dist.barrier(group)
@@ -65,7 +65,7 @@ def wait_for_all(limit_s: float) -> None:
 
 
 def most(count: int) -> int:
-    """The largest of the ranks' numbers."""
+    """Maximum over ranks."""
     if world_size() == 1:
         return count
     number = torch.tensor(count)
@@ -74,7 +74,7 @@ def most(count: int) -> int:
 
 
 def added_up(told: Mapping[str, float]) -> dict[str, float]:
-    """What the ranks tell, put together; a rank that did nothing may leave names out."""
+    """Statistics reduced over ranks; a rank without work may omit names."""
     if world_size() == 1:
         return dict(told)
     of_ranks: list[Mapping[str, float]] = [{}] * world_size()
@@ -83,7 +83,7 @@ def added_up(told: Mapping[str, float]) -> dict[str, float]:
 
 
 def together(parts: list[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name, and maxima of names that begin with max/.
+    """Sums by name, and maxima for names that begin with max/.
 
     >>> together([{"tokens": 3, "max/ratio": 1.5}, {}, {"tokens": 4, "max/ratio": 1.25}])
     {'tokens': 7, 'max/ratio': 1.5}

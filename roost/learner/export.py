@@ -1,4 +1,4 @@
-"""What was learnt, written as others read it: a checkpoint of transformers, or an adapter of PEFT."""
+"""Export the trained policy in transformers format, or an adapter in PEFT format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from roost.config.train import LearnerSettings
 from roost.learner.adapter import ADAPTER_PART, adapter_weights, merged_weights, write_adapter
 from roost.learner.distributed import rank, world_size
 
-# What comes with a model's weights and is not changed by training.
+# Files of a model beside its weights, not changed by training.
 BESIDE_WEIGHTS = ("*token*", "vocab*", "merges.txt", "chat_template*", "generation_config.json")
 
 
 def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
-    """Gather the weights on all ranks, and write them on the first: the whole model, or the adapter alone."""
+    """Gather the weights on all ranks and write them on the first: the whole model, or the adapter alone."""
     if settings.adapter is None:
         export_whole(model, settings, folder)
         return
@@ -34,7 +34,7 @@ def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> N
 
 
 def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
-    """Write the whole model, with an adapter merged into its weights."""
+    """Write the whole model, with the adapter merged."""
     weights = _on_first_rank(merged_weights(model))
     if rank() == 0:
         model.save_pretrained(folder, state_dict=weights)
@@ -44,7 +44,7 @@ def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path
 
 
 def whole_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the whole model's weights, without an adapter's."""
+    """Bytes of the model's weights without the adapter."""
     named = model.state_dict(keep_vars=True).items()
     sizes = {id(weight): weight.numel() * weight.element_size() for name, weight in named if ADAPTER_PART not in name}
     return sum(sizes.values())
@@ -64,7 +64,7 @@ def _complete(model: str, folder: Path) -> None:
     os.umask(mask)
     for file in folder.iterdir():
         if file.is_file():
-            file.chmod(0o666 & ~mask)  # safetensors lets nobody but its writer read a file, whatever the umask
+            file.chmod(0o666 & ~mask)  # safetensors writes files readable by their owner only, whatever the umask
 
 
 def _copy_beside(model: str, folder: Path) -> None:

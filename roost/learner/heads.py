@@ -1,4 +1,4 @@
-"""What a learner's model says of each token, and what it is trained for: a policy or a critic."""
+"""Heads of a learner's model, policy or critic, and the loss of each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from roost.learner.sample import Floats, Sample
 
 
 class Head(StrEnum):
-    """The last layer of a model."""
+    """Type of a model's last layer."""
 
     POLICY = "policy"  # logits of the next token
-    VALUE = "value"  # one number, of what is to be expected before the next token is made: a critic
+    VALUE = "value"  # value before the next token: a critic
 
 
 POLICY, VALUE = Head.POLICY, Head.VALUE
@@ -32,7 +32,7 @@ def part_of_loss(
     settings: LossSettings,
     totals: Totals,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one packed batch, and what is told of it; both add up to those of the minibatch."""
+    """Loss and statistics of one micro-batch; both sum to those of the minibatch."""
     if not samples:
         return said[0].sum(), {}  # 0, but with a gradient of 0 for every weight
     compute = policy_part if head is Head.POLICY else value_part
@@ -43,7 +43,7 @@ def part_of_loss(
 def policy_part(
     said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`said` are log-probabilities and entropies."""
+    """Policy loss; `said` are log-probs and entropies."""
     logprobs, entropy = said
     device = logprobs.device
     batch = PolicyBatch(
@@ -62,7 +62,7 @@ def policy_part(
 def value_part(
     said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`said` are values."""
+    """Value loss; `said` are values."""
     (values,) = said
     old_values, returns = (_of_all(samples, name, values.device) for name in ("values", "returns"))
     if old_values is None or returns is None:
@@ -72,7 +72,7 @@ def value_part(
 
 
 def _of_all(samples: Sequence[Sample], name: str, device: torch.device) -> Tensor | None:
-    """An array that samples may have, of all of them, or None where none has it."""
+    """Optional field of all samples as a tensor, or None if no sample has it."""
     arrays: list[Floats] = [array for sample in samples if (array := getattr(sample, name)) is not None]
     if not arrays:
         return None

@@ -1,4 +1,4 @@
-"""Weights that another learner gave, put in place of a model's own."""
+"""`Learner`: a model with its optimizer, which scores and learns from samples."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ BUCKET_BYTES = 1 << 28
 
 
 def replace_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace all weights of a model, which may be sharded; raises if one is missing, left over or of another shape."""
+    """Replace all weights of a model, which may be sharded; raise ValueError if names or shapes do not match."""
     own = model.state_dict(keep_vars=True)
-    missing = {id(weight): name for name, weight in own.items()}  # of tied weights one name comes
+    missing = {id(weight): name for name, weight in own.items()}  # tied weights come under one name
     with torch.no_grad():
         for name, given in weights:
             if name not in own or own[name].shape != given.shape:
@@ -45,7 +45,7 @@ def replace_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> 
 
 
 def in_buckets(weights: Iterable[tuple[str, Tensor]], size: int = BUCKET_BYTES) -> Iterator[list[tuple[str, Tensor]]]:
-    """Weights in lists of about so many bytes, to be sent one after the other.
+    """Split weights into lists of about `size` bytes, to be sent one by one.
 
     >>> [[name for name, _ in bucket] for bucket in in_buckets([(n, torch.zeros(2)) for n in "abc"], size=16)]
     [['a', 'b'], ['c']]
@@ -65,15 +65,15 @@ def in_buckets(weights: Iterable[tuple[str, Tensor]], size: int = BUCKET_BYTES) 
 def _fill(weight: Tensor, given: Tensor) -> None:
     given = given.to(weight.device, weight.dtype)
     if isinstance(weight, DTensor):
-        # Every rank has all of it, so that none needs to be told its part by another.
+        # Every rank has the whole tensor, so no communication is needed.
         given = distribute_tensor(given, weight.device_mesh, weight.placements, src_data_rank=None)
     weight.copy_(given)
 
 
 def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW for those that are trained, with its moments in place from the start.
+    """AdamW for trainable parameters, with its moments allocated from the start.
 
-    So a checkpoint written or read before the first step is like any other. Vectors (norms, biases) do not decay.
+    So a checkpoint before the first step has the same structure as any other. Vectors (norms, biases) do not decay.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -97,10 +97,9 @@ def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSetting
 
 
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
-    """The rate of a step, counted from 0.
+    """Learning rate of a step, counted from 0.
 
-    It grows over the first `warmup_steps`, has its full value after them, and falls to 0 at `total_steps` unless the
-    schedule is constant.
+    It grows over the first `warmup_steps`, then decays to 0 at `total_steps` unless the schedule is constant.
 
     >>> linear = LrSchedulerType.LINEAR
     >>> settings = OptimizerSettings(learning_rate=1.0, lr_scheduler_type=linear, warmup_steps=2, total_steps=6)
@@ -129,15 +128,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-# How far log-probabilities may be apart that are computed from other rows at once; of 16 bits, with other roundings.
+# Allowed difference of log-probs between packed and separate sequences; bfloat16 rounds differently.
 PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
 
 
 class Learner:
     """A model with its optimizer, on one device.
 
-    With several ranks, the model is sharded over all of them, and every method is called on all ranks at once, each
-    with samples of its own: as many as it has, or none. `torch.distributed` is set up before (`init_distributed`).
+    With several ranks, the model is sharded over all of them, and every method must be called on all ranks, each with
+    its own samples: any number, or none. Call `init_distributed` first.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class Learner:
         self._residence = Residence(self._outputs, self._optimizer, device)
         self._writer = CheckpointWriter()
         self.step = 0  # optimizer steps taken
-        self.skipped = 0  # optimizer steps not taken, because loss or gradient were not finite
+        self.skipped = 0  # optimizer steps skipped because loss or gradient was not finite
         if head is Head.POLICY:
             vocabulary = self.module.config.get_text_config().vocab_size
             check_packing(self.score, vocabulary, PACKING_TOLERANCES[settings.compute_dtype], settings.model)
@@ -163,12 +162,12 @@ class Learner:
         return self._outputs.model
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights by the names of the checkpoint, an adapter merged into them. For all ranks together."""
+        """Whole weights by checkpoint name, with the adapter merged. Call it on all ranks."""
         return merged_weights(self.module)
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
-        """With its weights on the device; they go back to the host afterwards if they were there."""
+        """Context with the weights on the device; offloads them afterwards if they were offloaded."""
         is_away = "weight" in self._residence.away
         if is_away:
             self._load_together()
@@ -179,7 +178,7 @@ class Learner:
                 self.offload(("weight",))
 
     def _load_together(self) -> None:
-        """Load the weights on all ranks or on none: one without room would leave the others waiting for its part."""
+        """Load the weights on all ranks or on none: ranks would hang waiting for the shard of one without memory."""
         lacks_room = 0
         try:
             self.load(("weight",))
@@ -190,20 +189,20 @@ class Learner:
             raise MemoryError("a device has no room for the learner's weights while engines work there")
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Become another learner's policy: whole weights by name, as its `weights` gives them. On every rank."""
+        """Replace the weights by another learner's, as its `weights` yields them. Call it on every rank."""
         self._require_loaded("weight")
         replace_weights(self.module, weights)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights of the adapter by PEFT's names. For all ranks together."""
+        """Whole weights of the adapter by PEFT's names. Call it on all ranks."""
         return adapter_weights(self.module)
 
     def score(
         self, samples: Sequence[Sample], as_reference: bool = False, temperature: float | None = None
     ) -> list[Floats]:
-        """The log-probability of each token, at the temperature it was drawn with unless another is given.
+        """Log-probs of each token, at the sampling temperature unless another is given.
 
-        0 for the first token and for those that the policy did not make. `as_reference`: without the adapter.
+        0 for the first token and for those that the policy did not generate. `as_reference`: without the adapter.
         """
         self._require(Head.POLICY, "log-probabilities")
         if as_reference and self._settings.adapter is None:
@@ -212,27 +211,27 @@ class Learner:
             return self._said(samples)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """What the critic expects before each token is made; 0 where `score` has 0."""
+        """The critic's value before each token; 0 where `score` has 0."""
         self._require(Head.VALUE, "values")
         return self._said(samples)
 
     def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
-        """One step of the optimizer on this rank's share of a minibatch, whose size over all ranks is `totals`.
+        """Take one optimizer step on this rank's share of a minibatch, whose size over all ranks is `totals`.
 
-        Gives statistics of the whole minibatch, the same on every rank: what the loss tells, and `grad/norm` (before
-        it was clipped), `lr`, `tokens`, `sequences`, `skipped`. Where loss or norm is not finite there is no step.
-        With a `max_grad_norm` of 0 nothing is clipped.
+        Returns statistics of the whole minibatch, the same on every rank: those of the loss, `grad/norm` (before
+        clipping), `lr`, `tokens`, `sequences` and `skipped`. If loss or norm is not finite, the step is skipped.
+        A `max_grad_norm` of 0 disables clipping.
         """
         if not self._learns:
             raise ValueError("this one only scores; make it with learns=True")
         self._require_loaded(*PARTS)
-        self._optimizer.zero_grad()  # of a call that failed half way
+        self._optimizer.zero_grad()  # of a call that failed midway
         told: list[dict[str, Tensor]] = []
         tokens = sequences = 0
         for part in self._rounds(samples):
             packed = pack(part)
             loss, of_part = part_of_loss(self._head, self._forward(packed), part, packed, self._settings.loss, totals)
-            # Sharding averages the gradients of ranks, but the minibatch's is their sum.
+            # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * world_size()).backward()
             told.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
@@ -240,7 +239,7 @@ class Learner:
         return statistics | self._update(math.isfinite(statistics.get("loss", 0.0)))
 
     def offload(self, parts: Sequence[str] = PARTS) -> None:
-        """Move parts to the host, and free their memory on the device; moments are kept as they are."""
+        """Move parts to the host and free their device memory; moments are kept unchanged."""
         self._residence.offload(parts)
 
     def load(self, parts: Sequence[str] = PARTS) -> None:
@@ -248,36 +247,36 @@ class Learner:
         self._residence.load(parts)
 
     def save(self, folder: Path | str) -> None:
-        """Keep all that learning goes on from; written in the background, see `wait_saved`."""
+        """Save a checkpoint in the background; see `wait_saved`."""
         self._require_loaded("weight", "optimizer")
         self._writer.save(self._state(), Path(folder))
 
     def wait_saved(self) -> None:
-        """Until the last checkpoint is there under its name. Raises if it could not be written."""
+        """Wait until the last checkpoint is written under its final name; raise if that failed."""
         self._writer.wait()
 
     def is_saved(self) -> bool:
-        """Whether no checkpoint is being written now. Raises if the last one could not be written."""
+        """Return True if no checkpoint is being written; raise if the last one failed."""
         return self._writer.is_done()
 
     def checkpoint_bytes(self) -> int:
-        """About the size of this rank's part of a checkpoint."""
+        """Approximate size of this rank's part of a checkpoint."""
         return state_bytes(self._state())
 
     def restore(self, folder: Path | str) -> None:
-        """Go on from a checkpoint, which may have been written by another number of ranks."""
+        """Restore a checkpoint, possibly of a different number of ranks."""
         self._require_loaded("weight", "optimizer")
         state = self._state()
         fill(state, Path(folder), self._device)
         self.step, self.skipped = (int(number) for number in state["progress"])
 
     def export(self, folder: Path | str) -> None:
-        """Write a checkpoint of transformers, or with an adapter one of PEFT, that engines load."""
+        """Write the policy for engines: in transformers format, or an adapter in PEFT format."""
         self._require_loaded("weight")
         export(self.module, self._settings, Path(folder))
 
     def export_whole(self, folder: Path | str) -> None:
-        """Write a checkpoint of transformers in any case, an adapter merged into its weights."""
+        """Write the policy in transformers format, with the adapter merged."""
         self._require_loaded("weight")
         export_whole(self.module, self._settings, Path(folder))
 
@@ -285,14 +284,14 @@ class Learner:
         if self._learns:
             return new_optimizer(self._outputs.parameters(), self._settings.optimizer)
         self._outputs.requires_grad_(False)
-        return torch.optim.SGD(self._outputs.parameters())  # it has no moments, and takes no step
+        return torch.optim.SGD(self._outputs.parameters())  # placeholder without moments that takes no step
 
     def _state(self) -> State:
         progress = torch.tensor([self.step, self.skipped])
         return learner_state(self.module, self._optimizer, progress, self._device)
 
     def _update(self, is_finite: bool) -> dict[str, float]:
-        """Change the weights by their gradients, unless these are not numbers."""
+        """Apply the gradients, unless they are not finite."""
         settings = self._settings.optimizer
         parameters = [each for each in self._outputs.parameters() if each.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
@@ -310,7 +309,7 @@ class Learner:
         return {"grad/norm": float(norm), "lr": rate, "skipped": float(not is_finite)}
 
     def _said(self, samples: Sequence[Sample]) -> list[Floats]:
-        """The first thing that the model says of each token, without gradients."""
+        """First output of the model for each token, without gradients."""
         self._require_loaded("weight")
         said = {id(sample): np.zeros(len(sample), np.float32) for sample in samples}
         with torch.no_grad():
@@ -322,7 +321,7 @@ class Learner:
         return [said[id(sample)] for sample in samples]
 
     def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-        """Samples that go through the model together; all ranks have as many rounds, the last ones may be empty."""
+        """Yield micro-batches; all ranks have the same number, and the last ones may be empty."""
         useful = [sample for sample in samples if predicted(sample).any()]
         parts = balanced([len(sample) for sample in useful], self._settings.micro_batch_tokens)
         for number in range(most(len(parts))):
@@ -334,7 +333,7 @@ class Learner:
             return said
 
     def _precision(self) -> AbstractContextManager[object]:
-        """Sharding casts the weights by itself; without it, operations do."""
+        """Autocast for mixed precision; FSDP casts the weights itself."""
         compute = float_type(self._settings.compute_dtype)
         is_mixed = self._settings.compute_dtype != self._settings.weight_dtype
         if isinstance(self._outputs, FSDPModule) or not is_mixed:
@@ -357,12 +356,12 @@ class Learner:
 
 
 def _numbers(told: Sequence[dict[str, Tensor]]) -> list[dict[str, float]]:
-    """The same as numbers, brought from the device at once."""
+    """Tensors as floats, with one transfer from the device."""
     tensors = [tensor.detach().float() for part in told for tensor in part.values()]
     numbers = iter(torch.stack(tensors).tolist() if tensors else [])
     return [{name: next(numbers) for name in part} for part in told]
 
 
 def _whole(norm: Tensor) -> Tensor:
-    """A norm over shards is the norm of all only once it is put together."""
+    """The norm over all shards."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,4 +1,4 @@
-"""How far the log-probabilities that an engine reported are from the learner's own, for the same tokens and weights."""
+"""Difference of an engine's log-probs from the learner's own, for the same tokens and weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MOST = 700.0  # beyond it exp is infinite
 
 
 def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]) -> dict[str, float]:
-    """Over tokens that the engine drew; of no tokens, nothing is told.
+    """Statistics of the difference over sampled tokens; empty without tokens.
 
-    `kl_k3` estimates KL(engine || learner). Largest and 99th percentile do not add up over ranks: give all tokens.
+    `kl_k3` estimates KL(engine || learner). Maximum and 99th percentile cannot be combined over ranks: pass all tokens.
 
     >>> found = mismatch(np.log([0.5, 0.5]), np.log([0.5, 0.25]))
     >>> {name: round(value, 4) for name, value in found.items() if name != "logprob_p99"}
