@@ -1,4 +1,4 @@
-"""How many blocks of keys and values there is room for."""
+"""`TorchEngine`, the built-in engine: continuous batching over a paged KV cache, pause, sleep and weight updates."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
 
 CPU_BLOCK, CUDA_BLOCK = 16, FLASH_BLOCK
 CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
-CONTEXT_BYTES = 1 << 29  # what CUDA and its libraries hold per process, beside torch's own memory
-LOGIT_COPIES = 4  # the model's, in float32, sorted or summed, and their probabilities
+CONTEXT_BYTES = 1 << 29  # memory of CUDA and its libraries per process, outside torch's allocator
+LOGIT_COPIES = 4  # the model's output, its float32 copy, sorted or summed, and probabilities
 
 
 def block_size(settings: EngineSettings, device: torch.device) -> int:
@@ -37,7 +37,7 @@ def block_size(settings: EngineSettings, device: torch.device) -> int:
 
 
 def block_count(settings: EngineSettings, model: LoadedModel, size: int) -> int:
-    """The blocks that fit; raises with the numbers if not even one does."""
+    """Number of KV cache blocks that fit; raise ValueError if there is room for none."""
     each = bytes_per_block(model.layers, size, model.dtype)
     if settings.kv_bytes is not None:
         room, why = settings.kv_bytes, "kv_bytes"
@@ -51,7 +51,7 @@ def block_count(settings: EngineSettings, model: LoadedModel, size: int) -> int:
 
 
 def _host_room(settings: EngineSettings, model: LoadedModel, size: int, each: int) -> int:
-    # More than this is never in use at a time. The system gives the memory only when it is written to.
+    # The most that can be in use at a time. The system allocates the memory only when it is written to.
     most = settings.max_sequences * -(-model.max_context // size) * each
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(most, int((settings.memory_fraction or CPU_FRACTION) * memory))
@@ -64,9 +64,9 @@ def _cuda_room(settings: EngineSettings, model: LoadedModel) -> int:
 
 
 def cuda_room(fraction: float, total: int, free: int, own: int, step: int) -> int:
-    """Of this process's share of a device, what is left beside what it holds (`own`) and what a full step needs.
+    """Bytes left of this process's share of a device after what it holds (`own`) and the peak of a full step.
 
-    What other processes hold is not counted against the share, but what is left must really be free.
+    Memory of other processes does not count against the share, but the rest must really be free.
 
     >>> cuda_room(0.5, total=100, free=60, own=20, step=5)
     25
@@ -91,10 +91,10 @@ def _step_bytes(settings: EngineSettings, model: LoadedModel) -> int:
 
 
 class Weights:
-    """The parameters and saved buffers of a model, which are on the device, in host memory, or nowhere."""
+    """Parameters and persistent buffers of a model: on the device, in host memory, or dropped."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._weights = named_weights(module)  # under the names that the learner sends them by
+        self._weights = named_weights(module)  # by the names that the learner sends
         self._shapes = {name: weight.shape for name, weight in self._weights.items()}
         self._device = next(iter(self._weights.values())).device
         self._host: dict[str, Tensor] | None = None
@@ -102,7 +102,7 @@ class Weights:
         self.are_here = True
 
     def named(self) -> dict[str, Tensor]:
-        """The live tensors by their names in the checkpoint, to be read or written in place."""
+        """Live tensors by checkpoint name, to be read or written in place."""
         if not self.are_here:
             raise RuntimeError("the weights are asleep; wake them first")
         return {name: weight.data for name, weight in self._weights.items()}
@@ -112,7 +112,7 @@ class Weights:
             return
         self._host = {name: self._host_copy(name, weight) for name, weight in self._weights.items()}
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the copies must be there before what they are of is let go
+            torch.cuda.synchronize(self._device)  # copies must be complete before the originals are freed
         self._leave()
 
     def drop(self) -> None:
@@ -120,7 +120,7 @@ class Weights:
         self._leave()
 
     def bring_back(self) -> None:
-        """Back to the device; what is in those that were dropped means nothing until they are written."""
+        """Restore the weights on the device; dropped ones are uninitialized until they are written."""
         if self.are_here:
             return
         for name, weight in self._weights.items():
@@ -134,7 +134,7 @@ class Weights:
         self.are_here = True
 
     def host_buffer(self, name: str) -> Tensor:
-        """Host memory of a weight's size. A GPU's is pinned, which takes long, and kept for the next time."""
+        """Host buffer of a weight's size. For a GPU it is pinned, which is slow, and therefore kept for reuse."""
         if self._device.type == "cpu":
             return torch.empty(self._shapes[name], dtype=self._weights[name].dtype)
         if name not in self._pinned:
@@ -160,7 +160,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the engine is."""
+    """Requests and free KV cache blocks of the engine."""
 
     running: int
     waiting: int
@@ -169,13 +169,13 @@ class Load:
 
 
 class TorchEngine:
-    """A model that generates for many requests at a time, on a thread of its own."""
+    """A model that generates for many requests concurrently, on its own thread."""
 
     def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self.model = load_model(settings)
         self.version = 0
-        self.has_weights = True  # False after they were dropped or torn: no step is taken until new ones came
+        self.has_weights = True  # False if dropped or half updated: no step runs until new weights arrive
         self.open_update: WeightUpdate | None = None
         self.is_paused = False
         self.sleeping: frozenset[Part] = frozenset()
@@ -198,17 +198,17 @@ class TorchEngine:
         self._make_cache()
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
         self._live: dict[str, Tracked] = {}
-        self._taken: dict[str, Tracked] = {}  # the same, and those that the thread has not seen yet
+        self._taken: dict[str, Tracked] = {}  # `_live` and requests that the thread has not seen yet
         self._taken_lock = threading.Lock()
         self._is_asleep = False
         self._drained: Future[None] | None = None
-        self._held: list[Tracked] = []  # what came while the rest is drained
+        self._held: list[Tracked] = []  # requests that arrived during a drain
         self._thread = StepThread("roost-engine", self._step, self._end_all, clock)
 
-    # What is asked of it.
+    # Called from any thread.
 
     def submit(self, request: Request, deliver: Callable[[Progress], None]) -> None:
-        """Take a request; `deliver` is called on the engine's thread after every step that adds to it."""
+        """Accept a request; `deliver` is called on the engine's thread after every step that adds to it."""
         self._check(request)
         sampling, prompt = request.sampling, len(request.token_ids)
         tracked = Tracked(
@@ -225,33 +225,33 @@ class TorchEngine:
             self._taken[request.request_id] = tracked
 
     def abort(self, request_ids: Collection[str] | None = None) -> int:
-        """End these requests, or all; each gets a last Progress. Returns how many there were."""
+        """Abort these requests, or all; each gets a last Progress. Return their number."""
         return self._thread.call(lambda: self._abort(request_ids))
 
     def pause(self, in_flight: InFlight) -> None:
-        """Take no more steps; returns when that is so, and raises if it is resumed before. New requests wait."""
+        """Stop taking steps and return when paused; raise ValueError if resumed before. New requests wait."""
         drained = self._thread.call(lambda: self._pause(in_flight))
         self._thread.wait(drained)
 
     def resume(self) -> None:
-        """Take steps again; an update that is still open is abandoned."""
+        """Take steps again; an open update is abandoned."""
         self._thread.call(self._resume)
 
     def sleep(self, level: int) -> None:
-        """Take no more steps; 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing.
+        """Stop taking steps; 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing.
 
-        An update that is still open is abandoned.
+        An open update is abandoned.
         """
         if level not in (0, 1, 2):
             raise ValueError(f"sleep level is {level}; there are 0, 1 and 2")
         self._thread.call(lambda: self._sleep(level))
 
     def wake(self, parts: Collection[Part] | None = None) -> None:
-        """Bring parts back, or all; with the last of them, the engine goes on."""
+        """Restore parts, or all; the engine resumes with the last of them."""
         self._thread.call(lambda: self._wake(frozenset(Part if parts is None else parts)))
 
     def reset_prefix_cache(self) -> bool:
-        """Let no new prompt find what was computed before; what runs keeps its own."""
+        """Clear the prefix cache for new prompts; running requests keep their blocks."""
         self._thread.call(self._scheduler.pool.forget_all)
         return True
 
@@ -259,26 +259,26 @@ class TorchEngine:
         self._thread.call(lambda: setattr(self, "version", version))
 
     def between_steps(self, action: Callable[[], T]) -> T:
-        """Run this on the engine's thread while no step runs; returns what it returns and raises what it raises."""
+        """Run an action on the engine's thread between steps; return its result or raise its error."""
         return self._thread.call(action)
 
     def named_weights(self) -> dict[str, Tensor]:
-        """The live weights by their names in the checkpoint; write to them in place, and only between steps."""
+        """Live weights by checkpoint name; write to them in place, and only between steps."""
         return self._weights.named()
 
     def host_buffer(self, name: str) -> Tensor:
-        """Host memory for a copy of a weight, until the next sleep."""
+        """Host buffer for a copy of a weight, valid until the next sleep."""
         return self._weights.host_buffer(name)
 
     def weights_replaced(self, version: int) -> None:
-        """All weights are those of a version now. Between steps only, like everything that writes to them."""
+        """Set the version after all weights were replaced. Call it between steps only."""
         self.version = version
         self.has_weights = True
         self.open_update = None
         self._scheduler.pool.forget_all()
 
     def abandon_update(self) -> bool:
-        """Undo the update that is open, if there is one; whether there are usable weights then. Between steps only."""
+        """Undo the open update, if any; return True if the weights are usable. Call it between steps only."""
         update, self.open_update = self.open_update, None
         if update is not None:
             self.has_weights = False  # should undoing fail
@@ -286,7 +286,7 @@ class TorchEngine:
         return self.has_weights
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA adapter next to the weights, in place of one of the same name if there is one."""
+        """Load a LoRA adapter, replacing one of the same name."""
         adapter = self._adapters.read(path)
         self._thread.call(lambda: self._put_adapter(name, adapter))
 
@@ -305,21 +305,21 @@ class TorchEngine:
 
     @property
     def takes_steps(self) -> bool:
-        """Whether requests are worked on."""
+        """True if requests are being processed."""
         return not self.is_paused and not self._is_asleep and self.has_weights
 
     @property
     def step_seconds(self) -> float | None:
-        """How long the current step has run; None between steps."""
+        """Seconds the current step has run; None between steps."""
         return self._thread.step_seconds
 
     @property
     def failure(self) -> BaseException | None:
-        """What the engine's thread died of, if it did; every request was ended then."""
+        """Exception that ended the engine's thread, if any; every request was aborted then."""
         return self._thread.failure
 
     def close(self) -> None:
-        """End every request and the thread."""
+        """Abort every request and stop the thread."""
         self._thread.stop()
 
     def _check(self, request: Request) -> None:
@@ -337,10 +337,10 @@ class TorchEngine:
         if request.adapter is not None and request.adapter not in self._adapters.names:
             raise ValueError(f"there is no adapter {request.adapter!r}; loaded are {list(self._adapters.names)}")
 
-    # What happens on the engine's thread.
+    # On the engine's thread.
 
     def _step(self) -> bool:
-        """Compute the next chunks and hand out what they give; False if there is nothing to do."""
+        """Compute the next chunks and deliver their tokens; return False if there is nothing to do."""
         if not self.takes_steps:
             return False
         chunks = self._scheduler.plan()
@@ -355,7 +355,7 @@ class TorchEngine:
         return bool(chunks)
 
     def _hand_out(self, tokens: Sequence[NewToken]) -> None:
-        """Add the tokens to their sequences, and tell of them once the books are in order: a listener may ask again."""
+        """Append tokens to their sequences and deliver them last, as a listener may submit again."""
         told = [(new.tracked, self._progress(new)) for new in tokens]
         self._forget([tracked for tracked, progress in told if progress.finish is not None])
         unheard = [tracked for tracked, progress in told if not self._deliver(tracked, progress)]
@@ -377,7 +377,7 @@ class TorchEngine:
     def _deliver(self, tracked: Tracked, progress: Progress) -> bool:
         try:
             tracked.deliver(progress)
-        except Exception:  # one listener that fails must not end the others' requests
+        except Exception:  # a failing listener must not end other requests
             log.exception("request %s is ended: nobody takes what it makes", tracked.request.request_id)
             return False
         return True
@@ -385,7 +385,7 @@ class TorchEngine:
     def _add(self, tracked: Tracked) -> None:
         self._live[tracked.request.request_id] = tracked
         if tracked.request.adapter not in (None, *self._adapters.names):
-            self._abort([tracked.request.request_id])  # it was unloaded after the request was taken
+            self._abort([tracked.request.request_id])  # unloaded after the request was accepted
         elif self._drained is None:
             self._scheduler.add(tracked)
         else:
@@ -410,11 +410,11 @@ class TorchEngine:
                 del self._taken[tracked.request.request_id]
 
     def _pause(self, in_flight: InFlight) -> Future[None]:
-        """Gives what is done once the engine has paused."""
+        """Return a future that is done once the engine has paused."""
         if in_flight is InFlight.DROP:
             self._abort(None)
         if in_flight is InFlight.DRAIN and self._scheduler.has_work:
-            self.abandon_update()  # what is finished now is finished with weights that belong together
+            self.abandon_update()  # requests must finish with consistent weights
             if self._is_asleep or not self.has_weights:
                 raise ValueError(
                     f"{len(self._live)} requests cannot be finished while the engine sleeps or has no weights: "
@@ -430,7 +430,7 @@ class TorchEngine:
         return done
 
     def _end_drain(self, failure: str | None = None) -> None:
-        """What was held back while others finished is waiting like any other request now."""
+        """End a drain: queue the requests that were held back, and resolve its future."""
         for tracked in self._held:
             self._scheduler.add(tracked)
         self._held = []
@@ -446,7 +446,7 @@ class TorchEngine:
         self.is_paused = False
 
     def _sleep(self, level: int) -> None:
-        self.abandon_update()  # it holds the storage that goes away
+        self.abandon_update()  # it refers to storage that is freed below
         self._end_drain("the engine was put to sleep while it was being paused")
         self._is_asleep = True
         if level == 0:

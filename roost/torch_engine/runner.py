@@ -1,4 +1,4 @@
-"""One step of the model: chunks in, logits out."""
+"""One step of the model (chunks in, logits and tokens out), and the thread that runs steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], cache: Sequence[LayerCache]) -> Tensor:
-        """The logits of the rows that need them, in the order of the chunks."""
+        """Logits of the rows that need them, in chunk order."""
         batch, device = flatten(chunks, self._block_size), self._model.device
         adapters = [chunk.tracked.request.adapter for chunk in chunks]
         self._adapters.select(adapters, [chunk.size for chunk in chunks], device)
@@ -61,7 +61,7 @@ class Runner:
         return logits
 
     def drop_graphs(self) -> None:
-        """Give up what was captured, before memory that it refers to goes away."""
+        """Drop captured CUDA graphs before the memory they refer to is freed."""
         if self._graphs is not None:
             self._graphs.drop()
 
@@ -75,7 +75,7 @@ class Runner:
 
 
 def _prepare_decode(chunks: Sequence[Chunk]) -> None:
-    """What is one token a step from now on is gathered from the next step on: by then all its blocks are filled."""
+    """Enable gathered keys and values for sequences that decode from the next step, when their blocks are filled."""
     for chunk in chunks:
         if chunk.makes_token and chunk.tracked.gathered is None:
             chunk.tracked.gathered = Gathered()
@@ -83,7 +83,7 @@ def _prepare_decode(chunks: Sequence[Chunk]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """What a sequence goes on with."""
+    """The next token of a sequence."""
 
     tracked: Tracked
     token_id: int
@@ -92,7 +92,7 @@ class NewToken:
 
 @torch.inference_mode()
 def next_tokens(chunks: Sequence[Chunk], logits: Tensor) -> list[NewToken]:
-    """Draw a token for every sequence that is computed up to its end; the rows are in the order of the chunks."""
+    """Sample a token for every sequence that is computed to its end; rows are in chunk order."""
     drawing: list[Tracked] = []
     rows: list[int] = []
     row = 0
@@ -114,7 +114,7 @@ def next_tokens(chunks: Sequence[Chunk], logits: Tensor) -> list[NewToken]:
 
 
 def _score(chunk: Chunk, logits: Tensor) -> None:
-    """Add the log-probabilities of the prompt's tokens that follow those of the chunk."""
+    """Append the log-probs of the prompt tokens that follow those of the chunk."""
     following = chunk.tracked.token_ids[chunk.start + 1 : chunk.end + 1]
     targets = torch.tensor(following, dtype=torch.int64, device=logits.device)
     chunk.tracked.prompt_logprobs += chosen_logprobs(logits[: len(following)], targets).tolist()
@@ -135,7 +135,7 @@ class StepThread:
     ) -> None:
         self.failure: BaseException | None = None
         self._step = step
-        self._ended = ended  # called once, on the thread, with what it died of if it did
+        self._ended = ended  # called once, on the thread, with the exception that ended it, if any
         self._clock = clock
         self._step_began: float | None = None
         self._actions: deque[Callable[[], None]] = deque()
@@ -147,19 +147,19 @@ class StepThread:
 
     @property
     def step_seconds(self) -> float | None:
-        """How long the current step has run; None between steps."""
+        """Seconds the current step has run; None between steps."""
         began = self._step_began  # read once: the step may end meanwhile
         return None if began is None else self._clock() - began
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run this before the next step, without waiting for it."""
+        """Run an action before the next step, without waiting for it."""
         with self._changed:
             self._check_open()
             self._actions.append(action)
             self._changed.notify()
 
     def call(self, action: Callable[[], T]) -> T:
-        """Run this before the next step; returns what it returns and raises what it raises."""
+        """Run an action before the next step; return its result or raise its error."""
         if threading.current_thread() is self._thread:
             return action()
         future: Future[T] = Future()
@@ -174,7 +174,7 @@ class StepThread:
         return self.wait(future)
 
     def wait(self, future: Future[T]) -> T:
-        """The result of something that the thread does, or the error if the thread ends before it."""
+        """Wait for a future that the thread resolves; raise RuntimeError if the thread ends first."""
         with self._changed:
             if not future.done():
                 self._check_open()
@@ -186,7 +186,7 @@ class StepThread:
                 self._waiting.discard(future)
 
     def stop(self) -> None:
-        """End the thread after the current step; returns when it has ended."""
+        """Stop the thread after the current step; return when it has ended."""
         with self._changed:
             self._is_open = False
             self._changed.notify()
@@ -202,7 +202,7 @@ class StepThread:
                 self._step_began = self._clock()
                 has_more = self._step()
                 self._step_began = None
-        except BaseException as error:  # whatever it was, those who wait must hear of it
+        except BaseException as error:  # waiting callers must get any error
             self.failure = error
         with self._changed:
             self._is_open = False

@@ -1,4 +1,4 @@
-"""A request while the engine works on it."""
+"""Requests in the engine, and the scheduler that plans each step's chunks and KV cache blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roost.torch_engine.cache import BlockPool, Gathered, block_hash
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the engine: tokens in, tokens out."""
+    """A request to the engine: tokens in, tokens out."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -23,19 +23,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a step adds to a request; the prompt's log-probabilities come once, with the first token."""
+    """Output of a step for a request; prompt log-probs come once, with the first token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     version: int
     finish: Finish | None = None
     prompt_logprobs: tuple[float, ...] | None = None
-    cached_tokens: int = 0  # of the prompt, not computed again
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
 
 @dataclass(eq=False, slots=True)
 class Tracked:
-    """A request with what was made so far, and where its keys and values are."""
+    """A request with its generated tokens and its KV cache blocks."""
 
     request: Request
     deliver: Callable[[Progress], None]
@@ -45,8 +45,8 @@ class Tracked:
     token_ids: list[int] = field(default_factory=list)
     computed: int = 0  # tokens from the start whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
-    hashes: list[bytes] = field(default_factory=list)  # of the full blocks whose contents were announced or matched
-    epoch: int = 0  # of the block pool when it was admitted
+    hashes: list[bytes] = field(default_factory=list)  # of full blocks that were announced or found
+    epoch: int = 0  # of the block pool at admission
     gathered: Gathered | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[float] = field(default_factory=list)
@@ -60,11 +60,11 @@ class Tracked:
 
     @property
     def is_scored(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be computed."""
+        """True if log-probs of its prompt are still to be computed."""
         return self.request.wants_prompt_logprobs and self.made == 0
 
     def finish_after(self, token_id: int) -> Finish | None:
-        """Why the sequence ends with this token, its last, or None."""
+        """Finish reason after the last token, or None if the sequence continues."""
         if token_id in self.stop_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
@@ -72,7 +72,7 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start` up to `end` (not included) of a sequence, computed in one step."""
+    """Tokens `start` to `end` (exclusive) of a sequence, computed in one step."""
 
     tracked: Tracked
     start: int
@@ -88,20 +88,20 @@ class Chunk:
 
     @property
     def scored_rows(self) -> int:
-        """Positions whose logits are needed for the log-probabilities of the prompt."""
+        """Number of positions whose logits are needed for prompt log-probs."""
         return self.size if self.tracked.is_scored else 0
 
     @property
     def makes_token(self) -> bool:
-        """Whether the next token can be drawn after this."""
+        """True if the next token can be sampled after this chunk."""
         return self.end == len(self.tracked.token_ids)
 
 
-SOON = 16  # tokens: those that run get the blocks for so many before anything new is let in
+SOON = 16  # tokens per running sequence for which blocks are reserved before a new one is admitted
 
 
 class Scheduler:
-    """Sequences that wait and sequences that run; those that run are in the order in which they arrived."""
+    """Waiting and running sequences; the running ones are in order of arrival."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
         self._max_logit_rows = max_logit_rows
-        self._root_of = root_of  # what the names of blocks start from, by adapter
+        self._root_of = root_of  # root hash of block names, by adapter
 
     @property
     def has_work(self) -> bool:
@@ -127,7 +127,7 @@ class Scheduler:
         self.waiting.append(tracked)
 
     def remove(self, gone: Collection[Tracked]) -> None:
-        """Forget these sequences, which ended."""
+        """Remove ended sequences."""
         for tracked in gone:
             self._take_blocks_from(tracked)
         self.running = [each for each in self.running if each not in gone]
@@ -135,12 +135,12 @@ class Scheduler:
             self.waiting = deque(each for each in self.waiting if each not in gone)
 
     def preempt_all(self) -> None:
-        """Take their blocks from all that run; they are computed again later."""
+        """Preempt all running sequences; they are recomputed later."""
         while self.running:
             self._preempt_last()
 
     def plan(self) -> list[Chunk]:
-        """The next step. What runs comes before what waits, and has room before anything new is let in."""
+        """Plan the next step. Running sequences come before waiting ones, and get blocks before any is admitted."""
         chunks: list[Chunk] = []
         tokens, rows = self._max_batch_tokens, self._max_logit_rows
         before = len(self.running)
@@ -166,7 +166,7 @@ class Scheduler:
         return Chunk(tracked, tracked.computed, min(tracked.computed + size, len(tracked.token_ids)))
 
     def _grow(self, tracked: Tracked, end: int) -> bool:
-        """Give a running sequence blocks up to `end`, if need be those of the last to arrive, which may be itself."""
+        """Allocate blocks up to `end` for a running sequence, preempting the last to arrive, which may be itself."""
         while len(tracked.blocks) < self.pool.needed(end):
             if self.pool.free:
                 tracked.blocks.append(self.pool.take())
@@ -176,7 +176,7 @@ class Scheduler:
         return True
 
     def _admit(self, tracked: Tracked) -> bool:
-        """Let the first that waits run, with blocks for all its tokens, if there are enough."""
+        """Admit the first waiting sequence if there are blocks for all its tokens."""
         names = [] if tracked.is_scored else list(self._names(tracked))
         found = self.pool.find(names)
         missing = self.pool.needed(len(tracked.token_ids)) - len(found)
@@ -193,20 +193,20 @@ class Scheduler:
         return True
 
     def _needed_soon(self) -> int:
-        """Blocks without which those that run would soon take theirs from what is let in now."""
+        """Blocks that running sequences will soon need, and would otherwise take from a newly admitted one."""
         return sum(
             self.pool.needed(min(len(each.token_ids) + SOON, each.limit)) > len(each.blocks) for each in self.running
         )
 
     def _names(self, tracked: Tracked) -> Iterator[bytes]:
-        """The names of the full blocks that may be found: the last token is always computed, to have its logits."""
+        """Names of full blocks to look up in the cache; the last token is always computed, for its logits."""
         size, name = self.pool.block_size, self._root_of(tracked.request.adapter)
         for end in range(size, len(tracked.token_ids), size):
             name = block_hash(name, tracked.token_ids[end - size : end])
             yield name
 
     def _announce(self, chunk: Chunk) -> None:
-        """Let others find the blocks that this chunk fills: in each layer all keys are written before any is read."""
+        """Publish the blocks that this chunk fills; safe because each layer writes all keys before reading any."""
         tracked, size = chunk.tracked, self.pool.block_size
         if tracked.epoch != self.pool.epoch:
             return
