@@ -1,4 +1,4 @@
-"""Attention within the sequences of a packed batch, called by transformers' own modules in place of theirs."""
+"""Attention within the sequences of a packed batch, registered with transformers as an attention function."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from transformers import AttentionInterface
 from roost.learner.sample import Ints
 
 NAME = "roost_packed"
-ARGUMENT = "roost_segments"  # the models hand on what they do not know to their attention
-FLASH_HEAD = 256  # the largest that flash attention takes
-# What some models ask of their attention beyond softmax(q k) v; ours would leave it out without a word.
+ARGUMENT = "roost_segments"  # models pass unknown arguments on to their attention
+FLASH_HEAD = 256  # largest head size of flash attention
+# Extra terms that some models pass to their attention, which this one would silently ignore.
 UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Segments:
-    """Where the sequences of a batch begin and end."""
+    """Sequence boundaries of a packed batch."""
 
     lengths: tuple[int, ...]
-    starts: Tensor  # 32-bit, on the device, with the end of the last
-    alike: tuple[tuple[int, Tensor], ...]  # the lengths that there are, each with the tokens of its sequences
-    back: Tensor  # where each token is when they are put together by length
+    starts: Tensor  # int32, on the device, with the end of the last
+    alike: tuple[tuple[int, Tensor], ...]  # distinct lengths, each with the tokens of its sequences
+    back: Tensor  # position of each token after grouping by length
 
     @classmethod
     def of(cls, borders: Ints, device: torch.device) -> Segments:
@@ -44,7 +44,7 @@ class Segments:
 
 
 def register() -> None:
-    """Make it known to transformers. No mask is registered with it, so that none is made."""
+    """Register with transformers, without a mask function, so that no mask is built."""
     AttentionInterface.register(NAME, _attend)
 
 
@@ -64,7 +64,7 @@ def _attend(
     unknown = [name for name in UNKNOWN_TO_US if options.get(name) is not None]
     if unknown:
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
-    # Under autocast, rotations leave queries and keys in 32 bits.
+    # Under autocast, rotary embeddings leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     attend = _flash if _can_flash(query, value) else _by_length
     return attend(query, key, value, segments, scaling, sliding_window), None
@@ -73,9 +73,9 @@ def _attend(
 def _by_length(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
-    """All sequences of one length at a time; tensors are [1, heads, tokens, head size], the result [1, tokens, ...].
+    """Attention batched by sequence length; tensors are [1, heads, tokens, head size], the result [1, tokens, ...].
 
-    Thousands of short sequences, as in control, would otherwise be as many calls.
+    Thousands of short sequences, as in control tasks, would otherwise need as many calls.
     """
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
@@ -90,13 +90,13 @@ def _by_length(
 
 
 def _rows(packed: Tensor, tokens: Tensor, length: int) -> Tensor:
-    """Some sequences of a length as rows: [sequences, heads, tokens, head size]."""
+    """Sequences of one length as a batch: [sequences, heads, tokens, head size]."""
     chosen = packed.squeeze(0).index_select(1, tokens)
     return chosen.view(len(chosen), -1, length, chosen.shape[-1]).transpose(0, 1)
 
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which tokens see which, where a sequence is longer than the window."""
+    """Causal sliding-window mask; None if the sequence fits into the window."""
     if window is None or length <= window:
         return None
     places = torch.arange(length, device=device)
@@ -107,7 +107,7 @@ def _window_mask(length: int, window: int | None, device: torch.device) -> Tenso
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
-    """All sequences in one call of torch's flash attention."""
+    """Attention of all sequences in one flash attention call."""
     from torch.nn.attention.varlen import varlen_attn
 
     longest = max(segments.lengths)
@@ -124,7 +124,7 @@ def _flash(
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=True,
     )
-    return cast(Tensor, output).unsqueeze(0)  # a pair only where more is asked for
+    return cast(Tensor, output).unsqueeze(0)  # returns a pair only if auxiliary output is requested
 
 
 def _can_flash(query: Tensor, value: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""From a packed batch to what the model says of each predicted token, without ever holding the logits of all."""
+"""Forward pass of a packed batch to log-probs or values of predicted tokens, without holding all logits."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class Rows:
 
 
 class Outputs(nn.Module):
-    """A transformers model whose forward gives what is said of the rows of a batch.
+    """A transformers model whose forward returns outputs for the rows of a batch.
 
-    It is a module, and the root of what is sharded, because sharded weights are gathered by the hooks of modules that
-    are called: neither the body of the model nor its last layer is called by the model itself here.
+    It is the root module for FSDP, because sharded weights are gathered by hooks of called modules, and here the body
+    and the last layer are called directly, not by the model.
     """
 
     def __init__(self, model: PreTrainedModel, body: nn.Module, last: nn.Module) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
-        # Without being registered: they are in the model already.
+        # In a tuple, so that they are not registered again: the model already contains them.
         self._parts = (body, last)
 
     def hidden(self, batch: Rows) -> Tensor:
-        """The final hidden state of each row."""
+        """Final hidden state of each row."""
         body: Any = self._parts[0]
         output = body(
             input_ids=batch.token_ids[None],
@@ -60,7 +60,7 @@ class Outputs(nn.Module):
 
 
 class PolicyOutputs(Outputs):
-    """Log-probabilities of the targets at a temperature, and the entropy of what they were drawn from."""
+    """Log-probs of the targets at a temperature, and the entropy of their distribution."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PolicyOutputs(Outputs):
 
     def forward(self, batch: Rows) -> tuple[Tensor, Tensor]:
         hidden = self.hidden(batch)
-        # Also for no rows at all, so that every weight takes part and gets a gradient on every rank.
+        # Run even without rows, so that every weight gets a gradient on every rank.
         chunks = zip(hidden.split(self._chunk), batch.targets.split(self._chunk), strict=True)
         parts = [checkpoint(self._of_chunk, *each, use_reentrant=False) for each in chunks]
         logprobs, entropy = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -87,7 +87,7 @@ class PolicyOutputs(Outputs):
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Another temperature than samples are drawn with, for the time of a question."""
+        """Context with a temperature other than the sampling temperature."""
         usual, self._temperature = self._temperature, temperature
         try:
             yield
@@ -103,7 +103,7 @@ class PolicyOutputs(Outputs):
 
 
 class ValueOutputs(Outputs):
-    """What is to be expected before each target is made."""
+    """Value before each target."""
 
     def forward(self, batch: Rows) -> tuple[Tensor]:
         values: Tensor = self._parts[1](self.hidden(batch))

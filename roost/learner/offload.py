@@ -1,4 +1,4 @@
-"""What a learner holds on its device, moved to the host and back."""
+"""Offload a learner's weights, gradients and optimizer state to the host, and load them back."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PARTS = ("weight", "grad", "optimizer")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Away:
-    """Memory of the device that was freed, and its content on the host."""
+    """Freed device storage, and its content on the host."""
 
     storage: torch.UntypedStorage
     content: Tensor  # bytes
 
 
 class Residence:
-    """Where weights, gradients and the optimizer's moments are.
+    """Tracks and moves weights, gradients and optimizer moments between device and host.
 
-    Tensors stay the same objects and lose only their memory, so whoever refers to them (the optimizer, what shards the
-    model, tied weights) need not know.
+    Tensors stay the same objects and lose only their storage, so references to them (optimizer, FSDP, tied weights)
+    remain valid.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -36,14 +36,14 @@ class Residence:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """The parts that are on the host."""
+        """Parts that are on the host."""
         return tuple(self._away)
 
     def offload(self, parts: Iterable[str]) -> None:
-        """Move parts to the host; those that are there already stay there."""
+        """Move parts to the host; offloaded parts are skipped."""
         leaving = {part: list(_storages(self._tensors(part))) for part in _known(parts) if part not in self._away}
         with _beside(self._device):
-            # Copies are all there before any memory is freed: where the host has too little, nothing has changed.
+            # Copy everything before freeing any memory: if the host has too little, nothing has changed.
             copies = {part: [_to_host(storage) for storage in storages] for part, storages in leaving.items()}
         for part, away in copies.items():
             for each in away:
@@ -54,7 +54,7 @@ class Residence:
             torch.cuda.empty_cache()  # for other processes on the device
 
     def load(self, parts: Iterable[str]) -> None:
-        """Move parts back to the device; those that are there already stay there."""
+        """Move parts back to the device; loaded parts are skipped."""
         coming = [part for part in _known(parts) if part in self._away]
         arriving = [each for part in coming for each in self._away[part]]
         try:
@@ -90,7 +90,7 @@ def _known(parts: Iterable[str]) -> list[str]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
-    """The memory of tensors, each piece once."""
+    """Unique storages of tensors."""
     seen: set[int] = set()
     for tensor in tensors:
         local = tensor.detach()
@@ -111,7 +111,7 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 @contextmanager
 def _beside(device: torch.device) -> Iterator[None]:
-    """Copies on a stream of their own, after all that was asked of the device before; they are done at the end."""
+    """Run copies on a separate stream after all queued work; synchronize at the end."""
     if device.type != "cuda":
         yield
         return
