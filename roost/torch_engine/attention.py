@@ -1,4 +1,4 @@
-"""Attention on CUDA in half precision: torch's flash attention, which finds a sequence's blocks by itself."""
+"""Attention over the paged KV cache: torch's flash attention on CUDA, and fallbacks for CPU and other devices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from transformers import AttentionInterface
 from roost.torch_engine.batch import Batch
 from roost.torch_engine.cache import Gathered, LayerCache, LayerShape, new_cache
 
-FLASH_BLOCK, FLASH_HEAD = 256, 256  # blocks are a multiple of the one, heads no larger than the other
+FLASH_BLOCK, FLASH_HEAD = 256, 256  # block size must be a multiple of the first, head size at most the second
 log = logging.getLogger(__name__)
 
 
 class Flash:
-    """All sequences in one call."""
+    """All sequences in one flash attention call."""
 
     def __init__(self, cache: Sequence[LayerCache], tables: Tables, longest_chunk: int, longest: int) -> None:
         self._cache = cache
@@ -31,7 +31,7 @@ class Flash:
         self._longest_chunk = longest_chunk
         self._longest = longest
         self._key_starts = F.pad(tables.lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        # One pass over each sequence: how keys are split depends on the longest of a batch, and results would with it.
+        # No split of keys: it depends on the longest sequence of a batch, and results would vary with it.
         self._options: dict[str, Any] = {"num_splits": 1} if "num_splits" in _parameters() else {}
 
     def __call__(self, call: LayerCall) -> Tensor:
@@ -43,7 +43,7 @@ class Flash:
             keys,
             values,
             self._tables.starts,
-            self._key_starts,  # keys are found by their blocks, but the kernel insists on them
+            self._key_starts,  # required by the kernel, though keys are found by block table
             self._longest_chunk,
             self._longest,
             scale=call.scale,
@@ -57,7 +57,7 @@ class Flash:
 
 
 def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this torch's flash attention reads such blocks of keys and values here; where it says so, it is tried."""
+    """Return True if this torch's flash attention supports such blocks on the device and gives correct results."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or block_size % FLASH_BLOCK:
         return False
     if any(layer.key_size != layer.value_size or layer.key_size > FLASH_HEAD for layer in layers):
@@ -76,7 +76,7 @@ def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype,
 
 @cache
 def _parameters() -> frozenset[str]:
-    """What this torch's flash attention takes."""
+    """Parameter names of this torch's flash attention; empty if there is none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -86,7 +86,7 @@ def _parameters() -> frozenset[str]:
 
 @torch.inference_mode()
 def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a chunk of a long sequence and one token of a short one come out as they do one by one."""
+    """Return True if flash attention matches `OneByOne` on a chunk of a long sequence and a token of a short one."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -115,12 +115,12 @@ def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torc
 
 
 NAME = "roost_paged"
-ARGUMENT = "roost_attention"  # the models hand on what they do not know to their attention
+ARGUMENT = "roost_attention"  # models pass unknown arguments on to their attention
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What a layer asks of its attention; the tensors are [tokens, heads, head size]."""
+    """Arguments of one layer's attention; the tensors are [tokens, heads, head size]."""
 
     layer: int
     query: Tensor
@@ -134,12 +134,12 @@ class Attention(Protocol):
     """The attention of one batch, in all layers."""
 
     def __call__(self, call: LayerCall) -> Tensor:
-        """Keep the new keys and values, and give the output for each query."""
+        """Write the new keys and values to the cache, and return the output for each query."""
         ...
 
 
 def register() -> None:
-    """Make it known to transformers. No mask is registered with it, so that none is made."""
+    """Register with transformers, without a mask function, so that no mask is built."""
     AttentionInterface.register(NAME, _attend)
 
 
@@ -161,7 +161,7 @@ def _attend(
 
 
 def kept(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
-    """The layer's keys and values, with the new ones written to their places."""
+    """Write the new keys and values to their slots, and return the layer's cache."""
     keys, values = cache[call.layer]
     keys.flatten(0, 1).index_copy_(0, slots, call.key)
     values.flatten(0, 1).index_copy_(0, slots, call.value)
@@ -176,11 +176,11 @@ class Span:
     end: int
     length: int  # of the sequence
     table: Tensor
-    mask: Tensor | None  # for a part of a prompt that comes after another part
+    mask: Tensor | None  # for a chunk of a prompt that is not the first
     gathered: Gathered | None
 
     def keys_and_values(self, call: LayerCall, blocks: LayerCache) -> LayerCache:
-        """Those of the whole sequence, each [1, heads, tokens, head size]."""
+        """Keys and values of the whole sequence, each [1, heads, tokens, head size]."""
         if self.gathered is not None:
             return self.gathered.with_token(call.layer, call.key[self.start], call.value[self.start])
         keys, values = (each.index_select(0, self.table).flatten(0, 1)[: self.length] for each in blocks)
@@ -188,10 +188,10 @@ class Span:
 
 
 class OneByOne:
-    """Each sequence on its own.
+    """Attention of one sequence at a time.
 
-    For many sequences of different lengths this is faster on a CPU than padded groups: nothing is computed in vain, and
-    what is gathered for a sequence is still in the processor's cache when it is used.
+    For many sequences of different lengths this is faster on a CPU than padded groups: there is no padding, and the
+    gathered keys and values of a sequence are still in the CPU cache when they are used.
     """
 
     def __init__(self, cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> None:
@@ -207,7 +207,7 @@ class OneByOne:
             queries = groups[span.start : span.end]
             keys, values = span.keys_and_values(call, blocks)
             if len(queries) == 1:
-                # The queries that share a key are the rows of one small attention: keys are not repeated.
+                # Queries that share a key are the rows of one small attention, so keys are not repeated.
                 parts.append(F.scaled_dot_product_attention(queries, keys, values, scale=call.scale))
             else:
                 parts.append(_chunk_attention(queries, keys[0], values[0], span.mask, call.scale))
@@ -215,7 +215,7 @@ class OneByOne:
 
 
 def _chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Several tokens of one sequence, each of which sees those up to itself."""
+    """Causal attention of several tokens of one sequence."""
     per_head = queries.permute(1, 2, 0, 3)
     repeat = (keys.shape[0], per_head.shape[1], keys.shape[1], -1)
     output = F.scaled_dot_product_attention(
@@ -249,7 +249,7 @@ def _spans(cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathere
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A batch's places on the device, in shapes that depend only on its size, as a captured graph needs them."""
+    """Slots, lengths and block tables of a batch on the device, with shapes fixed by its size, as CUDA graphs need."""
 
     slots: Tensor
     starts: Tensor
@@ -263,7 +263,7 @@ class Tables:
 
 
 class PaddedDecode:
-    """One token of each sequence, with keys and values gathered up to the same length for all."""
+    """One token of each sequence, with keys and values padded to the same length."""
 
     def __init__(self, cache: Sequence[LayerCache], tables: Tables) -> None:
         self._cache = cache
@@ -276,7 +276,7 @@ class PaddedDecode:
 
 
 class Padded:
-    """Attention of single tokens, each over the blocks of its own sequence, all filled up to one length."""
+    """Attention of single tokens over the blocks of their sequences, padded to one length."""
 
     def __init__(self, tables: Tensor, lengths: Tensor, block_size: int) -> None:
         self._tables = tables
@@ -290,9 +290,9 @@ class Padded:
 
 
 class DecodeTogether:
-    """Single tokens together, and longer chunks one by one, for a GPU whose torch has no flash attention over blocks.
+    """Single tokens batched, longer chunks one by one, for a GPU whose torch has no flash attention over blocks.
 
-    There, launching small kernels for every sequence would cost far more than what is padded in vain.
+    There, small kernel launches per sequence would cost far more than the padding.
     """
 
     def __init__(self, cache: Sequence[LayerCache], batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""The chunks of a step as flat arrays: what the model is given, and where keys and values go."""
+"""The chunks of a step as flat arrays: the model's inputs and the KV cache slots."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Ints: TypeAlias = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens of many sequences one after the other; sequence i has the tokens from starts[i] up to starts[i + 1]."""
+    """Concatenated tokens of many sequences; sequence i has tokens starts[i] to starts[i + 1]."""
 
     token_ids: Ints
     positions: Ints
-    slots: Ints  # where each token's keys and values go: block times block size, plus the place in the block
+    slots: Ints  # cache slot of each token: block times block size, plus offset in the block
     starts: Ints
     lengths: Ints  # per sequence, all its tokens up to the last of this step
-    tables: Ints  # per sequence its blocks, filled up to the same width
-    rows: Ints  # the tokens whose logits are needed
+    tables: Ints  # block table per sequence, padded to the same width
+    rows: Ints  # tokens whose logits are needed
 
 
 def flatten(chunks: Sequence[Chunk], block_size: int) -> Batch:

@@ -15,12 +15,12 @@ ROOT = b""
 
 
 def block_hash(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """Names a full block by its tokens and by all that come before it, since keys and values depend on both."""
+    """Name of a full block by its tokens and all tokens before it, since keys and values depend on both."""
     return hashlib.blake2b(before + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 class BlockPool:
-    """Blocks with reference counts. A block that nobody uses any more can still be found until it is needed.
+    """Blocks with reference counts. An unused block can still be found until it is reused.
 
     >>> pool = BlockPool(count=4, block_size=2)
     >>> block = pool.take()
@@ -33,23 +33,23 @@ class BlockPool:
     def __init__(self, count: int, block_size: int) -> None:
         self.count = count
         self.block_size = block_size
-        self.epoch = 0  # goes up when everything is forgotten
+        self.epoch = 0  # incremented by `forget_all`
         self._users = [0] * count
         self._names: list[bytes | None] = [None] * count
         self._by_name: dict[bytes, int] = {}
         self._blank = list(range(count - 1, -1, -1))
-        self._idle: dict[int, None] = {}  # unused, but can be found; the longest unused first
+        self._idle: dict[int, None] = {}  # unused, but can be found; least recently used first
 
     @property
     def free(self) -> int:
         return len(self._blank) + len(self._idle)
 
     def needed(self, tokens: int) -> int:
-        """The blocks that hold this many tokens."""
+        """Number of blocks for this many tokens."""
         return -(-tokens // self.block_size)
 
     def find(self, names: Iterable[bytes]) -> list[int]:
-        """The blocks of these names, up to the first that is not there."""
+        """Blocks of these names, up to the first that is missing."""
         found = []
         for name in names:
             block = self._by_name.get(name)
@@ -59,17 +59,17 @@ class BlockPool:
         return found
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more user for each of these blocks, which were found."""
+        """Add a user to each of these found blocks."""
         for block in blocks:
             self._idle.pop(block, None)
             self._users[block] += 1
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of these count as free now, and would no more if they were shared."""
+        """Number of these blocks that count as free and would not if they were shared."""
         return sum(block in self._idle for block in blocks)
 
     def take(self) -> int:
-        """A block for new contents; the one that was unused for longest loses what it held."""
+        """Allocate a block; if none is blank, evict the least recently used one."""
         if self._blank:
             block = self._blank.pop()
         else:
@@ -80,13 +80,13 @@ class BlockPool:
         return block
 
     def announce(self, block: int, name: bytes) -> None:
-        """From now on the block is found by this name, unless another one is already."""
+        """Make the block findable by this name, unless another one has the name."""
         if name not in self._by_name and self._names[block] is None:
             self._by_name[name] = block
             self._names[block] = name
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """One user less for each of a sequence's blocks; its end is reused before its beginning."""
+        """Remove a user from each of a sequence's blocks; its last blocks are reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:
@@ -96,7 +96,7 @@ class BlockPool:
                     self._idle[block] = None
 
     def forget_all(self) -> None:
-        """No block is found any more; those in use keep their contents for their users alone."""
+        """Make all blocks unfindable; those in use keep their contents for their users."""
         self.epoch += 1
         self._by_name.clear()
         self._names = [None] * self.count
@@ -115,7 +115,7 @@ LayerCache: TypeAlias = tuple[Tensor, Tensor]  # keys and values, each [blocks, 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """Shape of one attention layer's keys and values per token."""
 
     heads: int
     key_size: int
@@ -133,27 +133,27 @@ def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.
 def new_cache(
     layers: Sequence[LayerShape], blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerCache]:
-    """Room for so many blocks, and one more: rows that only fill up a captured batch write there."""
+    """Allocate the blocks plus one scrap block, to which padding rows of a captured batch write."""
 
     def room(heads: int, size: int) -> Tensor:
-        # Zeros: what a padded row reads is masked, but not-a-number times zero would still be not-a-number.
+        # Zeros, because padded rows are masked, but NaN times zero would still be NaN.
         return torch.zeros(blocks + 1, block_size, heads, size, dtype=dtype, device=device)
 
     return [(room(layer.heads, layer.key_size), room(layer.heads, layer.value_size)) for layer in layers]
 
 
-GRAIN = 256  # tokens by which there is more room than needed, so that growing is rare
+GRAIN = 256  # tokens by which gathered copies grow, so that growing is rare
 
 
 class Gathered:
-    """A copy beside the blocks: made once, then added to token by token. The blocks stay what others can share."""
+    """Contiguous copy of a sequence's keys and values, extended token by token; its blocks remain shareable."""
 
     def __init__(self) -> None:
-        self.length = 0  # tokens that are in it
+        self.length = 0  # tokens held
         self._layers: list[LayerCache] = []  # each [1, heads, room, head size]
 
     def catch_up(self, cache: Sequence[LayerCache], table: Tensor, length: int) -> None:
-        """Hold what the blocks hold, up to `length`, with room for at least one more token."""
+        """Copy the blocks up to `length`, with room for at least one more token."""
         if self.length != length:
             self._layers = [(_copied(keys, table, length), _copied(values, table, length)) for keys, values in cache]
         elif length == self._layers[0][0].shape[2]:
@@ -161,7 +161,7 @@ class Gathered:
         self.length = length + 1
 
     def with_token(self, layer: int, key: Tensor, value: Tensor) -> LayerCache:
-        """A layer's keys and values with those of the token that this step adds."""
+        """A layer's keys and values including those of this step's token."""
         keys, values = self._layers[layer]
         keys[0, :, self.length - 1] = key
         values[0, :, self.length - 1] = value

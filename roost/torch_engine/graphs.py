@@ -1,4 +1,4 @@
-"""Decode steps captured as CUDA graphs: the many small kernels of a step are launched as one."""
+"""Decode steps captured as CUDA graphs, so that the many small kernels of a step need one launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = 8
 
 
 def bucket(count: int, limit: int) -> int:
-    """The size that a batch is filled up to.
+    """Size that a batch is padded to.
 
     >>> [bucket(count, limit=30) for count in (1, 3, 5, 9, 25)]
     [1, 4, 8, 16, 30]
@@ -31,7 +31,7 @@ def bucket(count: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """What a decode step reads, at addresses that stay the same."""
+    """Inputs of a decode step at fixed addresses."""
 
     token_ids: Tensor
     positions: Tensor
@@ -47,7 +47,7 @@ class DecodeInputs:
         return cls(ints(sequences), ints(sequences), Tables(ints(sequences), starts, lengths, blocks))
 
     def part(self, sequences: int, width: int) -> DecodeInputs:
-        """The beginning of it, in the same memory."""
+        """View of the first sequences and columns."""
         tables = self.tables
         return DecodeInputs(
             self.token_ids[:sequences],
@@ -61,7 +61,7 @@ class DecodeInputs:
         )
 
     def fill(self, batch: Batch, scrap: int, block_size: int) -> None:
-        """Write a batch of single tokens; the rows that are left over read and write the block that holds nothing."""
+        """Write a batch of single tokens; padding rows read and write the scrap block."""
         more = len(self.token_ids) - len(batch.token_ids)
 
         def write(target: Tensor, values: Any, filler: int) -> None:
@@ -78,7 +78,7 @@ class DecodeInputs:
 
 
 def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache], flashes: bool) -> Tensor:
-    """The logits after one token of each sequence; its shapes depend on those of the inputs alone."""
+    """Logits after one token of each sequence; shapes depend on the inputs' shapes alone."""
     block_size, width = cache[0][0].shape[1], inputs.tables.tables.shape[1]
     attention = Flash(cache, inputs.tables, 1, width * block_size) if flashes else PaddedDecode(cache, inputs.tables)
     rows = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
@@ -86,10 +86,10 @@ def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache], flash
 
 
 def new_graphs(model: LoadedModel, settings: EngineSettings, flashes: bool, width: int) -> DecodeGraphs | None:
-    """Graphs for this model, or None where there can be none; `width` is how many blocks a sequence has at most."""
+    """Graphs for this model, or None if unsupported; `width` is the maximum of blocks per sequence."""
     config = model.module.config.get_text_config()
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # These look at the longest position in every step, on the host, which a graph cannot.
+    # These check the longest position on the host in every step, which a graph cannot.
     is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
     if not settings.cuda_graphs or model.device.type != "cuda" or not is_fixed:
         return None
@@ -109,11 +109,11 @@ class DecodeGraphs:
         self._memory: Any = None
 
     def run(self, batch: Batch, cache: Sequence[LayerCache], adapter: str | None) -> Tensor:
-        """The logits of a batch of single tokens whose sequences all use the same adapter."""
+        """Logits of a batch of single tokens whose sequences use the same adapter."""
         blocks, block_size = cache[0][0].shape[:2]
         count = len(batch.token_ids)
         size = bucket(count, self._sequences)
-        # Flash attention reads no more of a table than is used; what is gathered, however, is gathered in full.
+        # Flash attention reads only the used part of a table, while gathering reads all of it.
         width = self._width if self._flashes else min(1 << (batch.tables.shape[1] - 1).bit_length(), self._width)
         inputs = self._inputs.part(size, width)
         inputs.fill(batch, scrap=blocks - 1, block_size=block_size)
@@ -124,16 +124,16 @@ class DecodeGraphs:
         return logits[:count]
 
     def drop(self) -> None:
-        """Give up all graphs and their memory: the addresses they refer to are no longer valid."""
+        """Drop all graphs and their memory, because the addresses they refer to become invalid."""
         self._captured.clear()
         self._memory = None
 
     def _capture(self, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        # Libraries set themselves up in a first run, which must not be captured. It computes what the replay will.
+        # Warm-up: libraries initialize in the first run, which must not be captured.
         decode(self._module, inputs, cache, self._flashes)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the device meanwhile, which by default would break the capture.
+        # Other threads may use the device meanwhile, which would break the capture in the default mode.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             logits = decode(self._module, inputs, cache, self._flashes)
         self._memory = self._memory or graph.pool()

@@ -1,4 +1,4 @@
-"""A server that ends with the process it was started for, so that a killed driver leaves nothing behind."""
+"""End a server with the process it was started for, so that a killed driver leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 
 def end_with(pid: int) -> None:
-    """From now on, end this process when that one has ended."""
+    """End this process when process `pid` ends."""
     wait = wait_for(pid)
 
     def watch() -> None:
@@ -28,7 +28,7 @@ def end_with(pid: int) -> None:
 
 
 def wait_for(pid: int) -> Callable[[], object]:
-    """Waits for the end of a process when called. It is that very process even if its number is given to another."""
+    """Return a function that waits for the process to end, even if its pid is reused meanwhile."""
     if hasattr(os, "pidfd_open"):
         try:
             descriptor = os.pidfd_open(pid)

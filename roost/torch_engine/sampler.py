@@ -1,4 +1,4 @@
-"""Tokens drawn from logits, each row with parameters and a random number of its own."""
+"""Sample tokens from logits, with sampling parameters and a random number per row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """A token per row, and its log-probability under the distribution it was drawn from."""
+    """One token per row, with its log-prob under the distribution it was sampled from."""
 
     token_ids: list[int]
     logprobs: list[float]
 
 
 def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.float64]) -> SampledTokens:
-    """One token per row. A row of temperature 0 takes the likeliest, at its probability under the model."""
+    """Sample one token per row. Temperature 0 is greedy, with the log-prob under the model's distribution."""
     logits = logits.float()
     greedy = [sampling.is_greedy for sampling in samplings]
     if all(greedy):
@@ -42,7 +42,7 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.flo
 
 
 def chosen_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The log-probability of one token per row, without a table of all of them."""
+    """Log-prob of one token per row, without computing all log-probs."""
     logits = logits.float()
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
@@ -52,20 +52,20 @@ def _with_logprobs(logits: Tensor, tokens: Tensor) -> SampledTokens:
 
 
 def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Where the cumulative distribution passes each number; in double precision, as a vocabulary has a long tail."""
+    """Inverse transform sampling, in double precision, because a vocabulary has a long tail."""
     probabilities = logits.softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1]
-    # Rounding must not carry the number past the end, where there is no token.
+    # Rounding must not move the target past the last token.
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-    # A parallel sum may go down by a rounding error, just enough to stop at a token that was filtered out.
+    # A parallel cumsum may decrease by a rounding error and stop at a token that was filtered out.
     is_possible = probabilities.gather(-1, tokens[:, None]).squeeze(-1) > 0
     return torch.where(is_possible, tokens, logits.argmax(-1))
 
 
 def _filtered(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Logits after min-p, top-k and top-p in this order, for the rows that ask for them."""
+    """Logits after min-p, top-k and top-p, in this order, for the rows that use them."""
     rows = [row for row, each in enumerate(samplings) if not each.is_greedy and each.min_p > 0.0]
     if rows:
         part = logits[rows]
@@ -81,7 +81,7 @@ def _filtered(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _thresholds(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The least logit of each row that top-k, and then top-p of what it leaves, keep; equal ones are kept, too."""
+    """Smallest logit per row that top-k and then top-p keep; ties are kept."""
     vocabulary = logits.shape[-1]
     counts = [min(each.top_k, vocabulary) or vocabulary for each in samplings]
     ordered = logits.topk(max(counts), -1).values
@@ -89,11 +89,11 @@ def _thresholds(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     least = ordered.gather(-1, counts_per_row - 1)
     if all(each.top_p == 1.0 for each in samplings):
         return least.squeeze(-1)
-    # Ties with the last of the k are kept by top-k; sorted, those that fit in the table count for top-p as well.
+    # Top-k keeps ties with its last token; those within the table also count for top-p.
     ordered = ordered.masked_fill(ordered < least, NEVER)
     cumulative = ordered.softmax(-1).cumsum(-1, dtype=torch.float64)
     shares = torch.tensor([each.top_p for each in samplings], dtype=torch.float64, device=logits.device)[:, None]
-    # A token is kept if those before it do not reach the share yet; the first always is.
+    # A token is kept if the cumulative probability before it is below top_p; the first always is.
     kept = (cumulative < shares).sum(-1, keepdim=True).clamp_(max=ordered.shape[-1] - 1)
     return torch.maximum(ordered.gather(-1, kept), least).squeeze(-1)
 
@@ -102,19 +102,19 @@ def _index(rows: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
 
-STRIDE = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: indices one apart end up far apart
+STRIDE = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, which spreads adjacent indices
 MASK = (1 << 64) - 1
 
 
 def uniforms(seeds: list[int], indices: list[int]) -> NDArray[np.float64]:
-    """Numbers from 0 up to, but not including, 1.
+    """Uniform numbers in [0, 1) from seeds and token indices.
 
     >>> bool(uniforms([7, 5], [0, 3])[1] == uniforms([5], [3])[0])
     True
     """
     keys = np.array([seed & MASK for seed in seeds], np.uint64)
     counters = np.array(indices, np.uint64)
-    # Mixed twice, so that neighbouring seeds do not give shifted copies of one stream.
+    # Mixed twice, so that adjacent seeds do not give shifted copies of one stream.
     bits = _mixed(_mixed(keys + STRIDE) + (counters + np.uint64(1)) * STRIDE)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -1,4 +1,4 @@
-"""What the built-in engine is started with."""
+"""Settings of the built-in engine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The model, where it runs, and how much it may hold at a time. None: decided from the model and the device."""
+    """Model, device and capacity limits. None: derived from the model and the device."""
 
     model: str  # a folder, or a name on the Hugging Face hub
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     dtype: str = "auto"  # auto (the checkpoint's own), float32, bfloat16 or float16
-    max_context: int | None = None  # tokens of prompt and completion together; the model's own where None
-    block_size: int | None = None  # tokens whose keys and values are kept together
-    max_sequences: int = 256  # worked on at the same time
+    max_context: int | None = None  # tokens of prompt and completion together; None: the model's
+    block_size: int | None = None  # tokens per KV cache block
+    max_sequences: int = 256  # that run concurrently
     max_batch_tokens: int = 2048  # computed in one step
-    max_logit_rows: int = 512  # prompt positions that are scored in one step, each with a row as wide as the vocabulary
-    kv_bytes: int | None = None  # for keys and values; a CPU takes up to as much again for those of what runs
-    memory_fraction: float | None = None  # of the device, for weights, keys and values; 0.9 on CUDA, 0.25 on CPU
-    seed: int | None = None  # of the seeds for requests that bring none; the operating system's where None
+    max_logit_rows: int = 512  # prompt positions scored in one step, each with a row as wide as the vocabulary
+    kv_bytes: int | None = None  # for the KV cache; a CPU may use as much again for running sequences
+    memory_fraction: float | None = None  # of the device, for weights and KV cache; 0.9 on CUDA, 0.25 on CPU
+    seed: int | None = None  # of the seeds for requests without one; None: random
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

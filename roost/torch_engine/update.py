@@ -1,4 +1,4 @@
-"""Tensors of another process on the same device, opened from the handles that torch's reductions give."""
+"""Weight updates of the built-in engine: IPC handles, LoRA adapters, and updates that can be undone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from roost.engines.weights.group import WeightGroup
 from roost.engines.weights.parcel import DEVICE_ARGUMENT, GROUP_NAME, GroupInvitation, TensorInfo
 
-# What a handle is made of. Anything else in a message is refused, so that it cannot run code here.
+# Classes allowed in a pickled handle. Anything else is refused, so that a message cannot run code here.
 ALLOWED = {
     ("torch", "Tensor"),
     ("torch", "Size"),
@@ -32,12 +32,12 @@ ALLOWED = {
 
 
 def read_handles(text: str) -> Any:
-    """Handles as they travel: a list of one per tensor, or one for a packed buffer."""
+    """Unpickle handles: a list with one per tensor, or one for a packed buffer."""
     return _HandleReader(io.BytesIO(base64.b64decode(text))).load()
 
 
 def open_handle(handle: dict[str, tuple[Any, ...]], device: torch.device) -> torch.Tensor:
-    """The tensor behind a handle, on the device that both processes use."""
+    """Open the tensor of a handle on the device that both processes share."""
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -59,21 +59,21 @@ class _HandleReader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a tensor's handle")
 
 
-PREFIX = "base_model.model."  # PEFT writes it before the name of every module
+PREFIX = "base_model.model."  # PEFT's prefix of module names
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-# What an adapter's config may hold without changing what it computes, or that is honoured.
+# Settings of an adapter's config that do not change its result, or that are supported.
 HARMLESS = (
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "use_rslora", "layers_to_transform",
     "layers_pattern", "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
 )  # fmt: skip
-UNUSED: tuple[Any, ...] = (None, False, "none", {}, [], "")  # how a config says that something is not wanted
-PLAIN_STARTS = (True, "gaussian", "eva", "orthogonal", *UNUSED)  # other starts change the base weights as well
+UNUSED: tuple[Any, ...] = (None, False, "none", {}, [], "")  # values that disable a setting
+PLAIN_STARTS = (True, "gaussian", "eva", "orthogonal", *UNUSED)  # other initializations change the base weights too
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What an adapter adds to one linear layer: up(down(x)), with the scale already in `up`."""
+    """LoRA matrices of one linear layer: adds up(down(x)), with the scale already in `up`."""
 
     down: Tensor
     up: Tensor
@@ -81,13 +81,13 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A correction for each layer that it changes."""
+    """Corrections by layer name."""
 
     corrections: Mapping[str, Correction]
 
 
 class Adapters:
-    """The adapters that are loaded, and which rows of the current batch use which."""
+    """Loaded adapters, and the rows of the current batch that use each."""
 
     def __init__(self, module: nn.Module) -> None:
         self._linears = {
@@ -106,11 +106,11 @@ class Adapters:
         return tuple(self._loaded)
 
     def root(self, name: str | None) -> bytes:
-        """What the names of cached blocks start from: other weights make other keys, also under the same name."""
+        """Root of block names for the prefix cache; it changes when an adapter is reloaded under the same name."""
         return b"" if name is None else self._roots[name]
 
     def read(self, folder: str) -> Adapter:
-        """An adapter as PEFT wrote it, in host memory; raises if it does not fit the model. For any thread."""
+        """Read a PEFT adapter into host memory; raise ValueError if it does not fit the model. Thread-safe."""
         scale = _scale(json.loads((Path(folder) / "adapter_config.json").read_text()), folder)
         tensors = load_file(Path(folder) / "adapter_model.safetensors")
         corrections = {}
@@ -130,7 +130,7 @@ class Adapters:
         return Adapter(corrections)
 
     def put(self, name: str, adapter: Adapter) -> None:
-        """Move an adapter to the device, and use it under the name from the next step on. Between steps only."""
+        """Move an adapter to the device and register it under the name. Call it between steps only."""
         moved = Adapter({layer: self._moved(layer, each) for layer, each in adapter.corrections.items()})
         self._loads += 1
         self._roots[name] = f"{name}#{self._loads}".encode()
@@ -147,7 +147,7 @@ class Adapters:
             self._hooks.pop(layer).remove()
 
     def select(self, names: Sequence[str | None], sizes: Sequence[int], device: torch.device) -> None:
-        """Say for the next batch which sequence, with how many rows, uses which adapter."""
+        """Set the adapter and number of rows of each sequence of the next batch."""
         if not self._loaded:
             self._used = []
         elif len(set(names)) == 1:
@@ -201,7 +201,7 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class WeightUpdate:
-    """One update from start to finish. Every method runs while no step does."""
+    """One update from start to finish. Call its methods between steps only."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class WeightUpdate:
         manifest: Sequence[TensorInfo] | None,
         host_buffer: Callable[[str], torch.Tensor] | None,
     ) -> None:
-        """`host_buffer` gives memory for what is overwritten; None where there is nothing to go back to."""
+        """`host_buffer` returns memory for overwritten weights; None if there are no old weights to restore."""
         self._weights = weights
         self._host_buffer = host_buffer
         self._old: dict[str, torch.Tensor] = {}
@@ -218,7 +218,7 @@ class WeightUpdate:
             check_manifest(weights, manifest)
 
     def take(self, tensors: Named) -> None:
-        """Write tensors over the old ones, which are kept in host memory until the update is finished."""
+        """Overwrite weights; the old ones are kept in host memory until the update is finished."""
         device = next(iter(self._weights.values())).device
         with torch.no_grad():
             for name, tensor in tensors:
@@ -232,7 +232,7 @@ class WeightUpdate:
                 weight.copy_(tensor)
                 self._taken.add(name)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the sender may use its memory again once it is told
+            torch.cuda.synchronize(device)  # the sender may reuse its memory once this returns
 
     def check_complete(self) -> None:
         missing = sorted(set(self._weights) - self._taken)
@@ -240,7 +240,7 @@ class WeightUpdate:
             raise ValueError(f"{len(missing)} of {len(self._weights)} tensors did not come, such as {missing[0]}")
 
     def undo(self) -> bool:
-        """Write the old tensors back; whether there are usable weights again."""
+        """Restore the old weights; return True if the weights are usable again."""
         with torch.no_grad():
             for name, tensor in self._old.items():
                 self._weights[name].copy_(tensor)
@@ -248,7 +248,7 @@ class WeightUpdate:
 
 
 def check_manifest(weights: Mapping[str, torch.Tensor], manifest: Sequence[TensorInfo]) -> None:
-    """Refuse an update that lacks a tensor, brings an unknown one, or one of another shape; all of them are named."""
+    """Raise ValueError if an update has missing or unknown tensors, or other shapes."""
     coming = {info.name: info.shape for info in manifest}
     wrong = [f"{name} is missing" for name in weights if name not in coming]
     wrong += [f"{name} is unknown" for name in coming if name not in weights]
@@ -263,7 +263,7 @@ def check_manifest(weights: Mapping[str, torch.Tensor], manifest: Sequence[Tenso
 
 
 def named_tensors(info: Mapping[str, Any], group: WeightGroup | None, device: torch.device) -> Named:
-    """The tensors of one parcel, however it comes."""
+    """Names and tensors of one parcel, by any transport."""
     names, shapes, dtypes = info["names"], info["shapes"], info["dtype_names"]
     if not len(names) == len(shapes) == len(dtypes):
         raise ValueError(f"{len(names)} names came with {len(shapes)} shapes and {len(dtypes)} types")
@@ -280,7 +280,7 @@ def named_tensors(info: Mapping[str, Any], group: WeightGroup | None, device: to
 
 
 def join(invitation: Mapping[str, Any], device: torch.device) -> WeightGroup:
-    """Join the sender's group; an engine of one process has the rank of its offset."""
+    """Join the sender's group; an engine of one process has its offset as rank."""
     backend = invitation.get("backend") or ("nccl" if device.type == "cuda" else "gloo")
     group = GroupInvitation(
         invitation["master_address"],
@@ -294,7 +294,7 @@ def join(invitation: Mapping[str, Any], device: torch.device) -> WeightGroup:
 
 
 def checkpoint_files(folder: str) -> dict[str, list[TensorInfo]]:
-    """What each file of a checkpoint holds, by its path; tensors are not read yet."""
+    """Tensor infos of each file of a checkpoint by path; tensors are not read."""
     from safetensors import safe_open
 
     found: dict[str, list[TensorInfo]] = {}
@@ -328,7 +328,7 @@ def _from_buffer(
     buffer, start = open_handle(handle, device), 0
     for name, shape, dtype, size in zip(names, shapes, dtypes, sizes, strict=True):
         piece = buffer[start : start + size]
-        # Tensors of different types follow one another: one may start where its type may not.
+        # Tensors of different dtypes are packed together, so one may be misaligned for its dtype.
         aligned = piece if piece.data_ptr() % 8 == 0 else piece.clone()
         yield name, aligned.view(getattr(torch, dtype)).view(tuple(shape))
         start += size
