@@ -1,1 +1,1 @@
-"""What there is: nodes, node groups, the resources on them and how they are counted."""
+"""Nodes, node groups, and their resources."""

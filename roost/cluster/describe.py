@@ -1,4 +1,4 @@
-"""The machines a job speaks of: described by its config alone, or its groups bound to machines that are known."""
+"""Describe the nodes of a job: from its config alone, or with its groups bound to a known inventory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Devices = tuple[Mapping[str, Any], ...]
 
 
 def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) -> HardwareRegistry:
-    """The hardware Roost knows, and what the user has added; an addition that cannot be loaded is a finding."""
+    """Return Roost's hardware registry with the user's additions; an addition that fails to load is a finding."""
     kinds = {group.hardware_type for group in job.node_groups if group.hardware_type is not None}
     types = {node.accelerator_type for node in inventory.nodes} if inventory is not None else set()
     try:
@@ -170,14 +170,14 @@ def _accelerator_key(job: Job) -> Where:
 
 
 def _is_written(job: Job) -> bool:
-    """Whether the config says how many accelerators a node has; a wrong value is reported where it is read."""
+    """Return True if the config sets the accelerators per node; a wrong value is reported where it is read."""
     root = Section.root(job.source, Findings())
     section = root.below("cluster") if job.notation is Notation.RLINF else root
     return job.notation is Notation.LOOP or section.values.get("num_gpus_per_node") is not None
 
 
 def _check_against(job: Job, inventory: Inventory, given: int | None, findings: Findings) -> None:
-    """What the config says of the machines must be true of those that are known."""
+    """Check the config's statements about nodes against the inventory."""
     if job.notation is not Notation.LOOP and job.num_nodes is not None and job.num_nodes > inventory.num_nodes:
         findings.error(
             "RST-H007",

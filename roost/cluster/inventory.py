@@ -1,4 +1,4 @@
-"""The machines: nodes, what is on them, and the groups they form. A value; it never asks a machine."""
+"""The inventory: nodes, their hardware, and node groups. A plain value that never queries a machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Node:
     accelerators: int = 0
     accelerator_type: str = DEFAULT_ACCELERATOR
     accelerator_model: str = ""
-    memory_gb: float | None = None  # of each accelerator
+    memory_gb: float | None = None  # per accelerator
     host_memory_gb: float | None = None
     hardware: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     host: str = ""
@@ -171,7 +171,7 @@ class Inventory:
         return self._by_label[label]
 
     def kind(self, group: Group) -> str:
-        """What a rank of the group means: a declared device, an accelerator, or the node itself."""
+        """Meaning of a rank in the group: a declared device, an accelerator, or the node itself."""
         if group.ignore_hardware:
             return NODE
         if group.hardware_type is not None:

@@ -51,7 +51,7 @@ class ResourceTable:
 
     @property
     def counts_nodes(self) -> bool:
-        """Whether a rank means a node; so for all groups as soon as one of them has nothing else to count."""
+        """Return True if ranks mean nodes: for all groups, as soon as one has nothing else to count."""
         return NODE in self.kinds
 
     @property
@@ -59,7 +59,7 @@ class ResourceTable:
         return self.counts_nodes and any(kind != NODE for kind in self.kinds)
 
     def entries(self, ranks: Ints) -> Ints:
-        """The entry of each rank; ranks must lie within the total."""
+        """Entry of each rank; ranks must be within the total."""
         return np.searchsorted(self.starts, ranks, side="right") - 1
 
     def locate(self, ranks: Ints) -> tuple[Ints, Ints]:
@@ -68,7 +68,7 @@ class ResourceTable:
         return self.nodes[entries], ranks - self.starts[entries]
 
     def node_table(self) -> ResourceTable:
-        """The same groups with the nodes themselves as the resources."""
+        """The same groups with nodes as the resources."""
         nodes = [self.nodes[self.groups == index] for index in range(len(self.labels))]
         return ResourceTable.build(
             self.labels, (NODE,) * len(self.labels), nodes, [np.ones(len(part), np.int64) for part in nodes]

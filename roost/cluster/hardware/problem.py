@@ -1,4 +1,4 @@
-"""A mistake in what was written about one item of hardware, said so that it can be put right."""
+"""A mistake in the declaration of one hardware item, with its fix."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "roost.hardware"
 VARIABLE = "ROOST_HARDWARE"
 
-# The word for what is detected on a node; a declared kind of that name would be ambiguous.
+# Name of detected accelerators; a declared kind with this name would be ambiguous.
 RESERVED_KIND = "Accelerator"
 
 
@@ -130,7 +130,7 @@ def installed_registry(environ: Mapping[str, str]) -> HardwareRegistry:
     for source, reference, remedy in _references(environ):
         try:
             registry = _with(registry, _import(reference))
-        # Importing a stranger's module can fail in any way; the user has to learn whose it was.
+        # Importing a third-party module can fail in any way; the error must name its package.
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise ValueError(f"{source} {reference!r} cannot be used: {why}; {remedy}") from error
@@ -138,9 +138,9 @@ def installed_registry(environ: Mapping[str, str]) -> HardwareRegistry:
 
 
 def registry_for(kinds: Iterable[str], types: Iterable[str], environ: Mapping[str, str]) -> HardwareRegistry:
-    """What is built in where that knows these kinds and types of accelerators, else all that is installed.
+    """Return the built-in registry if it knows these kinds and types, else all that is installed.
 
-    Looking through the installed packages takes longer than most plans, and hardly any job needs it.
+    Searching installed packages takes longer than most plans, and hardly any job needs it.
 
     >>> registry_for(["Franka"], ["NV_GPU"], {}) is BUILT_IN
     True

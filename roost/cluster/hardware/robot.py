@@ -40,7 +40,7 @@ class HardwareConfig(BaseModel):
 
     @property
     def model(self) -> str:
-        """What people are shown: the kind, unless a kind has variants."""
+        """Name shown to users: the kind, unless a kind has variants."""
         return self.kind
 
 
@@ -100,7 +100,7 @@ def fill_from_environment(
         if text is None or not unset or f"_{name}".endswith("_node_rank"):
             continue
         wanted = _plain(field.annotation)
-        # A blank value is the usual way to unset a variable; only for a list does it say something: none at all.
+        # A blank value usually means unset; only for a list does it mean an empty list.
         if not text.strip() and not _is_list(wanted):
             continue
         parts = [text] if count == 1 else _parts(kind_class.kind, name, text, count)

@@ -1,4 +1,4 @@
-"""What the detections share: ask a vendor's tool, list numbered device files, apply an outer mask."""
+"""Helpers for detection: run a vendor's tool, list numbered device files, apply an outer mask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Device:
 
 
 def run_tool(command: Sequence[str], environ: Mapping[str, str], timeout: float = TOOL_TIMEOUT_SECONDS) -> str | None:
-    """Return what a vendor's tool prints, or None where it is not installed or cannot answer."""
+    """Return the output of a vendor's tool, or None if it is not installed or fails."""
     # Imported here because planning imports this file on every start and never runs a tool.
     import shutil
     import subprocess
@@ -128,5 +128,5 @@ def detected(devices: Sequence[Device], ids: Sequence[str]) -> DetectedAccelerat
 
 
 def gib(size: float, units_per_gib: int) -> float:
-    """Return a size in GiB, to the tenth that people compare."""
+    """Return a size in GiB, rounded to one decimal."""
     return round(size / units_per_gib, 1)

@@ -1,4 +1,4 @@
-"""Accelerators that are not there, for trying a placement and running a job on a machine without any."""
+"""Simulated accelerators, to plan and run a job on a machine without any."""
 
 from __future__ import annotations
 
