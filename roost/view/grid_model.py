@@ -1,4 +1,4 @@
-"""How each component is told apart in a picture: a colour, and a short name for those who do not see colours."""
+"""The grid of a plan: rows of nodes, holders of devices, and a mark (colour, short name) per component."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ SHOWN_PROCESSES = 8  # of a node, where they cannot be said in fewer words
 
 @dataclass(frozen=True, slots=True)
 class FoldedRow:
-    """Processes `first` to `last` of a component: their nodes in order, and what those on one node hold, in words."""
+    """Processes `first` to `last` of a component: their nodes in order, and the devices per node as text."""
 
     first: int
     last: int
     nodes: tuple[int, ...]  # in order of first use, each once
-    is_dealt: bool  # whether nodes come back after others
+    is_dealt: bool  # round robin over the nodes
     devices: str
     group: str
 
@@ -142,7 +142,7 @@ class FoldedRow:
 
     @property
     def per_node(self) -> str:
-        """How many run on each node; dealt out in turn, the first nodes may have one more."""
+        """Processes per node; in round robin the first nodes may have one more."""
         count = self.last - self.first + 1
         fewest, most = count // len(self.nodes), -(-count // len(self.nodes))
         return str(most) if fewest == most else f"{fewest}-{most}"
@@ -154,7 +154,7 @@ class FoldedRow:
 
 
 def fold(table: PlacementTable) -> list[FoldedRow]:
-    """The processes as runs: consecutive nodes whose processes hold the same devices and get the same software."""
+    """Fold processes into runs: consecutive nodes with the same devices and software."""
     if not len(table.device_nodes) and bool(np.any(np.diff(table.nodes) < 0)) and len(table.labels) == 1:
         return [_dealt_row(table)]
     rows = []
@@ -169,7 +169,7 @@ def fold(table: PlacementTable) -> list[FoldedRow]:
 
 
 def _dealt_row(table: PlacementTable) -> FoldedRow:
-    """Workers without devices that go round the nodes: one row, however many there are."""
+    """One row for workers without devices that are spread round robin over nodes."""
     order = np.sort(np.unique(table.nodes, return_index=True)[1])
     return FoldedRow(0, len(table) - 1, tuple(table.nodes[order].tolist()), True, "-", _label(table, 0))
 
@@ -204,7 +204,7 @@ def _software_key(group: Group, node: int) -> object:
 
 
 def _devices(table: PlacementTable, start: int, stop: int) -> str:
-    """What each process of a node holds, in the shortest honest words."""
+    """Devices of the processes on a node, as short text."""
     low, high = int(table.offsets[start]), int(table.offsets[stop])
     if low == high:
         return "-"
@@ -269,11 +269,11 @@ class DeclaredDevice:
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """What a node has and who is on it; equal nodes share one."""
+    """Devices of a node and their holders; equal nodes share one."""
 
-    machine: Node  # less what is the node's own: its host name and the configs of its declared devices
-    groups: tuple[str, ...]  # the declared node groups that it belongs to
-    accelerators: tuple[tuple[Holder, ...], ...]  # for each accelerator its holders; empty where it is free
+    machine: Node  # without host name and configs of declared devices, which differ per node
+    groups: tuple[str, ...]  # declared node groups of the node
+    accelerators: tuple[tuple[Holder, ...], ...]  # holders of each accelerator; empty if it is free
     declared: tuple[DeclaredDevice, ...]
     without_device: tuple[Holder, ...]  # processes that run here and hold no device anywhere
     residents: tuple[Holder, ...]  # all processes that run here; others may hold devices here and run elsewhere
@@ -375,12 +375,12 @@ def grid(plan: Plan) -> Grid:
 
 @dataclass(frozen=True, eq=False)
 class _Presence:
-    """Where one component is: entries (rank above the node's lowest, device index or what stands for it, group)."""
+    """Location of one component: entries (rank above the node's lowest, device index or stand-in, group)."""
 
     component: ComponentPlan
     entries: Ints
     starts: Ints  # the entries of node i are starts[i]:starts[i + 1]
-    lowest: Ints  # the lowest rank on each node; -1 where the component is not
+    lowest: Ints  # lowest rank on each node; -1 if the component is not there
     shapes: Ints  # equal numbers for nodes whose entries are equal
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Pages that are one HTML file and open from disk: everything inlined, nothing loaded, no text of others run."""
+"""Self-contained HTML pages: everything inlined, nothing loaded, no user text executed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def embedded_json(data: Mapping[str, Any]) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """What the browser may use: this style and this script, by their hashes, and nothing from anywhere else."""
+    """Content security policy: only this style and this script, by their hashes."""
     return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
 
 
@@ -79,7 +79,7 @@ def _hash(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text that UTF-8 can hold: paths may have bytes that are no characters."""
+    """Replace characters that UTF-8 cannot encode: paths may contain arbitrary bytes."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -176,14 +176,14 @@ def _run(run: Run, layout: int, numbers: Mapping[str, int]) -> list[Any]:
 
 @dataclass
 class _Starts:
-    """How processes are started (group, environment, interpreter), each way written once."""
+    """Distinct start settings of processes (group, environment, interpreter)."""
 
     plan: Plan
     described: list[dict[str, Any]] = field(default_factory=list)
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def of(self, run: Run, holder: Holder) -> Packed:
-        """For each process of a component on the run's first node, the number of its start."""
+        """Index of the start settings of each process of a component on the run's first node."""
         component = self.plan[holder.component]
         return pack([self._number(component, rank) for rank in run.ranks(holder)])
 
@@ -199,7 +199,7 @@ class _Starts:
 
 
 def _nodes(inventory: Inventory, made: Grid) -> dict[str, Any]:
-    """What nodes have of their own: host names, configs of declared devices, and the labels they are found by."""
+    """Properties of single nodes: host names, configs of declared devices, and group labels."""
     hosts = [node.host for node in inventory.nodes]
     configs = {
         rank: {kind: [_in_words(item) for item in items] for kind, items in node.hardware.items() if any(items)}

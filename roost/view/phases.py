@@ -1,4 +1,4 @@
-"""What each device holds in each phase."""
+"""Memory and states of each device and component, by phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_PLACES = 4  # places named for a class of devices; a scattered one is cut t
 
 @dataclass(frozen=True, slots=True)
 class PhaseCell:
-    """What a component does in a phase, and its memory on each device and on the host (None: unknown)."""
+    """State of a component in a phase, and its memory on each device and on the host (None: unknown)."""
 
     state: State
     device_gib: float | None = 0.0
@@ -30,7 +30,7 @@ class PhaseCell:
 
 @dataclass(frozen=True, slots=True)
 class ComponentPhases:
-    """One component through the phases, in the order of `Phase`, as states and in words."""
+    """States of one component by phase, in the order of `Phase`, also as text."""
 
     component: str
     cells: tuple[PhaseCell, ...]
@@ -39,16 +39,16 @@ class ComponentPhases:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory on each device of a class in a phase: what is known, and whether that is all of it."""
+    """Memory on each device of a class in a phase: the known part, and whether it is complete."""
 
     known_gib: float
-    in_flight_gib: float  # weights on their way to the engines, part of what is known
+    in_flight_gib: float  # weights being sent to the engines, included in known_gib
     is_whole: bool
     total_gib: float | None
 
     @property
     def words(self) -> str:
-        """The use in words.
+        """The memory use as text.
 
         >>> print(MemoryUse(58.25, 0.0, True, 80.0).words)
         58.2 of 80 GiB
@@ -114,7 +114,7 @@ def _row(component: str, cells: tuple[PhaseCell, ...]) -> ComponentPhases:
 
 def _memory_use(part: ClassResidency, phase: Phase, total: float | None) -> MemoryUse:
     is_whole = part.used_gib(phase) is not None
-    # Weights in flight alone say nothing about devices of which nothing else is known.
+    # Weights in flight alone mean nothing if no other memory of the device is known.
     parts = [(name, size) for name, size in part.parts(phase) if size is not None and (is_whole or name != IN_FLIGHT)]
     moving = sum((size for name, size in parts if name == IN_FLIGHT), 0.0)
     return MemoryUse(sum((size for _, size in parts), 0.0), moving, is_whole, total)
@@ -198,7 +198,7 @@ class MemoryRow:
 
 
 def phase_words(states: Sequence[State]) -> tuple[str, ...]:
-    """What a component does in each phase, with the changes where they happen: a step follows upon a step.
+    """Describe a component's states by phase, with transitions; the last phase is followed by the first.
 
     >>> phase_words([State.RUNS, State.SLEEPS, State.SLEEPS, State.RUNS])
     ('runs, sleeps', 'asleep', 'asleep', 'wakes, runs')
@@ -232,7 +232,7 @@ def phase_rows(plan: Plan) -> tuple[PhaseRow, ...]:
 
 
 def words_on_cpu(part: ComponentPlan, names: Collection[str]) -> tuple[str, ...]:
-    """What a component without accelerators does in each phase."""
+    """States of a component without accelerators by phase, as text."""
     if part.model.unused_because:
         return (State.UNUSED.value,) * len(Phase)
     return tuple("runs" if works_in(part.name, part.role, phase, names) else "waits" for phase in Phase)

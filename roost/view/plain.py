@@ -1,4 +1,4 @@
-"""Text from exceptions, models and servers on a terminal: nothing in it may move the cursor or change colours."""
+"""Sanitize text from exceptions, models and servers for the terminal."""
 
 from __future__ import annotations
 
