@@ -1,4 +1,4 @@
-"""What is different between two snapshots of a world."""
+"""Differences between two snapshots of a world."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Change:
 
     table: str
     key: Key
-    before: Record | None  # None where it was added
-    after: Record | None  # None where it was removed
+    before: Record | None  # None if it was added
+    after: Record | None  # None if it was removed
 
     def told(self) -> str:
-        """The change as people read it.
+        """The change as readable text.
 
         >>> Change("notes", 4, {"note_id": 4, "title": "tea"}, {"note_id": 4, "title": "milk"}).told()
         "notes 4: title becomes 'milk'"
@@ -33,7 +33,7 @@ class Change:
         return f"{self.table} {self.key}: " + ", ".join(f"{name} becomes {value!r}" for name, value in fields.items())
 
     def matches(self, other: Change) -> bool:
-        """Whether both come to the same.
+        """Return True if both changes are equivalent.
 
         Ids of added records may differ, and so may the space around texts.
 
@@ -52,7 +52,7 @@ class Change:
 
 
 def changes_between(before: Snapshot, after: Snapshot) -> list[Change]:
-    """Every record that is not the same in both.
+    """Records that differ between two snapshots.
 
     >>> from roost.app_world.state import State
     >>> state = State(today="2026-03-02")

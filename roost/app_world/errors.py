@@ -1,15 +1,15 @@
-"""What an agent is told when a call cannot be done."""
+"""Errors of API calls, worded for agents."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-MOST_NAMES = 100  # that are compared and listed: an agent can make as many files as it likes
+MOST_NAMES = 100  # names compared and listed: an agent may create any number of files
 
 
 class ApiError(Exception):
-    """A call that was refused and changed nothing. Its text tells the agent what is wrong, and what would be right."""
+    """A refused call that changed nothing. The message tells the agent what is wrong and how to fix it."""
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ApiError:

@@ -1,4 +1,4 @@
-"""Scores: whether a world is as its task wants it, and how much of a set of tasks was solved."""
+"""Evaluate tasks: compare the final world with the task's goal, and aggregate over tasks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Check:
-    """One test of an outcome."""
+    """One check of an outcome."""
 
     name: str
-    failure: str = ""  # why it failed; empty where it passed
+    failure: str = ""  # why it failed; empty if it passed
     is_guard: bool = False  # an agent that does nothing would pass it
 
     @property
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a task."""
+    """Result of a task."""
 
     task_id: str
     checks: tuple[Check, ...]
@@ -107,7 +107,7 @@ def scenario_goal_completion(reports: Sequence[Report]) -> float:
 
 
 def is_same_answer(said: Json, wanted: Json) -> bool:
-    """Whether an answer is right: numbers may be written as text, and capitals and space around it do not count.
+    """Return True if an answer is correct: numbers may be strings, case and outer whitespace are ignored.
 
     >>> is_same_answer(" $1,042 ", 1042), is_same_answer("ada berg", "Ada Berg"), is_same_answer("", 0)
     (True, True, False)

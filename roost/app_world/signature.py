@@ -1,4 +1,4 @@
-"""What an API takes and gives, read from the function that does it: its documentation, and the check of arguments."""
+"""API signatures, read from functions: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Api:
 
 
 def read_api(app: str, function: Callable[..., Json]) -> Api:
-    """What a method of an app takes, from its annotations and its docstring.
+    """Read an API from a method's annotations and docstring.
 
     Below the first paragraph, a docstring has a line `name: what it is` for each parameter, and one for `Returns`.
     """

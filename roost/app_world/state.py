@@ -1,4 +1,4 @@
-"""What the apps hold: tables of records in memory, which can be copied, written down and brought back."""
+"""State of the apps: in-memory tables of records that can be copied, saved and restored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from roost.app_world.errors import ApiError
 
-Json = Any  # None, a bool, a number, text, or lists and mappings of them
+Json = Any  # None, bool, number, string, or lists and mappings of them
 Record = dict[str, Any]
 Key = int | str
 Snapshot = dict[str, Any]  # a whole state as a JSON value
@@ -22,7 +22,7 @@ KEYS = {  # of every table, the field by which its records are known
     "requests": "request_id",
     "files": "path",
 }
-MOST_RECORDS = 1_000  # in a table: an agent's endless loop must not take the host's memory
+MOST_RECORDS = 1_000  # per table: an agent's endless loop must not fill the host's memory
 
 
 def copied(value: Json) -> Json:
@@ -34,7 +34,7 @@ def copied(value: Json) -> Json:
 
 @dataclass(frozen=True)
 class Completion:
-    """How an agent ended its task."""
+    """Status with which an agent ended its task."""
 
     status: str
     answer: Json = None

@@ -23,7 +23,7 @@ APPS: Mapping[str, type[App]] = {
 
 
 class World:
-    """What one episode happens in.
+    """The world of one episode.
 
     >>> world = World.from_seed(7)
     >>> world.call("notes", "create", {"title": "milk"})["title"]
@@ -62,17 +62,17 @@ class World:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the agent has said that it is done."""
+        """Return True if the agent has completed its task."""
         return self._state.completion is not None
 
     @property
     def answer(self) -> Json:
-        """What the agent answered, or None."""
+        """The agent's answer, or None."""
         return self._state.completion.answer if self._state.completion else None
 
     @property
     def status(self) -> str | None:
-        """How the agent ended its task: success or fail, or None while it has not."""
+        """Final status of the task: success or fail; None before completion."""
         return self._state.completion.status if self._state.completion else None
 
     def snapshot(self) -> Snapshot:

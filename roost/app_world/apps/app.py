@@ -1,4 +1,4 @@
-"""What every app is: a view of the state whose public methods are its APIs."""
+"""Base class of apps: a view of the state whose public methods are its APIs."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def page_of(rows: Sequence[Record], page_index: int, page_limit: int) -> list[Re
 
 
 def has_text(query: str, *texts: str) -> bool:
-    """Whether one of the texts contains the query, in capitals or not."""
+    """Return True if one of the texts contains the query, ignoring case."""
     return any(query.casefold() in text.casefold() for text in texts)

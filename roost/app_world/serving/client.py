@@ -320,7 +320,7 @@ class AppWorldEnvironment:
 
 
 def first_shown(begun: Mapping[str, Any], shows_supervisor: bool = True) -> str:
-    """What is to be done, and for whom.
+    """The instruction, and the person the agent acts for.
 
     >>> ada = {"first_name": "Ada", "last_name": "Berg", "email": "ada@example.com", "phone_number": "555-0100"}
     >>> print(first_shown({"instruction": "Buy milk.", "supervisor": ada}))
@@ -337,7 +337,7 @@ def first_shown(begun: Mapping[str, Any], shows_supervisor: bool = True) -> str:
 
 
 def share_passed(report: Mapping[str, Any]) -> float:
-    """The part of the tests that passed; nothing as long as only those did that doing nothing passes.
+    """Share of passed tests; 0 if only those passed that also pass when nothing is done.
 
     >>> passed = [{"label": "no_op_pass"}, {"label": "no_op_fail"}]
     >>> share_passed({"num_tests": 4, "passes": passed}), share_passed({"num_tests": 4, "passes": passed[:1]})

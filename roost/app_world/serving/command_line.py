@@ -1,4 +1,4 @@
-"""How much a server of worlds may use."""
+"""Limits of a server of worlds, and their command-line options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roost.sandbox.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Bounds of one server.
+    """Limits of one server.
 
     >>> ServingLimits(worlds=8).sandbox.wall_s
     10.0
@@ -22,11 +22,11 @@ class ServingLimits:
     """
 
     worlds: int = 64  # at a time, each with a process for its code
-    idle_s: float = 1800.0  # after which a world that nobody asked for anything is closed
-    code_chars: int = 100_000  # of one execution
-    states: int = 8  # that one world keeps at the same time
+    idle_s: float = 1800.0  # a world without requests for this long is closed
+    code_chars: int = 100_000  # per execution
+    states: int = 8  # saved states per world
     sandbox: Limits = field(default_factory=Limits)  # of each world
-    allows_weak: bool = False  # sandboxes also where the machine cannot hold code that nobody trusts
+    allows_weak: bool = False  # run even if the machine cannot isolate untrusted code
 
     def __post_init__(self) -> None:
         for name in ("worlds", "idle_s", "code_chars", "states"):
@@ -78,7 +78,7 @@ def options_of(limits: ServingLimits) -> list[str]:
 
 
 def limits_of(options: argparse.Namespace) -> ServingLimits:
-    """What was given; the rest is the limits' own.
+    """Build the limits from command-line options; others keep their defaults.
 
     >>> limits_of(arguments(["--worlds", "8", "--wall-s", "2"])).sandbox.wall_s
     2.0

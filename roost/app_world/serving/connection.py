@@ -1,4 +1,4 @@
-"""How a client speaks to a server of app worlds: a route, a body, and the `output` of the answer."""
+"""HTTP client of a server of app worlds: POST a body to a route, return the `output` of the answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ABOUT_LIMIT_S = 10.0
 
 
 class ServerLost(ConnectionError):
-    """A server that did not answer."""
+    """The server did not answer."""
 
 
 class ServerRefused(RuntimeError):
-    """What a server answered instead of an output."""
+    """The server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class Connection:
         return self._client.url
 
     async def about(self) -> Mapping[str, Any]:
-        """What the server says of itself."""
+        """Information that the server gives about itself."""
         said = await self._answer("GET", "/", None, min(self._limit_s, ABOUT_LIMIT_S))
         return said if isinstance(said, Mapping) else {}
 

@@ -1,4 +1,4 @@
-"""The process of a server: it ends with this one, however this one ends, and takes along what it started."""
+"""Server processes that end with this process, along with everything they started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINES_TOLD = 15
 
 
 class KeptProcess:
-    """A program with a keeper, which ends it when this object's process ends or lets go of the object."""
+    """A program with a keeper process, which ends it when this process ends or drops the object."""
 
     def __init__(self, name: str, link: Link, pid: int, log: Path) -> None:
         self._name, self._link, self.pid, self._log = name, link, pid, log
@@ -39,11 +39,11 @@ class KeptProcess:
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
-        """Start a program; what it prints goes to the log."""
+        """Start a program; its output goes to the log."""
         starting = asyncio.ensure_future(asyncio.to_thread(cls._start, name, command, env, log))
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # threads cannot be: end what it has started
+        except asyncio.CancelledError:  # the thread cannot be cancelled: stop what it started
             await (await starting).stop()
             raise
 
@@ -57,7 +57,7 @@ class KeptProcess:
         return self._exit_code is None and not self._is_over and not self._link.is_closed
 
     def told_end(self) -> str:
-        """How it ended, with the last that it printed."""
+        """Describe how the process ended, with its last output."""
         self._look()
         how = "ended" if self._exit_code is None else f"ended with exit code {self._exit_code}"
         printed = last_lines(self._log, LINES_TOLD).strip()

@@ -1,4 +1,4 @@
-"""The routes of the server: AppWorld's, with an `episode` in addition."""
+"""Routes of the server: AppWorld's, with an additional `episode` field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roost.net.errors import SizeLimited, told
 from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of
 
 NAME = "roost app world"
-BYTES_OF_A_CHARACTER = 12  # at most, as JSON may write it
+BYTES_OF_A_CHARACTER = 12  # upper bound in JSON
 ROOM_FOR_FIELDS = 1 << 20
 LONGEST_SWEEP_S = 30.0
 
@@ -29,7 +29,7 @@ Output = dict[str, Any]
 
 
 class Asked(BaseModel):
-    """What requests have; AppWorld's other fields are taken and not read."""
+    """Fields of requests; AppWorld's other fields are accepted and ignored."""
 
     task_id: str
     episode: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -147,7 +147,7 @@ async def _sweep(worlds: Worlds) -> None:
 
 
 def ready_line(url: str, limits: ServingLimits) -> str:
-    """What the program says when it is ready.
+    """Line printed when the server is ready.
 
     >>> ready_line("http://127.0.0.1:8000", ServingLimits(worlds=8))
     'app world ready for 8 worlds at http://127.0.0.1:8000'
@@ -157,7 +157,7 @@ def ready_line(url: str, limits: ServingLimits) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(limits: ServingLimits | None = None, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve in the running event loop; gives the address."""
+    """Serve in the running event loop and yield the URL."""
     server = LoopServer(app_world_app(Worlds(limits or ServingLimits())), host, port, in_order=True)
     try:
         yield server.url
@@ -166,7 +166,7 @@ async def serving(limits: ServingLimits | None = None, host: str = "127.0.0.1", 
 
 
 def run(limits: ServingLimits, host: str, port: int) -> None:
-    """Serve until the process is told to end; the first line printed tells the address."""
+    """Serve until the process is signalled; the first line printed has the URL."""
     bound = bound_socket(host, port)
     _Server(app_world_app(Worlds(limits)), ready_line(url_of(bound), limits)).run([bound])
 

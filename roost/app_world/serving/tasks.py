@@ -1,4 +1,4 @@
-"""Where the tasks of app worlds come from."""
+"""Task source of app worlds."""
 
 from __future__ import annotations
 

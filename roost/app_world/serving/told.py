@@ -1,4 +1,4 @@
-"""What a server does not do, and why."""
+"""Server messages: tasks, reports and executions in the form that clients get."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roost.sandbox.execution import Execution
 
 
 class Refused(Exception):
-    """A request that cannot be served: the status says whose fault it is, the message what to change."""
+    """A request that cannot be served; the status tells whose fault it is, the message what to change."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -19,11 +19,11 @@ class Refused(Exception):
 
 NOTHING_PRINTED = "[Nothing was printed.]"
 STATE_IS_KEPT = "[What was done in the apps is kept.]"
-GUARD, EARNED = "no_op_pass", "no_op_fail"  # what an agent that does nothing makes of a test
+GUARD, EARNED = "no_op_pass", "no_op_fail"  # result of the test if the agent does nothing
 
 
 def told_task(task: AppTask) -> dict[str, Any]:
-    """A task as its agent may know it.
+    """The part of a task that its agent may see.
 
     >>> from roost.app_world.tasks.task_set import make_task
     >>> told = told_task(make_task("391925b_1"))
@@ -46,7 +46,7 @@ def told_task(task: AppTask) -> dict[str, Any]:
 
 
 def told_report(task: AppTask, report: Report) -> dict[str, Any]:
-    """What came of a task, for whoever scores it."""
+    """The report of a task, for scoring."""
     return {
         "success": report.success,
         "difficulty": task.difficulty,
@@ -57,7 +57,7 @@ def told_report(task: AppTask, report: Report) -> dict[str, Any]:
 
 
 def told_execution(execution: Execution) -> str:
-    """What an agent is shown of its code.
+    """Output of a piece of code as the agent sees it.
 
     >>> told_execution(Execution("", None, 0.1))
     '[Nothing was printed.]'

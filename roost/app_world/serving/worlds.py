@@ -1,4 +1,4 @@
-"""One world that is served: its state is here, and its code runs in a sandbox of its own."""
+"""Served worlds: the state is in this process, code runs in a sandbox per world."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class ServedWorld:
 
     @property
     def sandbox_pid(self) -> int | None:
-        """Of the process that runs its code; None where there is none until the next execution."""
+        """PID of the process that runs the code; None if there is none until the next execution."""
         return self._sandbox.pid
 
     def touch(self) -> None:
-        """Somebody asked for something."""
+        """Record the time of a request."""
         self._used_at = self._clock()
 
     def is_idle(self) -> bool:
-        """Whether nobody has asked for anything in too long, and nothing is being done."""
+        """Return True if there was no request for too long and nothing is running."""
         return not self._turn.locked() and self._clock() - self._used_at > self._limits.idle_s
 
     async def execute(self, code: str) -> str:
-        """What the agent is shown of its code. One piece runs at a time."""
-        if len(code) > self._limits.code_chars:  # the agent's mistake, not the client's
+        """Run code and return its output as the agent sees it. Executions are sequential."""
+        if len(code) > self._limits.code_chars:  # the agent's mistake, so no error status
             return f"[The code has {len(code)} characters; {self._limits.code_chars} are allowed. Nothing was run.]"
         async with self._turn:
             try:
@@ -68,13 +68,13 @@ class ServedWorld:
         return evaluate(self.task, self._world)
 
     def save_state(self, name: str) -> None:
-        """Keep what the apps hold now under a name."""
+        """Save the state of the apps under a name."""
         if name not in self._states and len(self._states) >= self._limits.states:
             raise Refused(400, f"{self._limits.states} states are kept already; use one of {sorted(self._states)}")
         self._states[name] = self._world.snapshot()
 
     async def load_state(self, name: str) -> None:
-        """Bring the apps back to what was kept; variables of the code stay."""
+        """Restore a saved state of the apps; variables of the code are kept."""
         if name not in self._states:
             raise Refused(404, f"no state {name!r} was saved; there are: {', '.join(sorted(self._states)) or 'none'}")
         async with self._turn:
@@ -84,7 +84,7 @@ class ServedWorld:
         await self._sandbox.close()
 
     async def _call(self, app: str, api: str, arguments: dict[str, Any]) -> Json:
-        """What the code in the sandbox asks for."""
+        """Answer an API call of the code in the sandbox."""
         return self._world.call(app, api, arguments)
 
 
@@ -92,7 +92,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worlds:
-    """Begins, finds and closes worlds, and never holds more than its limit."""
+    """Opens, finds and closes worlds, up to the limit."""
 
     def __init__(self, limits: ServingLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock

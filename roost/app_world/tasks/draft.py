@@ -1,4 +1,4 @@
-"""What those who write tasks work with: a world to prepare, values to draw, and pieces of solutions."""
+"""Helpers for task generators: a world to prepare, random values, and pieces of solutions."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Draft:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a writer made of a draft."""
+    """Result of a task generator."""
 
     instruction: str
     solution: str
-    after: State | None = None  # the world as it is to be; None where nothing is to change
+    after: State | None = None  # the wanted state; None if nothing should change
     answer: Json = None
 
 
@@ -65,13 +65,13 @@ Writer = Callable[[Draft], Plan]
 
 
 def pay(after: State, email: str, amount: int, note: str) -> None:
-    """What a payment changes."""
+    """Apply a payment to the state."""
     after.find("wallets", after.profile["email"])["balance"] -= amount
     after.add("transactions", records.transaction("sent", email, amount, note, after.today))
 
 
 def quoted(value: Json) -> str:
-    """A text or a number as it stands in code.
+    """Format a string or number as a literal.
 
     >>> quoted("milk"), quoted(3)
     ('"milk"', '3')
@@ -84,7 +84,7 @@ def code(*parts: str) -> str:
 
 
 def every(name: str, call: str) -> str:
-    """Code that collects all pages of a search under a name; `call` is without its closing bracket.
+    """Code that collects all pages of a search; `call` lacks its closing bracket.
 
     >>> print(every("found", "apis.notes.search(tag='a'"))
     found, page = [], 0

@@ -1,4 +1,4 @@
-"""Ids of scenarios: one says what it names, so that a task can be made from its id alone."""
+"""Sets of tasks, and scenario IDs that encode everything needed to create a task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TASK_ID = re.compile(r"([0-9a-f]{7})_([123])", re.ASCII)
 
 @dataclass(frozen=True)
 class ScenarioName:
-    """What a scenario's id stands for. Two splits have no id in common.
+    """Decoded scenario ID. Splits have no ID in common.
 
     >>> name = ScenarioName("dev", difficulty=2, slot=5, number=1000)
     >>> name.id, ScenarioName.parse(name.id) == name
