@@ -1,1 +1,1 @@
-"""Code that a model wrote runs here: in a process of its own, which reaches its folder and what it is given."""
+"""Sandbox for model-generated code: a separate process with access to its own folder and inputs only."""

@@ -56,7 +56,7 @@ class TemplateGone(Exception):
 
 
 class Template:
-    """A process that forks sandboxes. When it is gone they are, too."""
+    """A process that forks sandboxes. They end with it."""
 
     def __init__(self) -> None:
         self._control, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,7 +69,7 @@ class Template:
         self._end = weakref.finalize(self, _ended, process, self._control, self.owner)
 
     def fork(self, stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> Forked:
-        """A new sandbox."""
+        """Fork a new sandbox."""
         given = stdin if isinstance(stdin, int) else stdin.fileno()
         told = self._answer(FORK, [given, output.fileno(), connection.fileno()])
         if told == NONE:
@@ -84,7 +84,7 @@ class Template:
             raise
 
     def status_of(self, pid: int) -> int | None:
-        """How one of its forks ended, as `subprocess` numbers it; None where it has not."""
+        """Exit status of a fork, as in `subprocess`; None while it runs."""
         try:
             told = self._answer(STATUS + str(pid).encode())
         except TemplateGone:
@@ -125,7 +125,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """How it ended; None where it has not."""
+        """Exit status; None while it runs."""
         if self.returncode is None and _is_over(self._handle, 0):
             self.returncode = self._template.status_of(self.pid)
             if self.returncode is not None:
@@ -152,7 +152,7 @@ def forked(stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket)
 
 
 def _can_be_held() -> bool:
-    """Whether there are handles of processes that are not this one's own."""
+    """Return True if pidfds are available, which hold processes that are not children."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,4 +1,4 @@
-"""What came of a piece of code."""
+"""Result of running a piece of code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """Why code did not run to its end. After the first three the process goes on, after the others it is gone."""
+    """Why code did not run to completion. The process survives the first three, and is gone after the others."""
 
-    RAISED = "raised"  # an exception that it did not catch
-    EXITED = "exited"  # it called `exit`, with whatever status
-    MEMORY = "memory"  # a `MemoryError` that it did not catch
+    RAISED = "raised"  # an uncaught exception
+    EXITED = "exited"  # it called `exit`, with any status
+    MEMORY = "memory"  # an uncaught `MemoryError`
     TIMED_OUT = "timed_out"
     CPU = "cpu"
-    FLOODED = "flooded"  # it printed without end
+    FLOODED = "flooded"  # it printed too much
     DISK = "disk"
     DIED = "died"  # a crash, or `os._exit`
-    BROKEN = "broken"  # it spoiled the connection, or said what it cannot know
+    BROKEN = "broken"  # it corrupted the connection or sent an invalid message
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the process is gone, and the next execution starts with a new one.
+        """Return True if the process is gone, so that the next execution starts a new one.
 
         >>> Fault.RAISED.is_fatal, Fault.DIED.is_fatal
         (False, True)
@@ -32,7 +32,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What code printed, tracebacks included, and how it ended."""
+    """Output of code, including tracebacks, and how it ended."""
 
     output: str  # as an agent is shown it
     error: Fault | None
@@ -57,12 +57,12 @@ class Printed:
         self.size = 0  # in bytes, of everything
 
     def add(self, data: bytes) -> None:
-        """More of it, cut anywhere."""
+        """Add a chunk of output, cut anywhere."""
         self.size += len(data)
         self._keep(self._decoder.decode(data))
 
     def text(self) -> str:
-        """What is shown of it."""
+        """The output as shown."""
         self._keep(self._decoder.decode(b"", final=True))
         if self._characters <= self._limit:
             return self._start + self._end

@@ -1,4 +1,4 @@
-"""How much a sandbox may use."""
+"""Resource limits of a sandbox, and the size of its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one sandboxed process.
+    """Resource limits of one sandboxed process.
 
     >>> Limits(wall_s=2.0).memory_mb
     1024
@@ -21,13 +21,13 @@ class Limits:
     ValueError: memory_mb is 0; a sandbox needs more than 0
     """
 
-    wall_s: float = 10.0  # of one execution, the calls it makes included
-    cpu_s: int = 60  # in all, over all threads
+    wall_s: float = 10.0  # per execution, including its API calls
+    cpu_s: int = 60  # total over all executions and threads
     memory_mb: int = 1024  # of address space; an interpreter alone takes about 100
     output_chars: int = 10_000  # shown of one execution
-    processes: int = 16  # threads, that is: other processes cannot be started
-    file_mb: int = 64  # of one file
-    folder_mb: int = 256  # of all files, looked at now and then
+    processes: int = 16  # threads, in effect: processes cannot be started
+    file_mb: int = 64  # per file
+    folder_mb: int = 256  # all files together, checked periodically
     open_files: int = 64
 
     def __post_init__(self) -> None:
@@ -36,14 +36,14 @@ class Limits:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; a sandbox needs more than 0")
 
 
-_MOST_ENTRIES = 20_000  # more are as bad as too many bytes
-_HIDDEN = (errno.EACCES, errno.ENAMETOOLONG)  # as nobody needs a folder that cannot be listed, or lies that deep
+_MOST_ENTRIES = 20_000  # more count as too large
+_HIDDEN = (errno.EACCES, errno.ENAMETOOLONG)  # no honest code needs unlistable or very deep folders
 
 
 def is_larger(folder: Path, most_bytes: int, others: Iterable[int] = ()) -> bool:
-    """Whether the files in it take more of the disk than that, are too many to be counted, or are hidden from that.
+    """Return True if the folder exceeds `most_bytes` on disk, or has too many or unreadable entries.
 
-    Other files count as well, by their bytes.
+    `others` are sizes of further files in bytes.
 
     >>> is_larger(Path(__file__).parent / "inside", most_bytes=1)
     True
@@ -60,11 +60,11 @@ def is_larger(folder: Path, most_bytes: int, others: Iterable[int] = ()) -> bool
 
 
 class _Hidden(Exception):
-    """There are files that cannot be counted."""
+    """Some files cannot be counted."""
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """What each file and folder in it takes of the disk."""
+    """Disk usage of each file and folder inside."""
     pending = [os.fspath(folder)]
     while pending:
         try:
@@ -84,13 +84,13 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def _check_gone(error: OSError) -> None:
-    """What went away meanwhile can be done without; what cannot be looked at cannot."""
+    """Ignore entries that were removed meanwhile. Raise _Hidden for unreadable ones."""
     if error.errno in _HIDDEN:
         raise _Hidden from error
 
 
 def remove(folder: Path) -> None:
-    """Remove it with everything in it, however deep and whatever its modes. Nothing may be at work in it any more.
+    """Remove a folder tree of any depth and permissions. No process may be using it.
 
     Folders in folders are moved to the top first, so that no path gets long and nothing recurses.
     """
@@ -99,7 +99,7 @@ def remove(folder: Path) -> None:
         for path in inner:
             path.chmod(0o700)
             for deeper in _inner_folders(path):
-                deeper.chmod(0o700)  # a folder that cannot be written cannot be moved
+                deeper.chmod(0o700)  # moving a folder needs write permission
                 deeper.rename(folder / f"moved {moved}")
                 moved += 1
             path.rmdir()
@@ -107,7 +107,7 @@ def remove(folder: Path) -> None:
 
 
 def _inner_folders(folder: Path) -> list[Path]:
-    """The folders in a folder, once its files are gone."""
+    """Remove the files of a folder and return its subfolders."""
     inner = []
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""What keeps a sandbox apart from the rest of the machine, and whether that is enough."""
+"""A sandboxed process for model-generated code, and the isolation it needs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _TIME_ZONES = ("/etc/localtime", "/usr/share/zoneinfo")
 
 
 class TooWeak(RuntimeError):
-    """This machine cannot hold code that nobody trusts."""
+    """This machine cannot isolate untrusted code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What is in force in a sandbox; limits of memory, CPU time and files always are."""
+    """Isolation in force in a sandbox; limits of memory, CPU time and files always apply."""
 
-    landlock: int  # its version; 0 where there is none
+    landlock: int  # version; 0 if not available
     seccomp: bool
-    namespace: bool  # of users, without which the number of threads is bounded by their memory only
+    namespace: bool  # user namespace; without it threads are bounded by memory only
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """What code in the sandbox could reach.
+        """Resources that code in the sandbox could still reach.
 
         >>> Isolation(landlock=0, seccomp=True, namespace=True).gaps
         ("the user's files",)
@@ -50,7 +50,7 @@ class Isolation:
         return files + calls
 
     def check(self) -> None:
-        """Refuse what is not enough."""
+        """Raise TooWeak if the isolation has gaps."""
         if self.gaps:
             raise TooWeak(
                 f"a sandbox on this machine would not keep code from {', '.join(self.gaps)}: it needs Linux 5.13 with "
@@ -66,7 +66,7 @@ def libraries() -> list[str]:
 
 
 def readable() -> list[str]:
-    """What code in a sandbox can read: the interpreter's library, packages, shared libraries and time zones."""
+    """Paths that code in a sandbox can read: standard library, packages, shared libraries and time zones."""
     paths = sysconfig.get_paths()
     interpreter = (f"{sys.base_prefix}/lib", f"{sys.prefix}/lib", paths["stdlib"], paths["platstdlib"])
     return list(dict.fromkeys((*interpreter, *libraries(), *_SYSTEM_LIBRARIES, *_TIME_ZONES)))
@@ -76,9 +76,9 @@ _DELETED = b" (deleted)"
 
 
 def nameless_files(pid: int, folder: Path, largest: int) -> Iterator[int]:
-    """Bytes of the disk that a process keeps so, for each descriptor and map that is looked at; a file counts once.
+    """Disk bytes of deleted files that a process still holds, per descriptor and mapping; each file counts once.
 
-    Only some owners can ask how large a file is that is mapped and not open: for others it is as large as files can be.
+    The size of a file that is mapped but not open needs privileges; without them the largest file size is assumed.
 
     >>> list(nameless_files(0, Path("/nowhere"), largest=1))
     []
@@ -88,7 +88,7 @@ def nameless_files(pid: int, folder: Path, largest: int) -> Iterator[int]:
         try:
             status = descriptor.stat()
         except OSError:
-            continue  # it was closed meanwhile
+            continue  # closed meanwhile
         is_new = not status.st_nlink and status.st_ino not in seen
         if is_new:
             seen.add(status.st_ino)
@@ -100,17 +100,17 @@ def nameless_files(pid: int, folder: Path, largest: int) -> Iterator[int]:
 
 
 def _descriptors(pid: int) -> Iterator[Path]:
-    """Of all threads, as each can have descriptors that others do not have."""
+    """Descriptors of all threads: each thread can have its own."""
     for thread in _listed(Path(f"/proc/{pid}/task")):
         yield from _listed(thread / "fd")
 
 
 def _deleted_maps(pid: int, folder: Path) -> Iterator[tuple[Path, int]]:
-    """Where files of the folder are mapped that are not there any more, and their inodes."""
+    """Mappings of deleted files of the folder, with their inodes."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")
     except OSError:
-        return  # it ended meanwhile
+        return  # the process ended meanwhile
     within = os.fsencode(folder) + b"/"
     for line in lines:
         match line.split(maxsplit=5):
@@ -125,14 +125,14 @@ def _mapped_bytes(area: Path, largest: int) -> int:
     except PermissionError:
         return largest
     except OSError:
-        return 0  # it is not mapped any more
+        return 0  # unmapped meanwhile
 
 
 def _listed(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
-        return []  # it ended meanwhile, or may not be looked at
+        return []  # the process ended meanwhile, or is not accessible
 
 
 Call = Callable[[str, str, dict[str, Any]], Awaitable[Any]]  # app, api and arguments; what it raises, the code sees
@@ -189,18 +189,18 @@ class Sandbox:
         return sandbox
 
     def isolation(self) -> Isolation:
-        """What is in force, as the process found when it confined itself."""
+        """Isolation in force, as reported by the process."""
         if self._isolation is None:
             raise RuntimeError("the sandbox was not started; use `await Sandbox.start()`")
         return self._isolation
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None where there is none, until the next execution."""
+        """PID of the process; None if there is none until the next execution."""
         return None if self._child is None else self._child.pid
 
     async def execute(self, code: str) -> Execution:
-        """Run a piece of code; whatever it does, this returns. One runs at a time."""
+        """Run a piece of code; returns whatever the code does. Executions are sequential."""
         async with self._turn:
             self._check_open()
             child = self._child or await self._launch(None)
@@ -211,12 +211,12 @@ class Sandbox:
                 fault, sentence = await self._outcome(child, code)
                 is_alive = fault is None or not fault.is_fatal
             finally:
-                if not is_alive:  # also when whoever waited for it was cancelled
+                if not is_alive:  # also when the caller was cancelled
                     await self._end(child)
             return Execution(printed.text() + sentence, fault, time.monotonic() - began)
 
     async def close(self) -> None:
-        """End its process and remove its folder, also when it is cancelled meanwhile; it may be called again."""
+        """End the process and remove its folder, even under cancellation. May be called again."""
         self._is_closed = True
         try:
             if self._child is not None:
@@ -239,14 +239,14 @@ class Sandbox:
             raise RuntimeError("the sandbox is closed; start another one")
 
     async def _end(self, child: Child) -> None:
-        """Until it has ended it is known, so that nobody removes its folder before."""
+        """End the process. It stays registered until then, so that its folder is not removed earlier."""
         try:
             await child.end()
         finally:
             self._child = None
 
     async def _launch(self, stdin: str | None) -> Child:
-        """A new process. It may be closed before it is there."""
+        """Start a new process. The sandbox may be closed meanwhile."""
         printed = Printed(self._limits.output_chars)
         with _input(stdin) as given:
             self._child = child = await Child.start(given, printed)
@@ -269,7 +269,7 @@ class Sandbox:
         return child
 
     def _request(self, parent: int, waits_for_threads: bool) -> dict[str, Any]:
-        """What the process is told of itself."""
+        """Settings sent to the process."""
         limits = self._limits
         return {
             "parent": parent,
@@ -286,7 +286,7 @@ class Sandbox:
         }
 
     async def _outcome(self, child: Child, code: str) -> tuple[Fault | None, str]:
-        """How the code ended, and what an agent is told of that beyond what was printed."""
+        """Run the code and return its fault, with a sentence for the agent if the fault is fatal."""
         watch = asyncio.create_task(self._watch(child))
         try:
             fault = await within(self._limits.wall_s, self._converse(child, code))
@@ -305,9 +305,9 @@ class Sandbox:
         return fault, _sentence(fault, status, self._limits) if fault is not None and fault.is_fatal else ""
 
     async def _converse(self, child: Child, code: str) -> Fault | None:
-        """Have the code run and answer its calls, until the process says that it is over.
+        """Run the code and answer its API calls until the process reports the end.
 
-        The receipt is new for every execution, so that nothing an earlier one left behind can answer for this one.
+        The receipt is new for every execution, so that leftovers of an earlier one cannot answer for this one.
         """
         receipt = secrets.token_hex(16)
         await child.say({"code": code, "receipt": receipt})
@@ -323,7 +323,7 @@ class Sandbox:
                     raise Malformed("a message of no known kind, or without the receipt")
 
     async def _watch(self, child: Child) -> None:
-        """End a process that fills the disk."""
+        """Kill a process that fills the disk."""
         limits, folder = self._limits, self._folder
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -333,9 +333,9 @@ class Sandbox:
 
 
 async def run_once(code: str, stdin: str = "", limits: Limits | None = None, *, allows_weak: bool = False) -> Execution:
-    """Run a program in a process of its own, of which nothing is left; many can run at a time.
+    """Run a program in a temporary process; many can run concurrently.
 
-    That it ended without a fault is what the process says of itself: judge a program by what it prints.
+    The process itself reports whether it ended without a fault: judge a program by its output.
 
     >>> asyncio.run(run_once("print(int(input()) + 1)", "41")).output
     '42\\n'
@@ -345,7 +345,7 @@ async def run_once(code: str, stdin: str = "", limits: Limits | None = None, *, 
 
 
 async def _answer(call: Call, app: str, api: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a call comes back with; its errors are for the code that made it."""
+    """Return the result of an API call; errors go to the code that made it."""
     try:
         return {"value": await call(app, api, arguments)}
     except Exception as error:
@@ -353,7 +353,7 @@ async def _answer(call: Call, app: str, api: str, arguments: dict[str, Any]) -> 
 
 
 async def _to_the_end(work: asyncio.Future[None]) -> None:
-    """Wait for work that must not be left undone; whoever is cancelled meanwhile, is so after that."""
+    """Wait for work that must complete; a cancellation is raised afterwards."""
     cancelled = None
     while not work.done():
         try:
@@ -366,7 +366,7 @@ async def _to_the_end(work: asyncio.Future[None]) -> None:
 
 
 def _input(stdin: str | None) -> IO[bytes]:
-    """A file to read from: unlike a pipe, nobody has to wait for its reader."""
+    """Return a file with the input: unlike a pipe, it needs no writer that waits for its reader."""
     if stdin is None:
         return Path(os.devnull).open("rb")
     file = tempfile.TemporaryFile()  # noqa: SIM115 (whoever asked for it closes it)
@@ -382,7 +382,7 @@ def _fault_of(status: int | None) -> Fault:
 
 
 def _sentence(fault: Fault, status: int | None, limits: Limits) -> str:
-    """What an agent is told about a process that is gone."""
+    """Message for the agent about a process that is gone."""
     reasons = {
         Fault.TIMED_OUT: f"the code ran for more than {limits.wall_s:g} s",
         Fault.CPU: f"the code used more than {limits.cpu_s} s of CPU time",
@@ -395,7 +395,7 @@ def _sentence(fault: Fault, status: int | None, limits: Limits) -> str:
 
 
 def _death(status: int | None) -> str:
-    """In words.
+    """Describe the exit status.
 
     >>> _death(3), _death(-11)
     ('exited with status 3', 'died of signal 11 (Segmentation fault)')

@@ -1,1 +1,1 @@
-"""What runs in the sandboxed process. Standard library only: it starts for every sandbox, and has to start fast."""
+"""Code of the sandboxed process. Standard library only, because it must start fast for every sandbox."""

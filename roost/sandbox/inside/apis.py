@@ -1,4 +1,4 @@
-"""What code in a sandbox sees of the world outside: functions that are called there."""
+"""API stubs for code in a sandbox; calls are executed outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roost.sandbox.inside.frames import Channel
 
 
 class ApiError(Exception):
-    """A call was answered with an error."""
+    """An API call failed."""
 
     __module__ = "builtins"  # so that a traceback names it without its home
 
@@ -27,7 +27,7 @@ class Apis:
         return _App(self, name)
 
     def _call(self, app: str, api: str, arguments: dict[str, Any]) -> Any:
-        with self._lock:  # of several threads, one asks at a time
+        with self._lock:  # one call at a time across threads
             self._channel.send({"app": app, "api": api, "arguments": arguments})
             answer = self._channel.receive()
         if "error" in answer:

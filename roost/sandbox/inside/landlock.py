@@ -1,4 +1,4 @@
-"""Which files can be reached: rules of Landlock, the kernel's sandbox for files, ports and signals."""
+"""Restrict file access with Landlock, the kernel's sandbox for files, ports and signals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Handled(NamedTuple):  # a data class takes 10 ms to import
 
 
 def handled_by(version: int) -> Handled:
-    """What a version handles.
+    """Access rights that a version of Landlock can restrict.
 
     >>> handled_by(1).files == (1 << 13) - 1, handled_by(6).scopes
     (True, 3)
@@ -47,7 +47,7 @@ def handled_by(version: int) -> Handled:
 
 
 def version_of(kernel: Kernel) -> int:
-    """Which version the kernel has; 0 for none."""
+    """Landlock version of the kernel; 0 if there is none."""
     try:
         return kernel.call(_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError:
@@ -55,7 +55,7 @@ def version_of(kernel: Kernel) -> int:
 
 
 def restrict(kernel: Kernel, readable: Iterable[str], owned: str, devices: Iterable[str]) -> int:
-    """Leave this process only these files; the version that is in force, or 0."""
+    """Restrict this process to these files; return the Landlock version in force, or 0."""
     version = version_of(kernel)
     if not version:
         return 0

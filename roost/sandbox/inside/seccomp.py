@@ -50,7 +50,7 @@ def filter_program(machine: str, pid: int) -> bytes:
 
 
 def _checks(pid: int) -> dict[str, list[Instruction]]:
-    """What is asked of the arguments; each ends with an answer."""
+    """Argument checks by system call; each ends with a verdict."""
     refused, allowed = _return(ERROR | EPERM), _return(ALLOW)
     only_self = [*_load_argument(0), *_unless(pid, ERROR | EPERM), allowed]
     return {

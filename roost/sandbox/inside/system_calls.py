@@ -81,7 +81,7 @@ class Calls(NamedTuple):
 
 
 def calls_of(machine: str) -> Calls:
-    """What may be called on a machine, as `os.uname` names it.
+    """System calls by category for a machine type, as named by `os.uname`.
 
     >>> calls_of("x86_64").checked["clone"], calls_of("aarch64").checked["clone"]
     (56, 220)

@@ -74,7 +74,7 @@ def serve(descriptor: int, owner: int) -> None:
 
 
 def _forked(control: socket.socket, descriptors: list[int]) -> str:
-    """The number of a new sandbox; none where the machine has no room for one, which is nothing to end others for."""
+    """Fork a sandbox and return its PID; NONE if the machine has no room, which must not end the others."""
     try:
         pid = os.fork()
     except OSError:
@@ -88,7 +88,7 @@ def _forked(control: socket.socket, descriptors: list[int]) -> str:
 
 
 def _status(pid: int) -> str:
-    """How a fork ended, which is told once; nothing where it has not."""
+    """Exit status of a fork, reported once; NONE while it runs."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     return str(os.waitstatus_to_exitcode(status)) if ended else NONE
 
