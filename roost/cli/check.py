@@ -1,4 +1,4 @@
-"""`roost check`: what is wrong with configs, without their plans."""
+"""`roost check`: report mistakes in configs, without showing plans."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def check_command(
 
 
 def _check_imports(config: Path, overrides: list[str], notation: Notation | None, findings: Findings) -> None:
-    """What is wrong with the classes that a config names; nothing where it cannot be read or says nothing of them."""
-    unread = Findings()  # `planned` has told of these
+    """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train."""
+    unread = Findings()  # already reported by `planned`
     source = load(config, overrides, unread)
     job = None if source is None else read_job(source, unread, notation)
     if job is None or job.training is None:

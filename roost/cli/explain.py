@@ -1,4 +1,4 @@
-"""`roost explain`: why a process is where it is, and where a training setting comes from."""
+"""`roost explain`: why a process is where it is, and which key decides a training setting."""
 
 from __future__ import annotations
 

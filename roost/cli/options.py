@@ -116,13 +116,13 @@ def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def not_installed(error: ImportError, install: str) -> str:
-    """What to say where a module of our extras is absent; any other import error is raised again, as it is a bug."""
+    """Return a message for a missing module of the extras. Re-raise any other import error: it is a bug."""
     if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
         raise error
     return f"{error.name} is missing; install it with: {install}"
 
 
 def import_from_here() -> None:
-    """Classes that a config names may be in files of the folder that the command was called in."""
+    """Make the current folder importable: configs may name classes in its files."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Running a job for somebody at a terminal: the plan, the live view, and how it ended."""
+"""Run a job from the terminal: show the plan, the live view, and the result."""
 
 from __future__ import annotations
 
