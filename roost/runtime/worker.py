@@ -96,7 +96,7 @@ class Worker:
 
     @property
     def worker_info(self) -> ProcessSetup:
-        """What this worker was started with: placement, environment, devices and hardware."""
+        """Setup of this worker: placement, environment, devices and hardware."""
         return self._setup
 
     @property
