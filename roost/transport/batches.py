@@ -28,7 +28,7 @@ class Piece:
 
 
 def send_plan(batch_size: int, senders: int, receivers: int, rank: int) -> tuple[Piece, ...]:
-    """What sender `rank` sends to which receiver; nothing to those that own none of its rows.
+    """Pieces that sender `rank` sends to each receiver; receivers that own none of its rows are omitted.
 
     >>> send_plan(10, senders=2, receivers=4, rank=0)  # it owns rows 0-4, the receivers 0-2, 3-5, 6-7, 8-9
     (Piece(peer=0, start=0, stop=3), Piece(peer=1, start=3, stop=5))
@@ -37,9 +37,9 @@ def send_plan(batch_size: int, senders: int, receivers: int, rank: int) -> tuple
 
 
 def receive_plan(batch_size: int, senders: int, receivers: int, rank: int) -> tuple[Piece, ...]:
-    """What receiver `rank` gets from which sender, in the order of its rows.
+    """Pieces that receiver `rank` gets from each sender, in row order.
 
-    With fewer rows than receivers some get nothing, and have nothing to merge.
+    With fewer rows than receivers, some get nothing and have nothing to merge.
 
     >>> receive_plan(10, senders=2, receivers=4, rank=1)  # it owns rows 3-5, the senders 0-4 and 5-9
     (Piece(peer=0, start=0, stop=2), Piece(peer=1, start=2, stop=3))
@@ -85,11 +85,11 @@ def _owner(batch_size: int, ranks: int, row: int) -> int:
 
 
 def batch_size_of(batch: Any) -> int:
-    """How many rows a batch has.
+    """Number of rows of a batch.
 
-    Rows are the first dimension of tensors and arrays and the items of lists and tuples. Dicts, dataclasses and named
-    tuples hold fields, nested at will, which must agree. Anything else (numbers, strings, None, tensors without
-    dimensions) has no rows, and belongs to all of them.
+    Rows are the first dimension of tensors and arrays, and the items of lists and tuples. Dicts, dataclasses and named
+    tuples hold fields, nested to any depth, which must agree. Anything else (numbers, strings, None, 0-d tensors) has
+    no rows and is shared by all of them.
 
     >>> batch_size_of({"obs": {"image": np.zeros((4, 2, 2))}, "text": ["a", "b", "c", "d"], "step": 7})
     4
@@ -146,13 +146,13 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _fields(value: Any) -> dict[Any, Any] | None:
-    """What a structure holds, by name; None for anything else."""
+    """Fields of a mapping, named tuple or dataclass by name; None for anything else."""
     if isinstance(value, MutableMapping):
         return dict(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # A field that its constructor does not take is worked out from the others, and will be again.
+        # Fields with init=False are derived from the others, and will be again.
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     return None
 

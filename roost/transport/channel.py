@@ -42,7 +42,7 @@ class Channel:
 
     @classmethod
     def connect(cls, name: str, current_worker: object = None) -> Channel:
-        """A channel that another process makes; waits up to a minute for it to be there."""
+        """Connect to a channel that another process creates; wait up to a minute for it."""
         channel = cls(name)
         channel._there.link.ask("channel", "connect", name)
         return channel
@@ -75,7 +75,7 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Pending[None] | None:
-        """Add an item; waits while the channel is full. `weight` is what it counts in `get_batch`."""
+        """Add an item; wait while the channel is full. `weight` counts towards `get_batch`'s target."""
         link, sent_key = self._there.link, portable(key)
         future = link.send("put", self.name, sent_key, weight, timeout, parcel=link.pack(item))
         pending = Pending(future, lambda _: None, self._check(future))
@@ -86,11 +86,11 @@ class Channel:
         self.put(item, weight, key, timeout=0)
 
     def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
-        """The next item; waits while there is none."""
+        """Remove and return the next item; wait while there is none."""
         return self._get(key, None, async_op, timeout, lambda items: items[0])
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
-        """The next item, or raise `asyncio.QueueEmpty`."""
+        """Remove and return the next item, or raise `asyncio.QueueEmpty`."""
         return self.get(key, timeout=0)
 
     def get_batch(
@@ -100,9 +100,9 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Items whose weights add up to the target, or come as near to it as the next item allows without passing it.
+        """Items whose weights sum to the target, or as close as possible without exceeding it.
 
-        An item heavier than the target comes alone. Waits for enough items, unless the channel is closed.
+        An item heavier than the target comes alone. Wait for enough items, unless the channel is closed.
         """
         return self._get(key, target_weight, async_op, timeout, list)
 
@@ -117,7 +117,7 @@ class Channel:
         return pending if async_op else self._waited(pending, "get")
 
     def _check(self, future: Future[Any]) -> Callable[[], None] | None:
-        """What the driver does while it waits: if the job has failed, nothing may ever come."""
+        """Check that the driver runs while it waits, because after a failure nothing may ever arrive."""
         there = self._there
         link, check = there.link, there.check
         if there.setup is not None or check is None:
@@ -141,7 +141,7 @@ class Channel:
         return size
 
     def sizes(self) -> dict[Hashable, int]:
-        """How many items there are under each key."""
+        """Number of items by key."""
         sizes: dict[Hashable, int] = self._there.link.ask("channel", "sizes", self.name)
         return {restored(key): size for key, size in sizes.items()}
 
@@ -153,7 +153,7 @@ class Channel:
         return is_full
 
     def close(self) -> None:
-        """Nothing more will come: what is there can be taken, then `get` raises `ChannelClosed`."""
+        """Accept no more items; the remaining ones can be taken, then `get` raises `ChannelClosed`."""
         self._there.link.ask("channel", "close", self.name)
 
 
@@ -167,18 +167,18 @@ ALIKE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class OpaqueKey:
-    """A key that only the processes which use it can read. Two are the same if they pickle to the same bytes."""
+    """A pickled key that only the processes using it can read. Keys are equal if their pickles are."""
 
     pickled: bytes
 
 
 def portable(key: Hashable) -> Hashable:
-    """A key as it travels: builtin scalars, and tuples and frozen sets of them, as they are; others as bytes.
+    """Key in transport form: builtin scalars, and tuples and frozen sets of them, unchanged; others pickled.
 
     >>> portable(("row", 3)), type(portable(range(3))).__name__, restored(portable(range(3)))
     (('row', 3), 'OpaqueKey', range(0, 3))
     """
-    hash(key)  # what cannot be a key is an error here, where it was written
+    hash(key)  # raise for an unhashable key here, at the caller
     if type(key) in PLAIN:
         return key
     if isinstance(key, tuple | frozenset) and type(key) in (tuple, frozenset):

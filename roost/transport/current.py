@@ -1,6 +1,6 @@
-"""What is one per process: the worker that lives in it, and its ways to the others.
+"""The current process's place in a job: its worker setup, daemon link and span recorder.
 
-A process has one place in a job, as it has one process id; everything that must know that place asks here.
+A worker process has one place in a job; code that needs it gets it here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """A process's place in a job. The driver has no setup: it was not placed."""
+    """A process's place in a job. The driver has no setup, because it was not placed."""
 
     setup: ProcessSetup | None
     connection: ProcessLink
     recorder: SpanRecorder
-    check: Callable[[], None] | None = None  # in the driver: raises if the job has failed and nobody knows
+    check: Callable[[], None] | None = None  # in the driver: raises unsettled failures of the job
 
     @property
     def link(self) -> DaemonLink:
@@ -41,7 +41,7 @@ _entered: list[Current] = []
 
 
 def enter(current: Current) -> None:
-    """Take a place in a job. A driver may take part in several; the last one entered is used where none is named."""
+    """Enter a job. A driver may be in several; the last one entered is the default."""
     _entered.append(current)
 
 
@@ -57,13 +57,13 @@ def get() -> Current:
 
 
 def worker_setup() -> ProcessSetup | None:
-    """What the worker of this process was started with; None in a driver, and where there is no job."""
+    """Setup of this process's worker; None in a driver or without a job."""
     return _entered[-1].setup if _entered else None
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevices:
-    """Accelerators that are not there, and that a worker is to count all the same."""
+    """Simulated accelerators that a worker sees."""
 
     count: int
     memory_gb: float | None  # of each
@@ -71,25 +71,25 @@ class SimulatedDevices:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
-    """Everything a worker is started with, beside its class and arguments."""
+    """Everything a worker is started with, except its class and arguments."""
 
     address: Address
     world_size: int
     placement: Placement
     env: Mapping[str, str]
-    devices: tuple[int, ...]  # accelerators it holds, as numbered on its node
-    physical_ids: tuple[str, ...]  # what the vendor calls them
+    devices: tuple[int, ...]  # its accelerators, by index on its node
+    physical_ids: tuple[str, ...]  # their vendor ids
     accelerator_type: str
     hardware_type: str  # "accelerator", "node", or the kind of its declared devices
     hardware: tuple[Mapping[str, Any], ...]  # the configs of those
     daemon: DaemonContact
     log_path: str
     max_restarts: int = 0
-    simulated: SimulatedDevices | None = None  # what it sees, where that is simulated
+    simulated: SimulatedDevices | None = None  # None for real accelerators
 
 
 class ProcessLink:
-    """Makes the link when it is first used, and makes another in a process that was forked."""
+    """Opens the daemon link on first use, and a new one in a forked process."""
 
     def __init__(self, who: Address, daemon: DaemonContact) -> None:
         self._who, self._daemon = who, daemon

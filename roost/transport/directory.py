@@ -1,4 +1,4 @@
-"""Who and what there is in a job: its groups, its channels, and what has failed. One node's daemon keeps it for all."""
+"""The job's directory of groups, channels, failures and notes, kept by the lead node daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class GroupEntry(NamedTuple):
-    """A group as others need to know it: of each rank its node, and the accelerators as the vendor calls them."""
+    """A group with the node and the accelerators' vendor ids of each rank."""
 
     name: str
     nodes: tuple[int, ...]
@@ -23,16 +23,16 @@ class GroupEntry(NamedTuple):
 
 
 class ChannelEntry(NamedTuple):
-    """A channel, and the node it lives on."""
+    """A channel and its node."""
 
     name: str
     node: int
     maxsize: int
-    serial: int = 0  # of those that had this name, one after the other
+    serial: int = 0  # counts successive channels of this name
 
 
 class Directory:
-    """A job's names. Who asks for one that is not there yet can wait for it."""
+    """Groups, channels, failures and notes of a job; lookups can wait for a name to appear."""
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupEntry] = {}
@@ -56,13 +56,13 @@ class Directory:
         return tuple(self._groups.values())
 
     async def add_channel(self, entry: ChannelEntry) -> ChannelEntry:
-        """The channel of this name: the one that is there, or else this one."""
+        """Register a channel; return the existing one of this name, if any."""
         known = self._channels.setdefault(entry.name, entry)
         await self._tell()
         return known
 
     async def replace_channel(self, spent: ChannelEntry, entry: ChannelEntry) -> ChannelEntry:
-        """The channel that follows one which is closed and empty: this one, unless another was faster."""
+        """Replace a closed and empty channel; return the new one, or the one of a faster caller."""
         if self._channels.get(entry.name) == spent:
             self._channels[entry.name] = entry._replace(serial=spent.serial + 1)
             await self._tell()
@@ -80,7 +80,7 @@ class Directory:
         await self._tell()
 
     async def failures_after(self, count: int) -> tuple[int, list[Failure]]:
-        """How many there have been, once they are more than `count`, and those that came since."""
+        """Wait until there are more than `count` failures; return the total and the new ones."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_failures > count)
         new = min(self._num_failures - count, len(self.failures))
@@ -92,7 +92,7 @@ class Directory:
         await self._tell()
 
     async def notes_after(self, count: int) -> tuple[int, list[str]]:
-        """How many notes of workers there have been, once they are more than `count`, and those that came since."""
+        """Wait until there are more than `count` notes of workers; return the total and the new ones."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_notes > count)
         new = min(self._num_notes - count, len(self.notes))
@@ -101,7 +101,7 @@ class Directory:
     async def _wait_for(self, look: Callable[[], T | None], timeout: float, otherwise: str) -> T:
         async with self._changed:
             try:
-                # Not `wait_for`, which in Python 3.11 runs a task: a timeout of 0 would not even look.
+                # Not asyncio.wait_for, which in Python 3.11 runs a task: with a timeout of 0 it would never check.
                 async with asyncio.timeout(timeout):
                     while (found := look()) is None:
                         await self._changed.wait()

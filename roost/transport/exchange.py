@@ -1,7 +1,7 @@
-"""What a node's daemon does for the workers of its node: messages, channels, locks, ports and shared memory.
+"""Services of a node daemon for its workers: messages, channels, locks, ports and shared memory.
 
-A request is served here where its mailbox, channel or device is on this node, and handed to the other node's daemon
-through Ray where it is not.
+A request is served here if its mailbox, channel or device is on this node, and otherwise forwarded to the other node's
+daemon through Ray.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from roost.transport.waits import Deadline, within
 
 
 class Exchange:
-    """Serves the requests of one node's workers. `ask_node` reaches the other daemons, `look_up` the job's directory.
+    """Serves the requests of one node's workers. `ask_node` calls other daemons, `look_up` the job's directory.
 
-    `num_nodes` is how many nodes the job has, where that is known.
+    `num_nodes` is the number of nodes of the job, if known.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Exchange:
         return self.memory.pool
 
     async def serve(self, who: Address, op: str, args: tuple[Any, ...], parcels: Sequence[Packet]) -> Answer:
-        """Serve one request of a worker of this node. What it is given is in its hands until it releases it."""
+        """Serve one request of a worker of this node, which holds the returned segments until it releases them."""
         lost = self.post.lost(who)
         if lost is not None and op != "hello":
-            raise lost  # its last words: what it held is free already, and a lock would never be given back
+            raise lost  # its resources are already freed, and a lock would never be released
         self.memory.take_over(who, parcels)
         with self._working_for(who):
             value, out = await self._dispatch(who, op, args, list(parcels))
@@ -71,7 +71,7 @@ class Exchange:
     async def serve_node(
         self, who: Address, op: str, args: tuple[Any, ...], freight: Sequence[Freight]
     ) -> tuple[Any, list[Freight]]:
-        """Serve a request that another node's daemon hands on for one of its workers."""
+        """Serve a request that another node's daemon forwards for one of its workers."""
         lost = self.post.lost(who)
         if lost is not None:
             raise lost
@@ -83,7 +83,7 @@ class Exchange:
 
     @contextmanager
     def _working_for(self, who: Address) -> Iterator[None]:
-        """Let what is done for a worker end when it is lost."""
+        """Context in which the current task is cancelled if the worker is lost."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a request is served in a task, or it could not be ended")
@@ -149,16 +149,16 @@ class Exchange:
         await within(self.locks.acquire(who, wanted), timeout, who_holds)
 
     def release(self, who: Address, numbers: Iterable[int]) -> None:
-        """A worker has dropped what it was given in these segments."""
+        """Release segments that a worker no longer uses."""
         self.memory.release(who, numbers)
 
     def lose(self, who: Address, why: str, returns: bool) -> None:
-        """A worker of the job is gone: end the waits for it, and free what it held on this node."""
+        """Handle the loss of a worker: end waits for it, and free what it held on this node."""
         self.post.lose(who, why, returns)
         self._free(who)
 
     def forget(self, addresses: Iterable[Address]) -> None:
-        """These workers were ended on purpose, with their groups: free what they held, and know them no longer."""
+        """Remove workers that were stopped with their groups, and free what they held."""
         gone = tuple(addresses)
         self._mail.forget_groups({who.group for who in gone})
         for who in gone:
@@ -178,17 +178,17 @@ UNBOUNDED = Deadline.of(None)
 
 
 class Full(asyncio.QueueFull):
-    """A channel has no room, and the caller did not want to wait."""
+    """Raised if a channel is full and the caller does not wait."""
 
 
 class Empty(asyncio.QueueEmpty):
-    """A channel has nothing, and the caller did not want to wait."""
+    """Raised if a channel is empty and the caller does not wait."""
 
 
 class ChannelService:
-    """Puts and gets for the workers of one node, and for those of others whose channels live here.
+    """Puts and gets for the workers of one node, and for other nodes' workers whose channels are here.
 
-    What one worker puts under one key comes in the order in which it was put, as messages of a pair do.
+    Items that one worker puts under one key keep their order, as messages of a pair do.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class ChannelService:
         raise ValueError(f"unknown request {what}")
 
     def doubt(self, name: str) -> None:
-        """Another node takes the channel to live here; if it is known to live elsewhere, one of the two is wrong."""
+        """Drop a cached entry that says the channel is elsewhere, as another node expects it here."""
         if name in self._entries and self._entries[name].node != self._node:
             del self._entries[name]
 
@@ -302,7 +302,7 @@ class ChannelService:
         return self._keep(ChannelEntry(*answer))
 
     async def _renew(self, known: ChannelEntry, wanted: ChannelEntry) -> ChannelEntry:
-        """A channel of this node as it is; one that is closed and empty makes way for the one that is wanted."""
+        """Return this node's channel; one that is closed and empty is replaced by the wanted one."""
         if self._post.is_spent(known.name, known.serial):
             known = ChannelEntry(*await self._look_up("replace_channel", known, wanted))
         return self._keep(known)
@@ -331,14 +331,14 @@ class _Waiter:
 
 
 class DeviceLocks:
-    """The locks of one node's devices.
+    """Locks of one node's devices.
 
-    Whoever wants several devices gets them at once or waits for all of them, so two workers cannot each hold half. A
-    holder may take the same devices again; they are free when it has given them back as often.
+    Several devices are acquired at once, so two workers cannot each hold half. The locks are reentrant: they are free
+    when released as often as acquired.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, tuple[Address, int]] = {}  # device -> holder, how often it took it
+        self._holders: dict[int, tuple[Address, int]] = {}  # device -> holder, acquisition count
         self._waiting: deque[_Waiter] = deque()
 
     def acquire(self, who: Address, devices: Iterable[int]) -> asyncio.Future[None]:
@@ -351,7 +351,7 @@ class DeviceLocks:
 
     def _given_up(self, future: asyncio.Future[None]) -> None:
         if future.cancelled():
-            self._grant()  # others may have waited behind it for devices that are free
+            self._grant()  # others may have queued behind it for free devices
 
     def release(self, who: Address, devices: Iterable[int]) -> None:
         given = frozenset(devices)
@@ -368,7 +368,7 @@ class DeviceLocks:
         self._grant()
 
     def release_all(self, who: Address) -> tuple[int, ...]:
-        """Free what a worker that is gone has held, and forget what it waited for."""
+        """Release all devices of a lost worker, and drop its waits."""
         freed = tuple(sorted(device for device, (holder, _) in self._holders.items() if holder == who))
         for device in freed:
             del self._holders[device]
@@ -377,19 +377,19 @@ class DeviceLocks:
         return freed
 
     def holders(self, devices: Iterable[int]) -> dict[int, Address]:
-        """Who holds which of these devices."""
+        """Holders of these devices, by device."""
         return {device: self._holders[device][0] for device in sorted(set(devices)) if device in self._holders}
 
     def _grant(self) -> None:
-        """Serve those who can be served; who comes later must not overtake on a device that somebody waits for."""
+        """Grant waiting requests in order; a later one must not overtake on a device that another waits for."""
         claimed: set[int] = set()
         still: deque[_Waiter] = deque()
         for waiter in self._waiting:
             if waiter.future.done():
-                continue  # it gave up
+                continue  # cancelled
             is_own = all(self._holders.get(device, (waiter.who, 0))[0] == waiter.who for device in waiter.devices)
             holds_some = any(device in self._holders for device in waiter.devices)
-            # A holder that comes again does not queue behind those who wait for it: that would never end.
+            # A holder that acquires again must not queue behind workers that wait for it: that would deadlock.
             if is_own and (holds_some or not waiter.devices & claimed):
                 for device in waiter.devices:
                     self._holders[device] = (waiter.who, self._holders.get(device, (waiter.who, 0))[1] + 1)
@@ -400,15 +400,15 @@ class DeviceLocks:
         self._waiting = still
 
 
-LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to come into being
+LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to appear
 Answer = tuple[Any, list[Packet]]
 
 
 class Mail:
-    """Sends and receives for the workers of one node, and for those of others who write to them.
+    """Sends and receives for the workers of one node, and for workers of other nodes that send to them.
 
-    Messages of a pair arrive in the order they were sent: none overtakes another while it waits for a name, and none
-    is handed to another node before that has accepted the one before it.
+    Messages of a pair arrive in order: none overtakes another during a name lookup, and none is forwarded to another
+    node before that has accepted the previous one.
     """
 
     def __init__(
@@ -439,7 +439,7 @@ class Mail:
                 waits = self._deliver_here(who, kind, here, parcel._replace(is_shared=len(to) > 1))
                 load = self._memory.consign([parcel], len(by_node))
                 handing_on = [self._start(who, kind, node, away, deadline, load) for node, away in by_node.items()]
-            for task in handing_on:  # one may fail while the others still need the parcel
+            for task in handing_on:  # one may fail while others still need the parcel
                 self._memory.share(parcel)
                 task.add_done_callback(lambda _: self._memory.give_back(parcel))
             await asyncio.gather(
@@ -450,7 +450,7 @@ class Mail:
                 ),
             )
         finally:
-            self._memory.give_back(parcel)  # each receiver of this node has a share of its own
+            self._memory.give_back(parcel)  # each receiver on this node has its own share
 
     def _start(
         self, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, load: Consignment

@@ -27,7 +27,7 @@ DRIVER = Address("driver", 0)
 
 @dataclass(frozen=True, slots=True)
 class DaemonContact:
-    """How the processes of a node reach its daemon."""
+    """Contact data of a node daemon for the processes of its node."""
 
     node: int
     host: str
@@ -40,16 +40,16 @@ LOG_LINES = 20  # of a failed worker's log, shown with its failure
 
 
 class FailureKind(StrEnum):
-    """How a worker was lost."""
+    """Kind of a worker's failure."""
 
-    RAISED = "raised"  # a method, or the constructor, raised; the process lives on
-    DIED = "died"  # the process is gone
-    NODE_LOST = "node lost"  # its machine is gone
+    RAISED = "raised"  # a method or the constructor raised; the process is alive
+    DIED = "died"  # the process has exited
+    NODE_LOST = "node lost"  # its node is lost
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One worker's failure, told by itself or by those who watched it."""
+    """One worker's failure, reported by itself or by its watchers."""
 
     address: Address
     kind: FailureKind
@@ -62,9 +62,9 @@ class Failure:
     traceback: str = ""
     log: str = ""  # the last lines of the worker's log
     log_path: str = ""
-    call: str = ""  # the call of a group it happened in: ranks that fail in one call fail together
-    cause: bytes | None = field(default=None, repr=False)  # the exception, where it can be carried to another process
-    is_consequence: bool = False  # of another worker's failure: it waited for a peer that was lost
+    call: str = ""  # id of the group call it happened in; ranks that fail in one call fail together
+    cause: bytes | None = field(default=None, repr=False)  # the pickled exception, if it can be pickled
+    is_consequence: bool = False  # of another worker's failure: it waited for a lost peer
     will_restart: bool = False
 
     def __str__(self) -> str:
@@ -85,10 +85,10 @@ class Failure:
 
 
 class WorkerFailed(RuntimeError):
-    """A call failed because of a worker; the first cause comes first, what followed from it after.
+    """A call failed because of a worker; `failures` starts with the root cause.
 
-    `failures` has all that was known when it was raised. Where the worker's exception could be carried over, it is the
-    `__cause__`.
+    `failures` has all that were known when it was raised. The worker's exception is the `__cause__` if it could be
+    unpickled.
     """
 
     def __init__(self, failures: Iterable[Failure]) -> None:
@@ -106,15 +106,15 @@ class WorkerFailed(RuntimeError):
 
 
 class PeerLost(ConnectionError):
-    """A worker waited for another that is gone."""
+    """A worker waited for a lost peer."""
 
 
 class WaitedTooLong(TimeoutError):
-    """A bounded wait for a peer, a channel, a lock or the cluster ended without what was waited for."""
+    """A wait for a peer, channel, lock or the cluster timed out."""
 
 
 def in_order_of_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """The first cause first: what merely followed from another failure comes last, whenever it was noticed.
+    """Failures with the root cause first; consequences of other failures come last, whenever they were noticed.
 
     >>> late = Failure(Address("actor", 0), FailureKind.RAISED, "lost rollout:1", 5, is_consequence=True)
     >>> cause = Failure(Address("rollout", 1), FailureKind.DIED, "killed by signal 9", 9)

@@ -30,11 +30,11 @@ from roost.transport.shared_memory import (
 )
 
 logger = logging.getLogger(__name__)
-HEARTBEAT = 500  # milliseconds between looks at whether the daemon lives and what may be given back to it
+HEARTBEAT = 500  # milliseconds between checks that the daemon is alive and for segments to release
 
 
 class DaemonLink:
-    """Sends requests from any thread; one thread of its own receives the answers."""
+    """Sends requests from any thread; its own thread receives the answers."""
 
     def __init__(self, who: Address, daemon: DaemonContact) -> None:
         self.who, self.daemon = who, daemon
@@ -66,7 +66,7 @@ class DaemonLink:
         return socket
 
     def request(self, op: str, *args: Any, parcels: Sequence[Packet] = ()) -> Future[tuple[Any, list[Packet]]]:
-        """Ask the daemon for something; the future has its answer."""
+        """Send a request to the daemon; return a future of its answer."""
         number = next(self._numbers)
         future: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[number] = future
@@ -78,7 +78,7 @@ class DaemonLink:
         return future
 
     def cancel(self, future: Future[tuple[Any, list[Packet]]]) -> None:
-        """Give up a request: what it waits for at the node daemon is left to others."""
+        """Cancel a request, here and at the node daemon."""
         number = next((number for number, waiting in list(self._waiting.items()) if waiting is future), None)
         if number is not None and self._waiting.pop(number, None) is not None:
             future.set_exception(WaitedTooLong("it was given up"))
@@ -88,7 +88,7 @@ class DaemonLink:
     def _frames(
         self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Packet] = ()
     ) -> list[bytes | memoryview]:
-        """A message: first what the daemon can always read, then what it may not, then the parcels."""
+        """Frames of a message: a header that the daemon can always read, the arguments, then the parcels."""
         labels, frames = to_frames(parcels)
         return [pickle.dumps((number, tuple(self.who), op, labels), 5), pickle.dumps(args, 5), *frames]
 

@@ -131,7 +131,7 @@ class ItemQueue(Generic[T]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing in it and nobody waits at it."""
+        """Return True if it is empty and has no waiters."""
         waits = [getter.future for getter in self._getters] + [future for _, future in self._putters]
         return not len(self) and all(wait.done() for wait in waits)
 
@@ -346,7 +346,7 @@ class PostOffice:
             queue.items.close(channel.closed)
 
     def is_spent(self, name: str, serial: int) -> bool:
-        """Whether the channel is closed and nothing is left in it."""
+        """Return True if the channel is closed and empty."""
         channel = self._channels.get(name)
         if channel is None or channel.serial != serial or channel.closed is None:
             return False

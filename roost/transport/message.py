@@ -188,12 +188,12 @@ class _Devices:
 
 
 class _Reductions:
-    """How arrays and tensors are taken apart, by class; NotImplemented for those left to pickle."""
+    """Reducers of arrays and tensors by class; NotImplemented for those left to pickle."""
 
     def __init__(self, devices: _Devices) -> None:
         self._devices = devices
         self.by_class: dict[Any, Callable[[Any], Any]] = {}
-        # Whoever holds a tensor or an array has imported its library.
+        # A process that holds a tensor or an array has imported its library.
         numpy: Any = sys.modules.get("numpy")
         torch: Any = sys.modules.get("torch")
         if hasattr(numpy, "ndarray"):

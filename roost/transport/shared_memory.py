@@ -22,7 +22,7 @@ HAS_SEGMENTS = hasattr(os, "memfd_create")  # not so on macOS, where everything 
 
 
 def is_inline(nbytes: int) -> bool:
-    """Whether so many bytes go through the socket."""
+    """Return True if this many bytes go through the socket."""
     return nbytes <= INLINE_LIMIT or not HAS_SEGMENTS
 
 
@@ -37,7 +37,7 @@ class Packet(NamedTuple):
 
 
 def to_frames(parcels: Iterable[Packet]) -> tuple[list[Label], list[bytes | memoryview]]:
-    """What is written of parcels in a socket message's first frame, and the frames that follow it."""
+    """Labels of parcels for a socket message's first frame, and the frames that follow it."""
     labels: list[Label] = []
     frames: list[bytes | memoryview] = []
     for parcel in parcels:
@@ -92,7 +92,7 @@ class Consignment:
         return [await asyncio.shield(loading) for loading in self._loading]
 
     async def packed(self, pack: Callable[[list[Freight], int], Awaitable[Any]]) -> Any:
-        """What `pack` makes of the freight and the number of nodes it is for."""
+        """Result of `pack` for the freight and its number of nodes, computed once."""
         freight = await self.freight()
         if self._packing is None:
             self._packing = asyncio.ensure_future(pack(freight, self.num_nodes))
@@ -145,7 +145,7 @@ MAX_MAPS = 64  # mappings a worker keeps for the next time
 
 
 class SegmentRef(NamedTuple):
-    """Where a segment is: enough for another process of the machine to open it."""
+    """Reference by which another process of the machine can open a segment."""
 
     number: int
     pid: int
@@ -201,7 +201,7 @@ class SegmentPool:
         return rounded(nbytes) <= self._limit
 
     def has_plenty_for(self, nbytes: int) -> bool:
-        """Whether half of the limit stays for others."""
+        """Return True if half of the limit stays free with this many more bytes."""
         return self.used + rounded(nbytes) <= self._limit // 2
 
     @property
@@ -360,11 +360,11 @@ class NodeMemory:
 
     def __init__(self, limit: int) -> None:
         self.pool = SegmentPool(limit)
-        self._held: defaultdict[Address, Counter[int]] = defaultdict(Counter)  # segments that a worker has in hand
+        self._held: defaultdict[Address, Counter[int]] = defaultdict(Counter)  # segments held by each worker
         self._wanting_room: list[asyncio.Future[None]] = []
 
     async def allocate(self, nbytes: int) -> SegmentRef:
-        """A segment; where all is in use, wait until some is given back."""
+        """Allocate a segment; if there is no room, wait until one is released."""
         while True:
             try:
                 return self.pool.allocate(nbytes)
@@ -377,7 +377,7 @@ class NodeMemory:
                 await within(waiter, ROOM_LIMIT, late.__str__)
 
     def spare(self, who: Address, size: int) -> SegmentRef | None:
-        """A segment for the next message, which will often be as large: so the sender need not ask for one first."""
+        """Allocate a segment for the sender's next message, often of the same size, to save it a request."""
         if not self.pool.has_plenty_for(size):
             return None
         try:
@@ -391,7 +391,7 @@ class NodeMemory:
         self._held[who][segment.number] += 1
 
     def take_over(self, who: Address, parcels: Iterable[Packet]) -> None:
-        """What a worker sends is in its hands no longer."""
+        """Transfer the segments of sent parcels from a worker to the daemon."""
         numbers = Counter(parcel.segment.number for parcel in parcels if parcel.segment is not None)
         if not numbers <= self._held.get(who, Counter()):
             raise ValueError(f"{who} sends what lies in shared memory that it does not hold")
@@ -450,7 +450,7 @@ class NodeMemory:
             raise
 
     def give_back_unless_in(self, parcel: Packet, wait: asyncio.Future[None]) -> None:
-        """Who waits to put a parcel somewhere may give up."""
+        """Release a parcel if the wait to put it somewhere fails or is cancelled."""
         wait.add_done_callback(lambda wait: None if has_result(wait) else self.give_back(parcel))
 
     async def unload_all(self, freight: Sequence[Freight]) -> list[Packet]:

@@ -1,4 +1,4 @@
-"""Sending objects between workers, by group and rank."""
+"""Send objects between workers by group and rank."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Groups = Sequence[tuple[str, int | Sequence[int] | None]]
 
 
 def transfer_limit(timeout: float | None) -> float:
-    """How long a transfer may take: what is asked for, else ROOST_TRANSFER_TIMEOUT, else half an hour."""
+    """Time limit of a transfer: `timeout`, else ROOST_TRANSFER_TIMEOUT, else half an hour."""
     if timeout is not None:
         return timeout
     return float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT))
 
 
 class Transfer:
-    """What one worker sends and receives. Messages of a pair arrive in the order they were sent."""
+    """Sends and receives of one worker. Messages of a pair arrive in order."""
 
     def __init__(self, place: Current) -> None:
         self._place = place
@@ -42,7 +42,7 @@ class Transfer:
         return GroupEntry(*self._place.link.ask("group", name))
 
     def send(self, obj: Any, to: Sequence[Address], kind: str, timeout: float | None) -> Pending[None]:
-        """Hand an object over; done when the receivers' nodes have it, so its memory can be changed again."""
+        """Send an object; done when the receivers' nodes have it, after which its memory may be changed."""
         link = self._place.link
         parcel = link.pack(obj, self._device_route(to))
         return Pending(
@@ -60,7 +60,7 @@ class Transfer:
         return Pending(future, finish)
 
     def broadcast(self, obj: Any, groups: Groups, src: Address | None, timeout: float | None) -> Pending[Any]:
-        """Give one member's object to all members. All call it with the same groups; the first is the source."""
+        """Broadcast one member's object. All members call it with the same groups; the first is the default source."""
         members = self.members(groups)
         source = src or members[0]
         if self._me not in members:
@@ -76,7 +76,7 @@ class Transfer:
         return Pending(sent._future, lambda _: obj)
 
     def members(self, groups: Groups) -> list[Address]:
-        """The workers that groups name: `("actor", 0)`, `("rollout", [0, 1])`, or `("env", None)` for all of it."""
+        """Workers named by groups: `("actor", 0)`, `("rollout", [0, 1])`, or `("env", None)` for all ranks."""
         found: list[Address] = []
         for name, ranks in groups:
             if ranks is None:
@@ -93,7 +93,7 @@ class Transfer:
         return found
 
     def _device_route(self, to: Sequence[Address]) -> DeviceRoute:
-        """Tensors stay on their device where one receiver has the same device, and go through host memory else."""
+        """Use IPC if the only receiver shares the device, otherwise stage tensors in host memory."""
         setup = self._place.setup
         torch = sys.modules.get("torch")
         if setup is None or torch is None or len(to) != 1 or not setup.physical_ids or not torch.cuda.is_initialized():
@@ -104,7 +104,7 @@ class Transfer:
         return "ipc" if same_node and shares and len(setup.physical_ids) == 1 else "stage"
 
     def _device(self) -> Any:
-        """Where tensors that came off a device are put: on this worker's own, if it has one that torch can use."""
+        """Target device of received device tensors: this worker's own, if torch can use it."""
         setup = self._place.setup
         torch = sys.modules.get("torch")
         if setup is None or torch is None or not setup.physical_ids or not torch.cuda.is_available():

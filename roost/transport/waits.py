@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def within(future: asyncio.Future[T], timeout: float | None, otherwise: Callable[[], str]) -> T:
-    """A future's result; an error if it takes too long, or where the one who waits is gone."""
+    """Result of a future; raise WaitedTooLong after the timeout. The future is cancelled with the waiting task."""
     try:
         done, _ = await asyncio.wait({future}, timeout=timeout)
     except asyncio.CancelledError:
@@ -35,18 +35,18 @@ def has_result(future: asyncio.Future[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment until which a caller waits, and the seconds it asked for, which messages name.
+    """Deadline of a caller, and the timeout it requested, which messages name.
 
     >>> Deadline.of(0).does_not_wait, Deadline.of(None).left()
     (True, None)
     """
 
     limit: float | None
-    moment: float | None  # of this process's clock
+    moment: float | None  # on this process's monotonic clock
 
     @classmethod
     def of(cls, timeout: float | Sequence[float | None] | None) -> Deadline:
-        """From what a process asks for, or from what another node's daemon hands on: see `handed_on`."""
+        """From a caller's timeout, or from another daemon's `handed_on`."""
         limit, left = timeout if isinstance(timeout, Sequence) else (timeout, timeout)
         return cls(limit, None if left is None else time.monotonic() + left)
 
@@ -63,20 +63,20 @@ class Deadline:
 
     @property
     def handed_on(self) -> tuple[float | None, float | None]:
-        """For another machine, whose clock is another."""
+        """Limit and remaining seconds, for another machine with its own clock."""
         return self.limit, self.left()
 
     def __str__(self) -> str:
         return f"{self.limit or 0:g} s"
 
 
-SLICE = 0.5  # seconds between looks at whether it is still worth waiting
+SLICE = 0.5  # seconds between calls of `while_waiting`
 
 
 class Pending(Generic[T]):
-    """An operation under way; `wait()` it in a thread, `await` it in an event loop.
+    """A pending operation; call `wait()` in a thread, or `await` it in an event loop.
 
-    `while_waiting` is called now and then in a thread that waits; what it raises ends the wait.
+    `while_waiting` is called periodically during `wait()`; an exception from it ends the wait.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Pending(Generic[T]):
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Its result; a `WaitedTooLong` if there is none in time, after which it can be waited for again."""
+        """Return the result; raise `WaitedTooLong` on timeout, after which `wait` may be called again."""
         started = time.monotonic()
         while self._while_waiting is not None and not self._future.done():
             left = math.inf if timeout is None else timeout - (time.monotonic() - started)
@@ -107,7 +107,7 @@ class Pending(Generic[T]):
         return self._once(answer)
 
     async def async_wait(self) -> T:
-        # Whoever gives up waiting ends the wait, not the operation: it can be waited for again.
+        # Shielded, so that cancelling the wait does not cancel the operation.
         return self._once(await asyncio.shield(asyncio.wrap_future(self._future)))
 
     def __await__(self) -> Generator[Any, None, T]:
