@@ -1,1 +1,1 @@
-"""Child processes and files of this machine: started, watched, ended and cleaned up."""
+"""Child processes, signals, logs and scratch files of this machine."""

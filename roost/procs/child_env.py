@@ -31,9 +31,9 @@ RAYS_DEBUGGER = "ray."  # Ray sends breakpoints to itself, which a server need n
 
 
 def child_env(outer: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """What a server gets: everything of the user, the mask of visible devices included, and what it is given itself.
+    """Environment of a server: the user's variables, including the mask of visible devices, and the added ones.
 
-    OMP_NUM_THREADS stays: Ray writes the cores that a worker was given there, and a server is to stay within them.
+    OMP_NUM_THREADS is kept: Ray sets it to the worker's cores, and the server should stay within them.
 
     >>> child_env({"HOME": "/home/ann", "CUDA_VISIBLE_DEVICES": "3", "RANK": "5", "RAY_JOB_ID": "01"}, {"SEED": "1"})
     {'HOME': '/home/ann', 'CUDA_VISIBLE_DEVICES': '3', 'SEED': '1'}

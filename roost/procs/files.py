@@ -34,7 +34,7 @@ class DiskFull(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """Where a path is stored, with the bytes that this user may still write."""
+    """File system of a path, with the bytes this user may still write."""
 
     mount: str
     kind: str  # ext4, nfs4, tmpfs, ...
@@ -71,9 +71,9 @@ def disk_full(path: Path, what: str, needed: int | None = None) -> DiskFull:
 
 
 def is_disk_full(error: BaseException, folder: Path | None = None) -> bool:
-    """Whether a full disk is the cause of an error, or of one of those that led to it.
+    """Return True if an error, or one in its chain of causes, comes from a full disk.
 
-    The words alone count only if the file system of `folder` is nearly full: shared memory and inotify use them too.
+    The message alone counts only if the file system of `folder` is nearly full: shared memory and inotify use it too.
 
     >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError(errno.EIO, "I/O error"))
     (True, False)
@@ -87,7 +87,7 @@ def is_disk_full(error: BaseException, folder: Path | None = None) -> bool:
 
 
 def full_shared_memory(error: BaseException, folder: Path = SHARED_MEMORY) -> str | None:
-    """What to say about an error that may come from full shared memory; None for others."""
+    """Message for an error that may come from full shared memory; None for others."""
     if not any(NO_SPACE in str(one) for one in chain_of(error)) or not _is_nearly_full(folder):
         return None
     return (
@@ -96,7 +96,7 @@ def full_shared_memory(error: BaseException, folder: Path = SHARED_MEMORY) -> st
 
 
 def _is_nearly_full(folder: Path) -> bool:
-    """Whether a file system has little room, or no inodes; one that has no fixed number of them counts none."""
+    """Return True if a file system is nearly full or out of inodes; f_files is 0 if they are not limited."""
     there = FileSystem.of(folder)
     inodes = os.statvfs(there.mount)
     return there.free < LITTLE or (inodes.f_files > 0 and inodes.f_favail == 0)
@@ -208,7 +208,7 @@ REPLACED = ".replaced"
 
 
 def unfinished(folder: Path) -> Path:
-    """Where a folder is written before it gets its name."""
+    """Path under which a folder is written before it is renamed."""
     return folder.with_name(folder.name + UNFINISHED)
 
 
@@ -292,7 +292,7 @@ def _clear(place: Path, kind: str) -> None:
 
 
 def _may_be_left(folder: Path) -> bool:
-    """Whether a folder is without use if nobody holds it: it was locked, or it is a draft of long ago."""
+    """Return True if an unlocked folder is stale: it has a lock file, or is an old draft."""
     if folder.name.startswith("."):
         return time.time() - folder.stat().st_mtime > DRAFT_S
     return (folder / LOCK_FILE).exists()

@@ -14,7 +14,7 @@ LOOK_EVERY = 0.3  # seconds
 
 
 def log_name(group: str, rank: int) -> str:
-    """Where a worker's log is, below the folder of logs.
+    """Path of a worker's log, relative to the log folder.
 
     >>> log_name("reward.math", 3)
     'reward.math/rank_3.log'
@@ -48,7 +48,7 @@ def last_lines(path: Path, count: int, begin: int = 0) -> str:
 
 
 def read_from(path: Path, offset: int) -> bytes:
-    """What was written after the first `offset` bytes, up to a limit."""
+    """Content after the first `offset` bytes, up to a limit; empty if it cannot be read."""
     try:
         with path.open("rb") as log:
             log.seek(offset)

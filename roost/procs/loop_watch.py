@@ -71,7 +71,7 @@ class LoopWatch:
 
 
 def is_idle(frame: FrameType) -> bool:
-    """Whether the loop runs no callback and no task."""
+    """Return True if the loop runs no callback and no task."""
     stack = _stack(frame)
     return not any(_is_handle(one) or one.f_code.co_flags & inspect.CO_COROUTINE for one in stack)
 
@@ -97,7 +97,7 @@ def _stack(frame: FrameType) -> list[FrameType]:
 
 
 def _is_handle(frame: FrameType) -> bool:
-    """Whether it is asyncio's own, in which the loop runs a callback."""
+    """Return True for asyncio's frame in which the loop runs a callback."""
     return frame.f_code.co_filename.endswith(f"asyncio{os.sep}events.py") and frame.f_code.co_name == "_run"
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "ROOST_LOCAL_RAY"
-LOOK_EVERY = 10.0  # seconds; who was seen with its parent is known when that is gone
+LOOK_EVERY = 10.0  # seconds; children must be seen while their parent is alive
 GRACE = 5.0  # seconds for Ray to end by itself
 ROUNDS = 50
 QUIET = 5  # rounds in which nothing is seen, until nothing is left: one that is just being started shows no environment
@@ -37,7 +37,7 @@ def marked(mark: str) -> list[int]:
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
         except OSError:
-            continue  # it is gone, or somebody else's
+            continue  # it has exited, or belongs to another user
     return [pid for pid in found if pid != os.getpid()]
 
 
@@ -99,7 +99,7 @@ def _end(ours: Ours) -> None:
 
 
 def _is_closed(pipe: int) -> bool:
-    """Whether nobody holds the other end any more; looks for some seconds."""
+    """Return True if the other end of the pipe is closed; waits up to LOOK_EVERY seconds."""
     ready, _, _ = select.select([pipe], [], [], LOOK_EVERY)
     return bool(ready) and not os.read(pipe, 1)
 

@@ -39,7 +39,7 @@ Find = Callable[[], list[psutil.Process]]
 
 
 class Ending(StrEnum):
-    """What it took until no process of a server was left."""
+    """Way in which the processes of a server ended."""
 
     HAD_ENDED = "had ended"
     ASKED = "asked"  # the server itself, by a SIGTERM
@@ -55,13 +55,13 @@ class Link:
         self.is_closed = False
 
     def tell(self, **message: Any) -> None:
-        """Say something; if the other one is gone, `heard` finds out, after what it said last."""
+        """Send a message; if the other end is closed, `heard` notices after its last messages."""
         self._end.settimeout(SEND_LIMIT)
         with contextlib.suppress(OSError):
             self._end.sendall(json.dumps(message).encode() + b"\n")
 
     def heard(self, wait: float) -> list[dict[str, Any]]:
-        """The messages that have come; waits for a first one up to some seconds."""
+        """Received messages; waits up to `wait` seconds for the first one."""
         if self.is_closed:
             return []
         self._end.settimeout(wait)
@@ -81,7 +81,7 @@ class Link:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, all its threads included: only the last one to end gives back what it held."""
+    """Return True if a process and all its threads have ended; resources are freed with the last thread."""
     try:
         return not process.is_running() or (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() < 2)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What SIGTERM and Ctrl-C do to a run, from its first line to its end."""
+"""Handling of SIGTERM and Ctrl-C during a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SigtermInterrupts:
 
     @property
     def came(self) -> bool:
-        """Whether there was a SIGTERM."""
+        """True if a SIGTERM was received."""
         return self._came_at is not None
 
     def __enter__(self) -> SigtermInterrupts:

@@ -132,7 +132,7 @@ def _contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) 
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt may come from Ctrl-C rather than from the code that raised it.
+    """Return True if a KeyboardInterrupt may come from Ctrl-C rather than from the code that raised it.
 
     Signals are handled in the main thread, and only these two handlers raise: Python's own, and that of `asyncio.run`.
     """
