@@ -1,7 +1,7 @@
-"""Where ranks of a torch process group meet, kept from strangers as far as torch allows.
+"""Rendezvous stores for torch process groups, as protected from other users as torch allows.
 
-torch's TCPStore listens on every interface and asks nobody who they are: whoever reaches the port can read, change and
-list its keys. So ranks of one machine meet in a file of a private folder. Ranks of several machines need the TCPStore,
+torch's TCPStore listens on every interface without authentication: anyone who reaches the port can read, change and
+list its keys. So ranks of one machine use a file in a private folder. Ranks of several machines need the TCPStore,
 which then listens on the job's own address only.
 """
 

@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 def error_body(message: str, status: int, field: str | None = None) -> dict[str, Any]:
-    """What an answer with an error holds.
+    """Body of an error response.
 
     >>> error_body("n is 0", 400, "n")
     {'error': {'message': 'n is 0', 'type': 'BadRequestError', 'param': 'n', 'code': 400}}
@@ -90,7 +90,7 @@ def answer_errors(app: FastAPI, failure: type[Exception] | None = None) -> None:
 
 
 def told(findings: Sequence[Mapping[str, Any]]) -> str:
-    """What is wrong with a body, one line per field.
+    """Describe validation errors of a request body, one line per field.
 
     >>> told([{"loc": ("body", "n"), "msg": "Input should be a valid integer"}])
     'n: Input should be a valid integer'

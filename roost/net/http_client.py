@@ -36,7 +36,7 @@ class ClientClosed(CallFailed):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered."""
+    """Response of a server."""
 
     status: int
     content: bytes
@@ -147,7 +147,7 @@ def _named(error: Exception) -> str:
 
 
 def server_message(text: str) -> str:
-    """What a server says went wrong, in whichever of the usual forms it says it.
+    """Error message in a server's response, in any of the usual formats.
 
     >>> server_message('{"error": {"message": "too long", "code": 400}}')
     'too long'
