@@ -1,1 +1,1 @@
-"""What the processes of a job did when: spans, how busy each device was, and one trace file of it all."""
+"""Tracing of a job: spans, device utilization, and Chrome trace files."""

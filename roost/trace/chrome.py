@@ -28,7 +28,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace file holds."""
+    """Summary of a written trace file."""
 
     path: Path
     window: Interval
@@ -118,7 +118,7 @@ def trace_events(
 
 
 def lane_name(worker: WorkerSpans, lane: int) -> str:
-    """What a lane of a worker is called: the worker's own name for its main lane.
+    """Name of a worker's lane; the main lane has the worker's name.
 
     >>> lane_name(WorkerSpans("actor", 3, 0), 0), lane_name(WorkerSpans("actor", 3, 0), 2)
     ('actor 3', 'actor 3, lane 2')

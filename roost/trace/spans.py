@@ -126,7 +126,7 @@ class SpanRecorder:
 
     @property
     def dropped(self) -> int:
-        """How many spans were lost since the start because nobody drained them."""
+        """Number of spans lost since the start because they were not drained in time."""
         return self._dropped
 
     def drain(self) -> list[Span]:

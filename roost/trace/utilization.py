@@ -1,4 +1,4 @@
-"""How busy each device was, from the spans of the workers that hold it; exact, in whole nanoseconds."""
+"""Utilization of each device from the spans of the workers that hold it, exact in nanoseconds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BusyTimes: TypeAlias = Mapping[Device, Mapping[str, list[Interval]]]  # of each 
 
 
 class DeviceUse(NamedTuple):
-    """How long a device was busy and idle in a window of time; the two make up the window exactly.
+    """Busy and idle time of a device in a time window; they sum to the window exactly.
 
-    Components that share a device may run at the same time. `busy_ns` counts that time once, `by_component` counts it
-    for each of them, so its sum may exceed `busy_ns`.
+    Components that share a device may run at the same time. `busy_ns` counts that time once, `by_component` for each
+    of them, so its sum may exceed `busy_ns`.
     """
 
     node: int
