@@ -1,4 +1,4 @@
-"""What a server is started with, whichever engine it is."""
+"""Specification and command line of an inference server, for every engine kind."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ class ServerSpec:
     kind: EngineKind
     model: str  # a folder, or a name on the Hugging Face hub
     name: str = "engine"  # in logs and errors
-    served_name: str | None = None  # what requests call the model; what `model` says where None
+    served_name: str | None = None  # model name in requests; None: `model`
     device: str = "auto"  # auto, cpu or cuda
     tensor: int = 1
     pipeline: int = 1
     dtype: str = "auto"
-    max_context: int | None = None  # tokens of prompt and completion; the model's own where None
-    memory_fraction: float | None = None  # of each device; the engine's own default where None
-    seed: int | None = None  # every start draws its own from it; from the operating system where None
-    sleeps: bool = False  # the server is to free its device memory between its phases
-    lora_rank: int | None = None  # the largest LoRA rank it must take; None: no adapters
+    max_context: int | None = None  # tokens of prompt and completion; None: the model's
+    memory_fraction: float | None = None  # of each device; None: the engine's default
+    seed: int | None = None  # each start derives its own seed from it; None: random
+    sleeps: bool = False  # enables sleep mode, to free device memory between phases
+    lora_rank: int | None = None  # largest LoRA rank to support; None: no adapters
     weight_transfer: str | None = None  # ipc or nccl, for engines that must know at start
     host: str = "127.0.0.1"
     api_key: str | None = None
-    python: str | None = None  # the interpreter that has the engine; this one where None
+    python: str | None = None  # interpreter that has the engine; None: the current one
     env: Mapping[str, str] = field(default_factory=dict)
-    args: tuple[str, ...] = ()  # passed on to the server as they are
+    args: tuple[str, ...] = ()  # passed to the server unchanged
 
 
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM takes no others
-CPU_CACHE_GIB = 2  # vLLM's own default is nearly all of the machine, and the learner is there, too
-QUIET = {"PYTHONUNBUFFERED": "1", "DO_NOT_TRACK": "1"}  # logs that are there when they are read; no telemetry
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the only ones vLLM supports
+CPU_CACHE_GIB = 2  # vLLM's default is nearly all memory of the machine, which the learner also needs
+QUIET = {"PYTHONUNBUFFERED": "1", "DO_NOT_TRACK": "1"}  # unbuffered logs; no telemetry
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """What is run, and the variables it gets on top of its owner's."""
+    """Command line of a server, and the environment variables it gets on top of its owner's."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
     def shown(self, secret: str | None) -> str:
-        """For logs and errors, where the server's key must not be."""
+        """Command line for logs and errors, with the server's key masked."""
         return " ".join("***" if part == secret else part for part in self.argv)
 
 
 def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm | None = None) -> ServerCommand:
-    """How a server is started by an interpreter; for vLLM it must be known which one that has.
+    """Command that starts a server with an interpreter; for vLLM the installed release must be given.
 
-    What the user wrote comes last, so it wins; only the key, which is in the environment and never on the command line,
-    is that of the job in any case, as its clients use it.
+    The user's arguments come last, so they win. Only the key, which is in the environment and never on the command
+    line, is always the job's, because its clients use it.
     """
     if spec.kind is EngineKind.VLLM:
         if vllm is None:

@@ -1,4 +1,4 @@
-"""What servers tell, each in its words: why a completion ended, which version made it, what they serve or refuse."""
+"""HTTP calls to engines with time limits and retries, and parsing of what their servers return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roost.engines.protocol import (
 from roost.engines.version_ledger import VersionLedger, version_number
 from roost.net.http_client import Answer, CallFailed, ClientClosed, HttpClient, NothingSent, server_message
 
-# A prompt that leaves no room: of the built-in engine; of OpenAI, vLLM and SGLang; of vLLM; of SGLang.
+# Messages for a full context: of the built-in engine; of OpenAI, vLLM and SGLang; of vLLM; of SGLang.
 NO_ROOM = re.compile(
     r"which leaves no room for|a context of \d+ has room for|context.length|maximum model length|"
     r"exceeds the maximum allowed length",
@@ -32,7 +32,7 @@ NO_ROOM = re.compile(
 
 
 def refusal(message: str) -> EngineRefused:
-    """What a server's refusal is, by its words.
+    """Error for a server's refusal, by its message.
 
     >>> type(refusal("This model's maximum context length is 64 tokens. However, you requested 80")).__name__
     'ContextFull'
@@ -43,7 +43,7 @@ def refusal(message: str) -> EngineRefused:
 
 
 def version_spans(told: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
-    """The versions that made a completion's tokens.
+    """Version spans of a completion's tokens.
 
     >>> version_spans([{"version": "default", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}])
     (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
@@ -52,7 +52,7 @@ def version_spans(told: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
 
 
 def finish(reason: str | None) -> Finish:
-    """Why a completion ended; what is none of the ends we know is an error."""
+    """Finish reason of a completion; raise EngineError if it is unknown."""
     try:
         return Finish(reason or "")
     except ValueError:
@@ -60,39 +60,39 @@ def finish(reason: str | None) -> Finish:
 
 
 def served_model(models: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model among those listed: adapters have a parent."""
+    """The base model among those listed; adapters have a parent."""
     return next(model for model in models["data"] if not model.get("parent"))
 
 
-BUSY = frozenset({429, 502, 503, 504})  # answers that another try may not get
+BUSY = frozenset({429, 502, 503, 504})  # status codes worth a retry
 SECOND_LOOK_S = 5.0
 
 Query = Sequence[tuple[str, str]]
 
 
 class ServerFailed(EngineLost):
-    """The server answered that it failed (5xx): it may be dying, or only this call may have gone wrong."""
+    """The server answered with 5xx: it may be dying, or only this call failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How long each kind of call may take, in seconds."""
+    """Time limits of calls by kind, in seconds."""
 
-    answer: float = 30.0  # questions and switches
-    health: float = 10.0  # whether a server answers at all; asked again and again before it counts as hung
-    step: float = 900.0  # between two steps a server takes orders; one of a long prompt may take minutes
-    generate: float = 3600.0  # with the time that a request is queued or held
-    drain: float = 3600.0  # pausing once all requests are finished
+    answer: float = 30.0  # queries and switches
+    health: float = 10.0  # health checks; several must fail before a server counts as hung
+    step: float = 900.0  # one step, after which a server answers; that of a long prompt may take minutes
+    generate: float = 3600.0  # including the time a request is queued or held
+    drain: float = 3600.0  # pausing after all requests are finished
     memory: float = 300.0  # sleep and wake
-    join: float = 300.0  # a process group, until all have joined
+    join: float = 300.0  # joining a process group
     update: float = 600.0  # one step of a weight update
     checkpoint: float = 1800.0  # weights or adapters read from disk
-    cache: float = 30.0  # until nothing holds the cache that is to be emptied
+    cache: float = 30.0  # until requests release the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """How often a call is tried, and how long to wait in between.
+    """Number of tries of a call, and the waits between them.
 
     >>> [RetryRule().wait_s(failures, chance=1.0) for failures in (1, 2, 3)]
     [0.2, 0.4, 0.8]
@@ -101,12 +101,12 @@ class RetryRule:
     tries: int = 4
     first_wait_s: float = 0.2
     longest_wait_s: float = 5.0
-    longest_told_s: float = 60.0  # of what a server asks for
+    longest_told_s: float = 60.0  # limit for a server's Retry-After
 
     def wait_s(self, failures: int, chance: float, told: str | None = None) -> float:
-        """Twice as long after each failure; half of it is left to chance, so that clients do not return together.
+        """Exponential backoff with jitter of one half, so that clients do not return together.
 
-        `told` is a server's Retry-After, where it gave one: nobody comes back earlier.
+        `told` is the server's Retry-After, if any, and is a lower bound.
         """
         longest = min(self.first_wait_s * 2.0 ** (failures - 1), self.longest_wait_s)
         told_s = float(told) if told and told.isdecimal() else 0.0
@@ -115,19 +115,19 @@ class RetryRule:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One question to a server."""
+    """One HTTP call to a server."""
 
     method: str
     path: str
     limit_s: float
     body: Any = None
     query: Query = ()
-    is_idempotent: bool = False  # a second time does no harm, even if the first one was half done
+    is_idempotent: bool = False  # safe to repeat, even if the first try was half done
     about: str = ""  # for errors
 
 
 class HttpCalls:
-    """Calls to one server. Cancelling one closes its connection, which tells the server to stop working on it."""
+    """Calls to one server. Cancelling a call closes its connection, and the server stops working on it."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class HttpCalls:
         self._retry = retry or RetryRule()
         self._sleep = sleep
         self._chance = chance
-        # A server may close an idle connection just when it is used again. What may be repeated then is, on a new one;
-        # what may not gets a new one at once.
+        # A server may close an idle connection just when it is reused. Idempotent calls are then repeated on a new
+        # one; others use a new one from the start.
         self._kept = HttpClient(url, api_key, asks_proxy=asks_proxy)
         self._new = HttpClient(url, api_key, is_kept=False, asks_proxy=asks_proxy)
 
@@ -152,7 +152,7 @@ class HttpCalls:
         return self._new.url
 
     async def get(self, path: str, *, limit_s: float, query: Query = ()) -> Any:
-        """The answer to a question that changes nothing."""
+        """GET a route; the call is idempotent."""
         return await self._answer(Call("GET", path, limit_s, query=query, is_idempotent=True))
 
     async def post(
@@ -165,11 +165,11 @@ class HttpCalls:
         is_idempotent: bool = False,
         about: str = "",
     ) -> Any:
-        """The answer to an order; JSON where the server sends it, else text."""
+        """POST to a route; return JSON if the server sends it, else text."""
         return await self._answer(Call("POST", path, limit_s, body, query, is_idempotent, about))
 
     async def status(self, method: str, path: str, body: Any = None, *, limit_s: float) -> int | None:
-        """The status code of a question that changes nothing, or None where no answer came.
+        """Status code of an idempotent call, or None if there is no answer.
 
         Silence is looked at twice, shortly the second time: a connection may break, and an event loop that was held up
         finds its limit passed beside the answer. Neither makes a server dead.

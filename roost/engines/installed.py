@@ -1,4 +1,4 @@
-"""Which vLLM or SGLang an interpreter has, looked up before a server is started."""
+"""Look up the vLLM or SGLang release of an interpreter before a server is started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InstalledVllm:
 
 
 def read_installed(answer: str) -> InstalledVllm | None:
-    """What an interpreter answered; None where it has no vLLM.
+    """Parse an interpreter's answer; None if it has no vLLM.
 
     >>> read_installed("found vllm 0.22.1+cu129")
     InstalledVllm(release=(0, 22), is_for_cpu=False)

@@ -20,7 +20,7 @@ from roost.trace.spans import MOST_SPANS, Clock, Span
 
 @dataclass(frozen=True, slots=True)
 class RestartLimit:
-    """At most so many restarts within so many seconds.
+    """Limit of restarts within a time window.
 
     >>> limit = RestartLimit(most=2, within_s=60.0)
     >>> earlier = deque([0.0, 50.0])
@@ -32,14 +32,14 @@ class RestartLimit:
     within_s: float = 600.0
 
     def allows(self, earlier: deque[float], now: float) -> bool:
-        """Whether one more may be made; those too long ago to count are forgotten."""
+        """Return True if one more restart is allowed; old entries are removed from `earlier`."""
         while earlier and now - earlier[0] >= self.within_s:
             earlier.popleft()
         return len(earlier) < self.most
 
 
 class WorkTimes:
-    """Counts requests in flight, and notes the stretches of time in which there were any.
+    """Counts requests in flight, and records spans of time with at least one.
 
     >>> ticks = iter([0, 0, 10, 30, 40])
     >>> times = WorkTimes(Clock(monotonic=lambda: next(ticks), wall=lambda: 1000))
@@ -68,27 +68,27 @@ class WorkTimes:
             self._spans.append(Span("generate", "call", self._since, now))
 
     def total_ns(self) -> int:
-        """How long there were requests, up to now."""
+        """Nanoseconds with at least one request, up to now."""
         return self._total + (self._clock.now() - self._since if self.in_flight else 0)
 
     def drain(self) -> list[Span]:
-        """The stretches that ended since the last time."""
+        """Return and clear the spans that ended since the last call."""
         spans = list(self._spans)
         self._spans.clear()
         return spans
 
 
 class EngineState(StrEnum):
-    """How an engine stands. Only a ready one gets work."""
+    """State of an engine. Only a ready one gets requests."""
 
     STOPPED = "stopped"
     STARTING = "starting"
     READY = "ready"
     UPDATING = "updating"
     ASLEEP = "asleep"
-    LOST = "lost"  # dead or hung; being started again, or waiting for its turn on the device
+    LOST = "lost"  # dead or hung; being restarted, or waiting until the device is free
     BEHIND = "behind"  # running, but without the weights of the current version
-    FAILED = "failed"  # lost too often; not started again
+    FAILED = "failed"  # lost too often; not restarted
 
 
 class Member:
@@ -98,13 +98,13 @@ class Member:
         self.owner = owner
         self.standing = EngineState.STOPPED
         self.version = 0
-        self.adapter: str | None = None  # the name under which it serves the policy, where that is an adapter
+        self.adapter: str | None = None  # name of the adapter that is the policy, if any
         self.work = WorkTimes()
         self.abilities = Capabilities(frozenset())
-        self.useless_ways: set[Way] = set()  # ways that a check has shown not to work with this server
-        self.answers_before: tuple[float, ...] | None = None  # to the probe, before the update that is under way
-        self.probe: Probe | None = None  # what the learner says of the weights that it has, where that is known
-        self.baseline = 0.0  # how far its answers to a probe are from the learner's with equal weights
+        self.useless_ways: set[Way] = set()  # weight routes that failed verification with this server
+        self.answers_before: tuple[float, ...] | None = None  # probe answers before the current update
+        self.probe: Probe | None = None  # the learner's probe of its weights, if known
+        self.baseline = 0.0  # difference of its probe answers from the learner's with equal weights
         self.restarts: deque[float] = deque()
         self.last_error = ""
         self.changing = asyncio.Lock()  # one change (start, update, sleep, restart) at a time
@@ -130,7 +130,7 @@ class Member:
 
     @property
     def client(self) -> Engine | None:
-        """The client of its server, if there is one that answered."""
+        """Client of its server, or None if it is not connected."""
         return self._engine
 
     @property
@@ -138,7 +138,7 @@ class Member:
         return self._engine is not None
 
     async def connect(self, engine: Engine) -> None:
-        """Talk to a server that is ready; what it can do is asked, not assumed."""
+        """Connect to a ready server and query its capabilities."""
         await self.disconnect()
         self._engine = engine
         self.abilities = await engine.capabilities()
@@ -154,7 +154,7 @@ MOST_EPISODES = 100_000
 
 
 class Router:
-    """Remembers where episodes are at home, so that their prompts find the prefix cache that has most of them.
+    """Routes requests of an episode to the same engine, which has its prompts in the prefix cache.
 
     >>> router = Router()
     >>> router.choose({"a": 3, "b": 1}, episode="7")
@@ -171,9 +171,9 @@ class Router:
         self._turn = 0
 
     def choose(self, loads: Mapping[str, int], episode: str | None = None) -> str | None:
-        """One of the engines that take work, by how much each has; None where there is none.
+        """Choose an engine by load; None if there is none.
 
-        An episode whose home takes no work moves to another one, and stays there.
+        An episode whose engine is not ready moves to another one and stays there.
         """
         if not loads:
             return None
@@ -187,13 +187,13 @@ class Router:
         return chosen
 
     def forget(self, episode: str) -> None:
-        """The episode is over."""
+        """Forget an ended episode."""
         self._homes.pop(episode, None)
 
     def _least_loaded(self, loads: Mapping[str, int]) -> str:
         least = min(loads.values())
         equal = [name for name, load in loads.items() if load == least]
-        # Engines with equally little to do take turns, so that a quiet fleet is used evenly.
+        # Round-robin among equally loaded engines, so that an idle fleet is used evenly.
         self._turn += 1
         return equal[self._turn % len(equal)]
 
@@ -202,7 +202,7 @@ T = TypeVar("T")
 
 
 class FleetMembers:
-    """Members by name."""
+    """Members of a fleet by name, and waits for their states."""
 
     def __init__(self, owners: Sequence[Owner]) -> None:
         names = [owner.spec.name for owner in owners]
@@ -216,11 +216,11 @@ class FleetMembers:
         self._is_closed = False
 
     def standing(self, *standings: EngineState) -> list[Member]:
-        """The members that stand so."""
+        """Members in one of these states."""
         return [member for member in self.members.values() if member.standing in standings]
 
     async def settle(self, members: Collection[Member], standing: EngineState) -> None:
-        """Note how members stand now, and let those who wait look again."""
+        """Set the state of members and wake all waiters."""
         async with self._changed:
             for member in members:
                 member.standing = standing
@@ -229,14 +229,14 @@ class FleetMembers:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """No member takes work any more, and those who wait for one are told so."""
+        """Accept no more requests; waiting ones raise EngineLost."""
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     @asynccontextmanager
     async def seat(self, episode: str | None, wait_s: float) -> AsyncIterator[Member]:
-        """A member that takes work, for the time of a request; waits until there is one."""
+        """Context with a ready member for one request; waits until there is one."""
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
@@ -257,7 +257,7 @@ class FleetMembers:
             member.work.end()
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that must be done before the next update; EngineLost once no member is left for it."""
+        """Await work that must end before the next update; raise EngineLost once no member is left for it."""
         working = asyncio.ensure_future(work)
         unserved = asyncio.ensure_future(self._until_unserved())
         try:
@@ -272,13 +272,13 @@ class FleetMembers:
             await asyncio.gather(working, unserved, return_exceptions=True)
 
     async def _until_unserved(self) -> None:
-        """Raise EngineLost once no member will take work before the next update."""
+        """Wait until no member will be ready before the next update; then raise EngineLost."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._all_stand(EngineState.FAILED, EngineState.BEHIND))
             self._raise_unserved()
 
     def _raise_unserved(self, is_over: bool = False) -> None:
-        """Raise where no member is left for work before the next update; work that `is_over` needs one after it."""
+        """Raise if no member will be ready before the next update, or after it if the work `is_over`."""
         if self._all_stand(EngineState.FAILED):
             raise EngineLost(f"every engine has failed: {self.describe()}")
         if not is_over and self._all_stand(EngineState.FAILED, EngineState.BEHIND):

@@ -1,4 +1,4 @@
-"""Who starts and stops an engine's server, and knows whether its process is there."""
+"""Owners of engine servers: start and stop a server, and report whether its process runs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from roost.engines.protocol import EngineError
 from roost.engines.server_process import ServerProcess, start_ready
 
 START_LIMIT_S = 900.0
-SEEDS = 2**31  # every engine takes so many
+SEEDS = 2**31  # range of seeds that every engine supports
 
 
 class Owner(Protocol):
-    """The owner of one server."""
+    """Starts and stops one server."""
 
     @property
     def spec(self) -> ServerSpec: ...
 
     async def start(self, model: str | None = None) -> str:
-        """Start the server, on another checkpoint of the same model if one is given; its url, once it is ready."""
+        """Start the server, from another checkpoint of the model if given; return its URL once it is ready."""
         ...
 
     async def stop(self) -> None:
-        """End the server and everything it started, also one that is being started; nothing happens without one."""
+        """Stop the server and all its processes, even while it is starting; do nothing without one."""
         ...
 
     async def is_running(self) -> bool: ...
 
 
 class LocalOwner:
-    """Owns a server on this machine. The server requires a key, which is in `spec`, also where none was given."""
+    """Owns a server on this machine. The server always requires a key: `spec.api_key`, generated if not given."""
 
     def __init__(self, spec: ServerSpec, log_folder: Path | str, start_limit_s: float = START_LIMIT_S) -> None:
         self.spec = with_key(spec)
@@ -86,13 +86,13 @@ class LocalOwner:
 
 
 def _is_cancelled() -> bool:
-    """Whether the task that runs is itself to end."""
+    """Return True if the current task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def with_key(spec: ServerSpec, key: str | None = None) -> ServerSpec:
-    """The server with its own key, else with the given one, else with a new one: loopback is open to all local users.
+    """The spec with its own key, else the given one, else a new one, because loopback is open to all local users.
 
     >>> from roost.engines.command import EngineKind
     >>> spec = ServerSpec(EngineKind.TORCH, "model")
@@ -107,7 +107,7 @@ def new_key() -> str:
 
 
 def spec_of_start(spec: ServerSpec, number: int, model: str | None = None) -> ServerSpec:
-    """What a server is started with; on another checkpoint it has the same name, which clients know it by."""
+    """Spec of one start; another checkpoint keeps the served name, which clients use."""
     return replace(
         spec,
         model=model or spec.model,
@@ -117,7 +117,7 @@ def spec_of_start(spec: ServerSpec, number: int, model: str | None = None) -> Se
 
 
 def _seed_of_start(spec: ServerSpec, number: int) -> int:
-    """A seed of its own, because servers with the same one draw the same completions for the same prompts."""
+    """Distinct seed per start, because servers with equal seeds sample equal completions for equal prompts."""
     if spec.seed is None:
         return secrets.randbelow(SEEDS)
     return zlib.crc32(f"{spec.seed} {spec.name} {number}".encode()) % SEEDS

@@ -1,4 +1,4 @@
-"""From a plan to servers: what each process of an engine component is started with, and how it shares its devices."""
+"""Derive servers from a plan: the spec of each engine process, and how it shares its devices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ STRICTEST = (Decision.RESTART, Decision.SLEEP, Decision.KEEP)
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The servers of a component in rank order, and what they do when somebody else needs their devices."""
+    """Servers of a component in rank order, and their residency when another component needs their devices."""
 
     component: str
     servers: tuple[ServerSpec, ...]
     decision: Decision  # the strictest of those below
-    reaches: tuple[Reach | None, ...]  # how far each server is from the learner; None where it takes no weights
-    decisions: tuple[Decision, ...] = ()  # of each server: where only some share devices, the others stay
+    reaches: tuple[Reach | None, ...]  # distance of each server from the learner; None if it gets no weights
+    decisions: tuple[Decision, ...] = ()  # per server: if only some share devices, the others stay
 
     @property
     def displaced(self) -> tuple[str, ...]:
-        """The servers that make room for others; by name."""
+        """Names of servers that free their devices for others."""
         return tuple(
             server.name
             for server, decision in zip(self.servers, self.decisions, strict=True)
@@ -38,10 +38,10 @@ class EnginePlan:
 
 
 def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineKind | None = None) -> EnginePlan:
-    """What a plan says of its servers, over `defaults`, which say what a plan does not (dtype, context, extra options).
+    """Servers of a plan; `defaults` has what a plan does not specify (dtype, context, extra options).
 
     The kind of engine is `kind`, or the component's strategy (ROLL), or that of the defaults; memory fraction, sleep
-    mode and the way weights are sent follow from the residency and the routes.
+    mode and weight route follow from the residency and the routes.
     """
     part = plan[component]
     if part.role is not Role.ENGINE:
@@ -100,7 +100,7 @@ def _strictest(decisions: Iterable[Decision]) -> Decision:
 
 
 def _decisions(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> tuple[Decision, ...]:
-    """What each server does about those it shares its devices with."""
+    """Residency decision of each server for its shared devices."""
     by_device = {int(device): one.decision for one in residencies for device in one.device_class.devices}
     held: list[list[Decision]] = [[] for _ in range(part.world_size)]
     for device, owner in zip(part.table.device_numbers.tolist(), part.table.owners.tolist(), strict=True):

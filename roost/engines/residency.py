@@ -1,4 +1,4 @@
-"""Handing devices from engines to the learner and back: both stay, the engines sleep, or their servers are stopped."""
+"""Hand devices from engines to the learner and back: both stay, the engines sleep, or their servers stop."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ RETRY_WAITS_S = (1.0, 5.0, 20.0)
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """What engines do when a learner needs the devices that they share.
+    """Transfers shared devices between engines and learner.
 
-    Freeing is complete when `to_learner` returns. Before `to_engines` the learner has moved away all but the weights;
-    these it moves away when `leave` is called, so that the two never hold the memory at once.
+    The devices are free when `to_learner` returns. Before `to_engines` the learner offloads all but its weights; it
+    offloads those when `leave` is called, so that both never hold the memory at once.
     """
 
     decision: Decision
-    sleep_level: int = 2  # all weights come anew before the engines work again; adapters alone need level 1
+    sleep_level: int = 2  # weights are synced before engines run again; adapters alone need level 1
     in_flight: InFlight = InFlight.DRAIN
-    displaced: Collection[str] | None = None  # the servers that make room, where the others go on; None: all
+    displaced: Collection[str] | None = None  # servers that free their devices; None: all
 
     @property
     def is_needed(self) -> bool:
-        """Whether one waits for the other."""
+        """True if engines and learner cannot use the devices at the same time."""
         return self.decision is not Decision.KEEP
 
     async def to_learner(self, fleet: Fleet) -> None:
-        """Free the devices. What is in flight there is finished, or goes on elsewhere where updates do not wait."""
+        """Free the devices. Requests in flight are finished, or continued elsewhere if updates do not drain."""
         if self.decision is Decision.SLEEP:
             in_flight = InFlight.DRAIN if self.in_flight is InFlight.DRAIN else InFlight.DROP
             await fleet.sleep(self.sleep_level, in_flight, self.displaced)
@@ -42,7 +42,7 @@ class HandOver:
         fleet.learning_begins()
 
     async def to_engines(self, fleet: Fleet, release: Release, leave: Leave | None = None) -> None:
-        """Take the devices again, and bring the engines to the release."""
+        """Give the devices back to the engines, and sync them to the release."""
         if self.decision is Decision.KEEP:
             await self._update(fleet, release)
         elif self.decision is Decision.SLEEP:
@@ -51,12 +51,12 @@ class HandOver:
                 await leave()
         else:
             if self.displaced is not None:
-                await self._update(fleet, release)  # those that went on
-            # A server looks at how much of its device is free when it starts.
+                await self._update(fleet, release)  # servers that kept running
+            # A server measures the free memory of its device when it starts.
             await fleet.start_servers(release, leave)
 
     async def _update(self, fleet: Fleet, release: Release) -> None:
-        """Engines that died under an update are started again, and then take it."""
+        """Update with retries, so that engines that died during an update are restarted and then updated."""
         for wait_s in RETRY_WAITS_S:
             try:
                 await fleet.update(release, self.in_flight)

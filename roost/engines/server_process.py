@@ -37,7 +37,7 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what a server listens o
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """How a server ended; nothing of it is left, and the port it had is free."""
+    """Result of stopping a server; no process of it is left, and its port is free."""
 
     ending: Ending
     exit_code: int | None  # None where nobody saw it, because the keeper was killed
@@ -99,7 +99,7 @@ class ServerProcess:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a signal such as SIGSTOP has stopped its process, which then does nothing until it is continued."""
+        """True if its process was stopped by a signal such as SIGSTOP."""
         try:
             return self._server.status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
@@ -107,7 +107,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """What the server ended with, minus the number of the signal where one killed it; None while it is alive."""
+        """Exit code, negative signal number if it was killed; None while it is alive."""
         self._look()
         return self._exit_code
 
@@ -115,7 +115,7 @@ class ServerProcess:
         return last_lines(self.log_path, lines)
 
     def is_listening(self) -> bool:
-        """Whether it is this server that has the port, and not another program that was quicker."""
+        """Return True if this server listens on its port, and not another program."""
         for process in self._members():
             try:
                 connections = process.net_connections("tcp")
@@ -300,7 +300,7 @@ async def wait_ready(
 
 
 async def _answers(client: HttpClient, process: ServerProcess) -> bool:
-    """Whether the server is healthy and knows its models; that another program answers on its port does not count."""
+    """Return True if the server is healthy and lists its models, and is itself the one listening on the port."""
     try:
         for route in ("/health", "/v1/models"):
             async with asyncio.timeout(REQUEST_LIMIT):

@@ -1,4 +1,4 @@
-"""What SGLang's routes are sent and what they answer, as values: no calls here."""
+"""Request and response formats of SGLang's routes, and `SglangEngine`, the client that calls them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TAGS = {Part.WEIGHTS: ("weights",), Part.KV_CACHE: ("kv_cache", "cuda_graph")}
 
 
 def sampling_fields(sampling: Sampling) -> Body:
-    """How tokens are drawn. All of it is said, so that no default of the model's or the server's has a say."""
+    """Sampling parameters of a request; every one is set, so that no default of the model or server applies."""
     fields: Body = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -104,12 +104,12 @@ def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tupl
 
 
 def requests_at_work(loads: Mapping[str, Any]) -> int:
-    """How many requests run or wait, from /v1/loads."""
+    """Number of running and waiting requests, from /v1/loads."""
     return sum(load.get("num_running_reqs", 0) + load.get("num_waiting_reqs", 0) for load in loads["loads"])
 
 
 def memory_tags(parts: Iterable[Part]) -> set[str]:
-    """What SGLang calls the parts of its memory.
+    """SGLang's memory tags of these parts.
 
     >>> sorted(memory_tags([Part.KV_CACHE]))
     ['cuda_graph', 'kv_cache']

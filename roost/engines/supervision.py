@@ -1,4 +1,4 @@
-"""Watching engines: a dead or hung one is noticed, and started again a limited number of times."""
+"""Supervision of engines: detect dead or hung ones, and restart them a limited number of times."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ GONE = (EngineState.STOPPED, EngineState.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Watchfulness:
-    """How often engines are looked at, and what is made of silence."""
+    """Intervals and limits of supervision."""
 
     every_s: float = 2.0
-    missed: int = 3  # probes without an answer before an engine whose process is there counts as hung
+    missed: int = 3  # failed health checks before an engine with a live process counts as hung
     restarts: RestartLimit = field(default_factory=RestartLimit)
-    # Seconds after which a start, update, sleep or wake is reported with who is waited for; the last one repeats.
+    # Seconds after which a slow start, update, sleep or wake is reported; the last one repeats.
     waits_s: tuple[float, ...] = (10.0, 20.0, 30.0, 60.0)
 
 
 class Supervisor:
-    """Looks after the members of a crew.
+    """Watches the members of a fleet and restarts lost ones.
 
-    `recover` starts a lost member again and brings it to the current version; it is not called for one that was lost
-    asleep, whose device somebody else holds now: the next waking does it.
+    `recover` restarts a lost member and syncs it to the current version. It is not called for one that was lost while
+    asleep, because the learner holds its device; the next wake restarts it.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Supervisor:
             self._spawn(self._watch(member))
 
     async def stop(self) -> None:
-        """Nobody is looked after any more; a change that breaks off from now on starts nobody again."""
+        """Stop watching; members lost from now on are not restarted."""
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def examine(self, member: Member, patience: int = 1) -> bool:
-        """Look at a member now; whether it is well. One whose process is gone, or that does not answer, is lost.
+        """Check a member now and return True if it is healthy; a dead or unresponsive one is marked lost.
 
-        One look at a time: many requests that fail with an engine lose it once.
+        One check at a time: many requests that fail with an engine mark it lost once.
         """
         async with self._examined[member.name]:
             if member.changing.locked():
@@ -76,10 +76,10 @@ class Supervisor:
             return not wrong
 
     async def _examine_changing(self, member: Member) -> bool:
-        """Look at a member that somebody else is changing.
+        """Check a member during a change.
 
-        One that is dead or hung is killed: calls that wait for it fail then, a learner's that sends weights included,
-        and whoever changes it goes on. One without a connection is being started, which has limits of its own.
+        A dead or hung one is killed, so that calls waiting for it fail, including those of a learner that sends
+        weights, and the change continues. One without a connection is being started, which has its own limits.
         """
         engine = member.client
         if engine is None or self._killed.get(member.name) is engine:
@@ -122,7 +122,7 @@ class Supervisor:
         member.restarts.append(now)
         try:
             await self._recover(member)
-        except Exception as error:  # whatever keeps it from coming back, it is tried again and then given up
+        except Exception as error:  # retried after any error, up to the restart limit
             member.last_error = str(error)
             self._report(f"{member.name} did not come back: {error}")
             await self.start_again(member)
@@ -133,9 +133,9 @@ class Supervisor:
             self._report(f"{member.name} is back, on version {member.version}")
 
     async def lose(self, member: Member, why: str) -> None:
-        """Give a member no more work, and start it again unless it was asleep.
+        """Mark a member as lost, and restart it unless it was asleep.
 
-        One that was lost meanwhile, or that somebody has begun to change, is left to who does that.
+        One that is already lost or being changed is left alone.
         """
         if member.standing not in WATCHED:
             return
@@ -149,7 +149,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def reporting_waits(self, what: str) -> AsyncIterator[None]:
-        """Report who is waited for while a change of engines takes long; `what` is what they are to do."""
+        """Context that reports which members a slow change waits for; `what` describes the change."""
         task = asyncio.create_task(self._report_waits(what))
         try:
             yield
@@ -165,7 +165,7 @@ class Supervisor:
             self._report(f"waiting for {names} to {what}, {waited:g} s so far")
 
     def _waited_for(self) -> list[Member]:
-        """Those that hold up a change: who does not answer, else who is being started, else all."""
+        """Members that delay a change: those that do not answer, else those being started, else all."""
         locked = [member for member in self._crew.members.values() if member.changing.locked()]
         changing = [member for member in locked if member.standing not in GONE] or locked
         silent = [member for member in changing if member.name in self._silent]
@@ -181,7 +181,7 @@ class Supervisor:
             await asyncio.sleep(self._how.every_s)
             try:
                 await self.examine(member, self._how.missed)
-            except Exception as error:  # one look that fails must not end the watch
+            except Exception as error:  # a failed check must not end the watch
                 self._report(f"{member.name} could not be looked at: {error}")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -1,4 +1,4 @@
-"""Which version made a completion, on servers that do not say so: deduced from what their one client did."""
+"""Track the policy version of completions for servers that do not report it, from the calls of their one client."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from roost.engines.protocol import InFlight, NotOffered, VersionSpan
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request on its way."""
+    """A request in flight."""
 
     version: int  # of its tokens, if it is not mixed
-    is_at_rest: bool  # the engine is paused, and has made either no token of it or all
-    is_mixed: bool = False  # the weights changed while tokens of it may have been made
+    is_at_rest: bool  # the engine is paused, and has generated either none or all of its tokens
+    is_mixed: bool = False  # the weights changed while its tokens may have been generated
 
 
 class VersionLedger:
-    """The version an engine is on, and the requests that were on their way when it changed.
+    """The version of an engine, and the requests in flight when it changed.
 
     >>> ledger = VersionLedger()
     >>> with ledger.request() as ticket:
@@ -37,7 +37,7 @@ class VersionLedger:
 
     @contextmanager
     def request(self) -> Iterator[Ticket]:
-        """Keep account of a request for as long as it is on its way."""
+        """Context that tracks a request in flight."""
         ticket = Ticket(self.version, is_at_rest=self._is_paused)
         self._open.add(ticket)
         try:
@@ -46,14 +46,14 @@ class VersionLedger:
             self._open.remove(ticket)
 
     def paused(self, in_flight: InFlight) -> None:
-        """The engine has paused: call this when it has said so, not when it is asked."""
+        """Record that the engine has paused; call it after the engine confirms, not before."""
         self._is_paused = True
         if in_flight is not InFlight.HOLD:
             for ticket in self._open:
                 ticket.is_at_rest = True  # its answer is on the way, or it came too late to be begun
 
     def resumed(self) -> None:
-        """The engine may go on from now: call this before it is asked to."""
+        """Record that the engine resumes; call it before the request to resume."""
         self._is_paused = False
         for ticket in self._open:
             if ticket.is_at_rest:

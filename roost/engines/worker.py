@@ -1,4 +1,4 @@
-"""Engines on a cluster: a worker at each planned place owns the server there."""
+"""Engines on a cluster: a worker at each planned placement owns one server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 
 WORKER_RESTARTS = 100
-RELAUNCH_LIMIT_S = 300.0  # for Ray to start a worker (again)
-GONE_LIMIT_S = 20.0  # for one that nobody says will be started again: the news may be late
+RELAUNCH_LIMIT_S = 300.0  # for Ray to start or restart a worker
+GONE_LIMIT_S = 20.0  # for a worker that is not known to restart, as the report may be late
 ANSWER_LIMIT_S = 60.0
 STOP_LIMIT_S = 120.0  # more than it takes to kill a server and all of its processes
 PREDECESSOR_LIMIT_S = 60.0
@@ -35,7 +35,7 @@ LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker did about its server. An engine that fails must not count as a worker that failed."""
+    """URL or error of a worker's server, returned because a failed engine is not a failed worker."""
 
     url: str = ""
     error: str = ""

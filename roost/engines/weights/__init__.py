@@ -1,1 +1,1 @@
-"""New weights on their way from a learner to the engines: in buckets, by the plan's routes, and verified."""
+"""Weight sync from a learner to the engines: in buckets, by the plan's weight routes, and verified."""
