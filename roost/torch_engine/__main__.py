@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def settings_of(options: argparse.Namespace) -> EngineSettings:
-    """What was given; the rest is the settings' own."""
+    """Settings from the given options; the others keep their defaults."""
     given: dict[str, Any] = {
         "model": options.model,
         "device": options.device,

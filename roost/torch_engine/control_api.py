@@ -37,9 +37,9 @@ class VersionBody(BaseModel):
 
 
 def health_router(served: Served, takes_adapters: bool) -> APIRouter:
-    """What can be asked of a server whose engine has died."""
+    """Routes that also work after the engine has died."""
     router = APIRouter()
-    # What no list of routes tells; clients of vLLM find a plain version.
+    # Capabilities that the routes do not show, beside the version that vLLM's clients expect.
     abilities = {"sleeps": True, "adapters": takes_adapters, "spans": True, "shared_memory": True, "undo": True}
 
     @router.get("/health")
@@ -182,7 +182,7 @@ class CheckBody(BaseModel):
 
 
 class UpdateDesk:
-    """What comes by the routes, brought to the engine; and the group that weights are broadcast in."""
+    """Applies weight updates from the routes to the engine, and holds the group for broadcasts."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine

@@ -52,7 +52,7 @@ class GenerateBody(StrictBody):
 
 
 class GenerateForm:
-    """How /inference/v1/generate writes its answers."""
+    """Response format of /inference/v1/generate."""
 
     def __init__(self, served: Served, body: GenerateBody, asked: Asked) -> None:
         self._served, self._body, self._asked = served, body, asked

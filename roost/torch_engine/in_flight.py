@@ -23,7 +23,7 @@ ROUTE_PREFIXES = ("generate-tokens-", "cmpl-", "chatcmpl-")  # before the client
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one HTTP request asks of the engine: `samples` completions of each prompt."""
+    """One parsed HTTP request: `samples` completions of each prompt."""
 
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
@@ -46,33 +46,33 @@ class Asked:
 
 
 class Mailbox:
-    """What the engine's thread delivers to one HTTP request."""
+    """Queue of progress from the engine's thread to one HTTP request."""
 
     def __init__(self, wakes_for_each: bool) -> None:
         self._loop = asyncio.get_running_loop()
-        self._wakes_for_each = wakes_for_each  # if not, the request sleeps until one of its completions ends
+        self._wakes_for_each = wakes_for_each  # if False, wakes only when a completion ends
         self._letters: deque[tuple[int, Progress]] = deque()
         self._arrived = asyncio.Event()
         self._called = False
 
     def deliver(self, index: int, progress: Progress) -> None:
-        """Called on the engine's thread; wakes the request once for all that it has not yet taken."""
+        """Add progress and wake the request, at most once until it takes; called on the engine's thread."""
         self._letters.append((index, progress))
         if (self._wakes_for_each or progress.finish is not None) and not self._called:
             self._called = True
-            with suppress(RuntimeError):  # the server ended, and its loop with it
+            with suppress(RuntimeError):  # the server's loop has ended
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def take(self) -> Iterator[tuple[int, Progress]]:
         await self._arrived.wait()
-        # In this order: what is delivered meanwhile is either taken below or calls again.
+        # In this order, so that concurrent deliveries are either taken below or wake again.
         self._arrived.clear()
         self._called = False
         return merged([self._letters.popleft() for _ in range(len(self._letters))])
 
 
 def merged(letters: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Progress]]:
-    """What was delivered for the same completion, by the same version, as one: text is made faster in one go."""
+    """Merge progress of the same completion and version, as decoding text in one go is faster."""
     by_index: dict[int, list[Progress]] = {}
     for index, progress in letters:
         by_index.setdefault(index, []).append(progress)
@@ -93,7 +93,7 @@ def merged(letters: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Progr
 
 
 class InFlightRequests:
-    """The requests that are being served, by the id of their answer."""
+    """Requests being served, by response id."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
@@ -101,7 +101,7 @@ class InFlightRequests:
         self.closing = False
 
     async def abort(self, request_ids: Collection[str] | None = None) -> int:
-        """End these requests, or all; an id may be the client's or the answer's. Returns how many completions ended."""
+        """Abort these requests, or all, by the client's or the response's id; return the number of completions."""
         if request_ids is None:
             return await asyncio.to_thread(self._engine.abort)
         names = {prefix + request_id for request_id in request_ids for prefix in ("", *ROUTE_PREFIXES)}
@@ -110,7 +110,7 @@ class InFlightRequests:
 
     @asynccontextmanager
     async def served(self, asked: Asked, each_piece: bool) -> AsyncIterator[RequestInFlight]:
-        """Work on a request while inside; what is unfinished on the way out is aborted."""
+        """Context that serves a request; unfinished completions are aborted on exit."""
         self._check(asked)
         served = RequestInFlight(self._engine, asked, each_piece)
         self._engine_ids[asked.request_id] = served.engine_ids
@@ -135,7 +135,7 @@ class InFlightRequests:
 
 
 class RequestInFlight:
-    """One HTTP request's completions, while they are made."""
+    """Completions of one HTTP request in progress."""
 
     def __init__(self, engine: TorchEngine, asked: Asked, each_piece: bool) -> None:
         self._engine = engine

@@ -114,7 +114,7 @@ class _Examiner:
 
 
 def _examined(module: Any, layers: int, max_context: int) -> tuple[LayerShape, ...]:
-    """What each layer keeps per token, found by running one token; raises for what our attention cannot do."""
+    """Cache shape of each layer, found by running one token; raise ValueError if the attention is unsupported."""
     examiner, name = _Examiner(), type(module).__name__
     one = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
     try:

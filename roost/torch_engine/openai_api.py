@@ -47,7 +47,7 @@ class OpenAIFields(SamplingFields):
     return_tokens_as_token_ids: bool | None = None
 
     def sampling_for(self, prompt: tuple[int, ...], max_tokens: int | None, max_context: int) -> Sampling:
-        """How a prompt is completed; as with OpenAI, more than the context holds is refused rather than cut."""
+        """Sampling for a prompt; as with OpenAI, max_tokens beyond the context is refused, not truncated."""
         room = room_for_completion(len(prompt), max_context)
         if max_tokens is not None and max_tokens > room:
             raise Refused(
@@ -193,7 +193,7 @@ class ChatBody(OpenAIFields):
 
 
 class ChatForm:
-    """How /v1/chat/completions writes its answers."""
+    """Response format of /v1/chat/completions."""
 
     def __init__(self, served: Served, body: ChatBody, asked: Asked) -> None:
         self._served, self._body, self._asked = served, body, asked
@@ -297,7 +297,7 @@ class CompletionBody(OpenAIFields):
 
 
 class CompletionForm:
-    """How /v1/completions writes its answers."""
+    """Response format of /v1/completions."""
 
     def __init__(self, served: Served, body: CompletionBody, asked: Asked) -> None:
         self._served, self._body, self._asked = served, body, asked

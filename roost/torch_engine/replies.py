@@ -31,7 +31,7 @@ def finite(logprob: float) -> float:
 
 
 def usage(asked: Asked, samples: Sequence[Sample]) -> Json:
-    """How many tokens went in and came out; a prompt counts once, however many completions it has."""
+    """Token counts of prompts and completions; a prompt counts once for all its completions."""
     prompt_tokens = sum(len(prompt) for prompt in asked.prompts)
     completion_tokens = sum(len(sample.token_ids) for sample in samples)
     return {
@@ -43,7 +43,7 @@ def usage(asked: Asked, samples: Sequence[Sample]) -> Json:
 
 
 def weight_versions(sample: Sample) -> list[Json]:
-    """Which policy version made which tokens; versions are strings on the wire."""
+    """Policy versions by token range; versions are strings in responses."""
     return [{"version": str(span.version), "start": span.start, "end": span.end} for span in sample.versions]
 
 
@@ -74,16 +74,16 @@ T = TypeVar("T")
 
 
 class Form(Protocol):
-    """How one route writes its answers."""
+    """Response format of one route."""
 
     def whole(self, samples: list[Sample]) -> Json: ...
 
     def opening(self) -> Iterable[Json]:
-        """What a stream begins with."""
+        """First events of a stream."""
         ...
 
     def chunk(self, piece: Piece, sample: Sample) -> Json | None:
-        """An event of a stream; None where the piece holds nothing that was asked for."""
+        """Event for a piece; None if it has nothing that was requested."""
         ...
 
     def usage_chunk(self, samples: list[Sample]) -> Json:

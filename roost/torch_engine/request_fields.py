@@ -123,13 +123,13 @@ def request_id_of(request: Request, given: str | None) -> str:
 
 
 class StreamOptions(StrictBody):
-    """What a stream tells at its end."""
+    """Options for the end of a stream."""
 
     include_usage: bool | None = False
 
 
 class SamplingFields(StrictBody):
-    """How tokens are drawn, as OpenAI and vLLM write it; the defaults draw from the model's own distribution."""
+    """Sampling parameters in OpenAI's and vLLM's format; defaults sample from the model's own distribution."""
 
     n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
     max_tokens: int | None = None
@@ -188,7 +188,7 @@ def derived_seeds(seed: int | None, samples: int) -> Iterator[int | None]:
 
 
 def room_for_completion(prompt_tokens: int, max_context: int) -> int:
-    """How many tokens fit after a prompt."""
+    """Number of tokens that fit after a prompt; raise Refused if there is no room."""
     room = max_context - prompt_tokens
     if room < 1:
         raise Refused(

@@ -42,13 +42,13 @@ class StopScanner:
         return Scanned(text[:shown])
 
     def rest(self) -> str:
-        """What was kept back, once no more text comes."""
+        """Return the held-back text at the end."""
         rest, self._kept_back = self._kept_back, ""
         return rest
 
 
 def _first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
-    """Where the first stop string begins, and which it is; of two that begin together, the one written first."""
+    """Position and text of the first stop string; on a tie, the one listed first."""
     found = [(text.find(stop), order, stop) for order, stop in enumerate(stops) if stop in text]
     if not found:
         return None
@@ -57,7 +57,7 @@ def _first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
 
 
 def _length_of_beginning(text: str, stops: tuple[str, ...]) -> int:
-    """How many characters at the end of a text could be the beginning of a stop string.
+    """Length of the longest suffix of a text that could begin a stop string.
 
     >>> _length_of_beginning("tea</", ("</end>", "ab"))
     2
@@ -195,7 +195,7 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TextWanted:
-    """How a completion is written, and which strings end it."""
+    """Text options of a completion: codec and stop strings."""
 
     codec: TextCodec
     stops: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ class TextWanted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What was added to a completion since the piece before."""
+    """Increment of a completion."""
 
     index: int  # of the completion in its request
     start: int  # tokens that came before
@@ -242,7 +242,7 @@ class Sample:
 
     @property
     def cut_short(self) -> bool:
-        """Whether it ended at a stop string, of which the engine knows nothing."""
+        """True if it ended at a stop string, which the engine does not know of."""
         return isinstance(self.stop_reason, str)
 
     @property
