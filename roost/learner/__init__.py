@@ -1,1 +1,1 @@
-"""The model being trained: what it learns from, its losses, its sharding, and what is kept of it."""
+"""The model being trained: samples, losses, advantages, sharding, checkpoints and export."""

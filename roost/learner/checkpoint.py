@@ -91,7 +91,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def is_done(self) -> bool:
-        """Whether nothing is being written now. Raises if the last state could not be written."""
+        """Return True if nothing is being written; raise if the last write failed."""
         if self._thread is not None and self._thread.is_alive():
             return False
         self.wait()
@@ -184,7 +184,7 @@ def load_state(state: State, folder: Path) -> None:
 
 
 def saved_names(folder: Path) -> frozenset[str]:
-    """What is in a checkpoint, as dotted names."""
+    """Dotted names of a checkpoint's entries."""
     return frozenset(FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
