@@ -1,1 +1,1 @@
-"""The loop: what is drawn, scored, learnt and sent out when, and what a person sees of it."""
+"""Training: the loop, its learners and checkpoints, and how a run is reported."""

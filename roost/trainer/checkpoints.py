@@ -120,7 +120,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise Unreadable(
             f"{path} cannot be read: {error}; check the file system, or choose another checkpoint: --resume STEP"
         ) from error
-    except Exception as error:  # whatever reading a damaged index raises
+    except Exception as error:  # anything that reading a damaged index raises
         raise Damaged(f"{path} cannot be read: {error!r}") from error
 
 

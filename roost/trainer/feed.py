@@ -65,7 +65,7 @@ def choose(
     return chosen if len(chosen) == count and are_in_time else None
 
 
-LOST_LIMIT = 8  # the run ends after this many failed groups in a row (at least one step's worth)
+LOST_LIMIT = 8  # failed groups in a row that end the run; prompts_per_step if that is more
 REPLACED_LIMIT = 10  # times the groups of a step: beyond it equal-reward groups are no longer replaced
 
 

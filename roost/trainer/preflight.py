@@ -208,7 +208,7 @@ def check_local_models(job: Job, settings: TrainSettings, findings: Findings) ->
 
 
 def fix_of_missing(job: Job, where: Where, otherwise: str) -> str:
-    """Name the script that makes the model, where the config that names the model has one beside it."""
+    """Suggest the script next to the config that creates the model, if there is one."""
     if not job.source.file or where.file != job.source.file:
         return otherwise
     script = Path(job.source.file).parent / "make_model.py"

@@ -68,7 +68,7 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         # Not recursive: the scenario makes agents per episode, and environments may be in other processes.
         make = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)
         made = call(partial(make, tokenizer=tokenizer))
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # anything a user's class raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "correct the keys that it names"
         findings.error("RST-A010", where, f"{task['_target_']} cannot be made from these keys", why, fix)
@@ -100,7 +100,7 @@ def _wrong_size(scenario: Scenario) -> str:
     """Describe what is wrong with the number of tasks; empty if nothing is."""
     try:
         size: Any = call(scenario.size, Split.TRAIN)
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # anything a user's class raises
         return f"raises {type(error).__name__}: {error}"
     return "" if isinstance(size, int) and size >= 1 else f"is {size!r}"
 

@@ -85,7 +85,7 @@ RESTARTS = 3  # without a step in between
 LOOK_EVERY = 0.5  # seconds
 CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
 
-OpenView = Callable[[int, int], LiveView]  # for so many steps, after so many
+OpenView = Callable[[int, int], LiveView]  # total steps, steps already done
 
 
 @dataclass(frozen=True, slots=True)

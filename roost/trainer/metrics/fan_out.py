@@ -131,7 +131,7 @@ class FanOut:
                 continue
             try:
                 sink.write(step, values)
-            except Exception as error:  # whatever a tracker raises
+            except Exception as error:  # anything a tracker raises
                 if is_disk_full(error):
                     raise  # the run's own files would fail next
                 del self._sinks[name]
@@ -157,7 +157,7 @@ def open_metrics(
         except ImportError as error:
             package = (error.name or name).split(".")[0].replace("_", "-")
             tell(f"metrics do not go to {name}: {package} is missing; pip install {package}")
-        except Exception as error:  # whatever a tracker raises
+        except Exception as error:  # anything a tracker raises
             tell(f"metrics do not go to {name}, which cannot be opened: {error!r}")
     return FanOut(sinks, tell)
 

@@ -94,7 +94,7 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 def before_and_after(rollouts: Sequence[Record]) -> list[tuple[Record, Record]]:
     """Rollouts of the first and of the last step that has any: of equal tasks where there are some.
 
-    Evaluations go first: they draw the same tasks each time.
+    Evaluations go first: they use the same tasks each time.
 
     >>> records = [{"step": step, "task": task} for step in (1, 5) for task in ("3+4=", "1+1=", f"{step}+9=")]
     >>> [(one["step"], other["step"], one["task"]) for one, other in before_and_after(records)]
@@ -115,7 +115,7 @@ def before_and_after(rollouts: Sequence[Record]) -> list[tuple[Record, Record]]:
 
 
 def _cut(record: Mapping[str, Any]) -> Record:
-    """The rollout with long texts cut in the middle: how it begins and how it ends both matter."""
+    """Return the rollout with long texts cut in the middle: the start and the end both matter."""
     return {key: _cut_value(value) for key, value in record.items()}
 
 

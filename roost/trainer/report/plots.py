@@ -22,7 +22,7 @@ MOST_BARS = 120
 
 def write_plots(run: RunFolder) -> tuple[Path, Path]:
     """Write reward.png and timing.png, and say where they are; needs matplotlib."""
-    # Without pyplot nothing is kept between calls, and no display is asked for.
+    # Not pyplot, which keeps state between calls and may need a display.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
