@@ -57,7 +57,7 @@ class Arithmetic:
 
 
 def share_right(said: Sequence[int], wanted: Sequence[int]) -> float:
-    """The part of the places at which both have the same.
+    """Share of positions at which both are equal.
 
     >>> share_right([1, 2, 9], [1, 3, 9]), share_right([1], [1, 9])
     (0.6666666666666666, 0.5)

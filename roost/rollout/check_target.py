@@ -68,7 +68,7 @@ def _imported(target: str, name: str, part: str, known: Iterable[str]) -> Module
             why = f"{package} has no {part}" if package else f"there is no module {name}"
             raise NotLocated(target, why, part, known) from error
         raise NotLocated(target, f"{name} imports {error.name}, which is not installed") from error
-    except (Exception, SystemExit) as error:  # whatever a user's module raises
+    except (Exception, SystemExit) as error:  # anything a user's module raises
         raise NotLocated(target, f"importing {name} raises {type(error).__name__}: {error}") from error
 
 

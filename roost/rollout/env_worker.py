@@ -59,7 +59,7 @@ class EnvWorker(Worker):
             prepare = getattr(self._made(), "prepare", None)
             if prepare is not None:
                 await called(prepare)
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # anything a user's class raises
             return told(error)
         return ""
 
@@ -77,7 +77,7 @@ class EnvWorker(Worker):
             self._open[key] = await self._opening[key]
         except asyncio.CancelledError:
             return "it was given up", None
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # anything a user's class raises
             return told(error), whole_traceback(error)
         finally:
             self._opening.pop(key, None)
@@ -112,7 +112,7 @@ class EnvWorker(Worker):
             return "", await call
         except asyncio.CancelledError:
             return "the episode was cancelled", None
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # anything a user's class raises
             return told(error), whole_traceback(error)
         finally:
             if self._under_way.get(key) is call:

@@ -139,11 +139,11 @@ class AppworldAgent(abc.ABC):
 
     @abc.abstractmethod
     def history_as_messages(self, last_execution_output: str) -> list[SaidMessage]:
-        """The whole conversation, with an output at its end."""
+        """Return the whole conversation, ending with this output."""
 
 
 class AppworldAdapter:
-    """Plays an episode with such an agent, in a thread of its own."""
+    """Runs an episode with an AppWorld agent, in its own thread."""
 
     def __init__(self, make: Callable[..., AppworldAgent], keys: Mapping[str, Any], task: Task) -> None:
         self._make, self._keys, self._task = make, dict(keys), task
@@ -160,7 +160,7 @@ class AppworldAdapter:
         llm.keep(kept)
 
     def _play(self, task: AppworldTask, llm: LLM, world: AppWorldInterface, max_turns: int) -> Sequence[SaidMessage]:
-        """The conversation that came of it."""
+        """Run the agent and return its conversation."""
         agent = self._make(task=task, llm=llm, **self._keys)
         output: str | None = None
         for _ in range(max_turns):
@@ -193,9 +193,9 @@ class _BlockingPolicy:
         self._said: list[tuple[PolicyMessage, RecordedReply]] = []
 
     def keep(self, conversation: Sequence[SaidMessage]) -> None:
-        """Learn only from what is in the conversation: an agent may ask for several answers, and drop some.
+        """Learn only from replies in the conversation: an agent may sample several and drop some.
 
-        One without any of them has messages of its own making, which say nothing about that.
+        If none of them is in it, the agent built its own messages, and all replies are kept.
         """
         is_kept = [any(message == each for each in conversation) for message, _ in self._said]
         for (_, reply), stays in zip(self._said, is_kept, strict=True):

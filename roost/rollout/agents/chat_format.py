@@ -94,8 +94,8 @@ class TemplateRefused(ValueError):
 class ChatFormat:
     """A tokenizer with its chat template, or with a plain one where it has none.
 
-    `arguments` go to the template, such as `enable_thinking`. Where a template leaves out the reasoning of earlier
-    turns, `keeps_reasoning` shows it to the policy all the same.
+    `arguments` go to the template, such as `enable_thinking`. `keeps_reasoning` keeps the reasoning of earlier turns in
+    the prompt, even if the template drops it.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ LOOKED_BACK = 40  # characters of context needed to tokenize a continuation
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A sequence that the policy has gone on with, and its text without the token that ended it."""
+    """A sequence that the policy completed, with its text up to the end token."""
 
     transcript: Transcript
     text: str
@@ -38,7 +38,7 @@ class _Written:
 
 
 class TextPolicy:
-    """Prompts over the record of an episode. One that begins with what is recorded goes on in its sequence."""
+    """Completions over the transcript of an episode. A prompt that starts with recorded text extends its sequence."""
 
     def __init__(self, policy: ChatPolicy) -> None:
         self._policy, self._format = policy, policy.format
@@ -68,12 +68,12 @@ class TextPolicy:
         if isinstance(prompt, str):
             rest = prompt[len(source.text) :]
             end = "" if source.ending is None else self._format.token(source.ending)
-            if not rest.startswith(end):  # it goes on from what was said, not from its end
+            if not rest.startswith(end):  # the prompt continues the text without its end token
                 return self._opened((*known[:-1], *self._format.ids_after(source.text[-LOOKED_BACK:], rest)))
             new = self._format.ids_after(end or source.text[-LOOKED_BACK:], rest.removeprefix(end))
         else:
             new = tuple(prompt[len(known) :])
-        self._written.remove(source)  # nobody else goes on with it meanwhile
+        self._written.remove(source)  # no other prompt may extend it meanwhile
         source.transcript.give(new)
         return source.transcript
 
@@ -96,7 +96,7 @@ class TextPolicy:
 
 logger = logging.getLogger(__name__)
 
-# For each key the values that ask for nothing, and what to do instead of others.
+# For each key the values without effect, and what to do instead of using others.
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "stop": (((), [], ""), "a turn ends where the policy ends it; cut the text yourself"),
     "response_format": (({"type": "text"},), "the policy is not held to a form; ask for it in a message"),
@@ -134,13 +134,13 @@ OF_NO_MATTER = frozenset(
 
 
 class RequestRules:
-    """Looks at what requests have beside the keys that are read."""
+    """Checks keys of requests that are not read."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def check(self, more: Mapping[str, Any]) -> None:
-        """Refused for what cannot be done; what the run decides is told once.
+        """Raise Refused for unsupported keys; warn once about keys that the run's settings override.
 
         >>> RequestRules().check({"stop": None, "response_format": {"type": "text"}, "user": "me"})
         >>> RequestRules().check({"functions": [{"name": "find"}]})
@@ -322,7 +322,7 @@ class ChatAsked(Asked):
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
-        """The tools that the policy is told of."""
+        """Tools shown to the policy."""
         return None if self.tool_choice == "none" else self.tools or None
 
 
@@ -473,7 +473,7 @@ class RecordedEpisode:
             self.is_used_up = True
         reply = turn.result()
         self._answered += 1
-        self.is_used_up = False  # it showed less, and went on
+        self.is_used_up = False  # it shortened its prompt and continued
         return reply
 
     @property

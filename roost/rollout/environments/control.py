@@ -17,7 +17,7 @@ from roost.rollout.environments.environment import Environment, Environments, Ob
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 END = "<end>"
-DEVIATIONS = 3.0  # to either side of the mean that are told apart
+DEVIATIONS = 3.0  # on either side of the mean covered by the bins
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def numbers_of(content: Any) -> npt.NDArray[np.float64]:
 
 
 EVALUATION_SEEDS = 1_000_000  # where the seeds of evaluation begin, far from those of training
-PREFERENCE = 40.0  # for tokens that are actions, as a weight: so much that the first updates do not undo it
+PREFERENCE = 40.0  # weight for action tokens: large enough to survive the first updates
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -321,10 +321,10 @@ def write_control_model(
 
 
 def _prefer(model: Any, tokens: range) -> None:
-    """Make these tokens nearly all that the model says, whatever it is shown.
+    """Bias the model towards these tokens, whatever the prompt.
 
-    Otherwise each action would be said in as many ways as there are tokens, and what is learnt of one is learnt of no
-    other. The first place of the hidden state, which no layer writes to, is made a bias.
+    Otherwise any token could stand for an action, and learning about one would not carry over to others. The first
+    element of the hidden state, which no layer writes to, becomes a bias.
     """
     import torch
 

@@ -171,7 +171,7 @@ class RobotThread:
     def _quietly(self, what: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # of a driver that failed before, or whose episode is over: nobody waits for it
+        except Exception as error:  # the driver failed before, or its episode is over: no caller to raise to
             logger.warning("the robot %s could not be %s: %s", dict(self.config), what, error)
 
 

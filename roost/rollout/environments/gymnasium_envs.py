@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RESET, STEP = "reset", "step"
-NO_SLOT = -1  # what those who wait for a slot are told when everything ends
+NO_SLOT = -1  # sent to callers that wait for a slot at shutdown
 
 
 class GymnasiumEnvironments:
-    """Environments of one id, side by side in a vector environment of gymnasium (1.1 or newer).
+    """Environments of one ID in a gymnasium vector environment (1.1 or newer).
 
-    A step of the vector is made when every episode under way has an action waiting. One that does not act for `stall_s`
-    while others wait is no longer waited for until it acts again; its world stands still meanwhile.
+    The vector steps when every running episode has an action. An episode that does not act for `stall_s` while others
+    wait is not waited for until it acts again; its environment is paused meanwhile.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GymnasiumEnvironments:
                 await self._change()
 
     def _due(self) -> list[GymnasiumEnvironment]:
-        """Those who have an action, if nobody is waited for."""
+        """Environments with an action, if no other one must be waited for."""
         acting = [each for each in self._open if each.wants_step]
         awaited = any(each.is_under_way and not each.wants_step and not each.is_stalled for each in self._open)
         return [] if awaited else acting
@@ -124,7 +124,7 @@ class GymnasiumEnvironments:
             vector = await self._in_thread(self._made_vector) if self._vector is None else self._vector
             self._vector = vector
             shown = await self._in_thread(lambda: make(vector, {slot: ask.what for slot, ask in asked.items()}))
-        except Exception as error:  # of a simulator: what the vector is in now nobody knows, so it is made anew
+        except Exception as error:  # the vector's state is unknown after an error: create a new one
             told = RuntimeError(f"{self._id} failed, and with it all of its episodes: {type(error).__name__}: {error}")
             told.__cause__ = error
             for each in self._open:

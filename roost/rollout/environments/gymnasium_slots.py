@@ -17,7 +17,7 @@ GO, WAIT = 1, 0
 
 
 class Holding(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that can sit out a step: a vector steps all of its environments, whoever has an action or not."""
+    """An environment that can skip a step: a vector always steps all its environments."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -38,7 +38,7 @@ class Holding(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class VectorSlots:
-    """A vector environment whose slots are reset and stepped by number; the others keep still."""
+    """A vector environment whose slots are reset and stepped by number; the others do not change."""
 
     def __init__(self, id: str, slots: int, vectorization: str, make_kwargs: Mapping[str, Any]) -> None:
         vector_kwargs: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -60,10 +60,10 @@ class VectorSlots:
     def reset(
         self, seeds: Mapping[int, int | None], options: Mapping[str, Any] | None = None
     ) -> dict[int, Observation]:
-        """Begin anew in these slots."""
+        """Reset these slots."""
         by_slot = [seeds.get(slot) for slot in range(self._slots)]
         asked = {**(options or {}), "reset_mask": self._mask(seeds)}
-        # Typed for one seed or one for each; None, a slot that goes on with its own randomness, is taken as well.
+        # Typed for one seed or a list; None, which keeps a slot's random state, is accepted as well.
         contents, infos = self._vector.reset(seed=by_slot, options=asked)  # type: ignore[arg-type]
         shown = list(iterate(self._vector.observation_space, contents))
         return {slot: Observation(shown[slot], info=slot_info(infos, slot)) for slot in seeds}

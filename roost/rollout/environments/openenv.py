@@ -1,4 +1,4 @@
-"""Environments of OpenEnv servers: each episode is a session of its own over a WebSocket."""
+"""Environments of OpenEnv servers: each episode has its own WebSocket session."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class OpenEnvRefused(RuntimeError):
 
 
 class OpenEnvEnvironments:
-    """Sessions of a server that speaks OpenEnv's protocol (openenv 0.10, openenv-core 0.3): `/ws` under its address.
+    """Sessions of a server with OpenEnv's protocol (openenv 0.10, openenv-core 0.3): `/ws` under its address.
 
-    Its HTTP routes keep nothing from one request to the next, so that episodes are played over `/ws` alone. Actions are
-    mappings with the fields of the environment's own; a text is put into `action_field`. What is shown is its whole
-    observation, a mapping, or with `observation_field`, that field of it.
+    Its HTTP routes are stateless, so episodes use `/ws` only. Actions are mappings with the environment's own fields; a
+    text is put into `action_field`. The content is the whole observation, a mapping, or its `observation_field`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class OpenEnvEnvironments:
             self._places.release()
 
     async def _session(self) -> _Session:
-        """A session of the server; where it has none left, it is asked again until the limit."""
+        """Open a session; retry a full server until the limit."""
         pause = FIRST_PAUSE_S
         deadline = asyncio.get_running_loop().time() + self._open_limit_s
         while True:

@@ -15,7 +15,7 @@ UPPER_M, LOWER_M, SHOULDER_M = 0.4, 0.4, 0.2  # the links, and the height of the
 JOINT_LOW = np.array([-2.6, -0.3, 0.1])  # yaw, shoulder from the horizontal, elbow's bend
 JOINT_HIGH = np.array([2.6, 1.6, 2.6])
 HOME = np.array([0.0, 0.8, 1.4])
-LAG_S = 0.05  # in which a joint comes near to the speed it is told
+LAG_S = 0.05  # time constant of a joint's speed
 GRIPPER_PER_S = 4.0
 SUBSTEPS = 10
 PIXELS = 16
@@ -23,11 +23,11 @@ VIEW_M = 1.0  # what a camera sees to either side
 
 
 class SimulatedArm:
-    """A driver of an arm that is not there: it follows the speeds it is told with a lag, and is to reach a point.
+    """Driver of a simulated arm that follows commanded speeds with a lag and must reach a point.
 
-    An action has the speed of each joint in rad/s, and where the gripper goes, 0 to close and 1 to open. It is worth
-    what it brought the tip nearer to the point, in m; to be within `tolerance_m` of it is worth 1 more and is the end.
-    With `grasp`, the gripper must also be closed there. The same seed and actions give the same readings.
+    An action has the speed of each joint in rad/s, and the gripper position, 0 closed and 1 open. The reward is the
+    distance gained towards the target in m, plus 1 within `tolerance_m` of it, which ends the episode. With `grasp`,
+    the gripper must also be closed there. Equal seeds and actions give equal readings.
 
     >>> arm = SimulatedArm()
     >>> arm.connect({"camera_serials": ["top"]})
@@ -45,11 +45,11 @@ class SimulatedArm:
         self._left = 0.0  # to the target, when it was last read
 
     def connect(self, config: Mapping[str, Any]) -> None:
-        """There is nothing to connect to but the cameras."""
+        """Store the camera serials; there is nothing else to connect to."""
         self._serials = tuple(config.get("camera_serials") or ())
 
     def reset(self, task: Task, seed: int | None) -> None:
-        """Go home; `target` in the task's data is where to reach, or it is drawn where the arm can."""
+        """Go home; the target is `target` of the task's data, or a random reachable point."""
         random = np.random.default_rng(seed)
         target = task.data.get("target")
         drawn = random.uniform(JOINT_LOW * 0.5 + HOME * 0.5, JOINT_HIGH * 0.5 + HOME * 0.5)

@@ -22,16 +22,16 @@ from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.episode import Split, Task
 
 MOST_TASKS = 100_000  # of a taskset without end
-NO_KEY = "ROOST_RECORDING_KEY"  # a variable that nobody sets: the endpoint is known by its address alone
+NO_KEY = "ROOST_RECORDING_KEY"  # never set: the endpoint's URL is its only secret
 INSTALL = "install it where episodes are played, in an environment of its own: pip install 'verifiers>=0.4,<0.5'"
 
 logger = logging.getLogger(__name__)
 
 
 class VerifiersTasks:
-    """The rows of a taskset of verifiers 0.4 as tasks; the last `evaluation` of them are kept for trying.
+    """Rows of a verifiers 0.4 taskset as tasks; the last `evaluation` of them are for evaluation.
 
-    The keys are those of `VerifiersEnvironments`; both read the same taskset, and a task is its place in it.
+    The keys are those of `VerifiersEnvironments`; both read the same taskset, and a task is an index into it.
     """
 
     def __init__(self, taskset: str | Mapping[str, Any], evaluation: int = 0, **config: Any) -> None:
@@ -59,13 +59,13 @@ class VerifiersTasks:
 
 
 class VerifiersAgent:
-    """Lets verifiers play the episode: the policy is behind an endpoint that records what it makes."""
+    """Lets verifiers run the episode against an endpoint that records the policy's turns."""
 
     def __init__(self, task: Task, recorder: Recorder, sampling: Mapping[str, Any] | None = None) -> None:
         self._recorder, self._sampling = recorder, dict(sampling or {})
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
-        """Until the rollout is over; one that fails because its turns are used up is worth nothing."""
+        """Run until the rollout ends. An error after all turns are used ends it without failing the episode."""
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
         async with self._recorder.episode(policy, max_turns) as episode:
@@ -82,8 +82,8 @@ class VerifiersEnvironments:
     """An environment of verifiers 0.4: `taskset` is its id, `env` that of an environment it is paired with, if any.
 
     The other keys are those of verifiers' own config, such as `agent: {harness: {id: "null"}, runtime: {type:
-    subprocess}}`. An episode has one step: the action names an endpoint of OpenAI's kind that stands for the policy, by
-    `base_url` and `model`; the rollout is played against it, and its reward is the score.
+    subprocess}}`. An episode has one step: the action names an OpenAI-compatible endpoint of the policy, by `base_url`
+    and `model`; the rollout runs against it, and its reward is the score.
     """
 
     def __init__(self, taskset: str | Mapping[str, Any], env: str = "", slots: int = 64, **config: Any) -> None:

@@ -30,7 +30,7 @@ EXAMPLE = "engine: {kind: vllm}"
 
 
 def check_served(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-    """Find a judge that nobody serves, or two do, and what its own engine cannot be started with."""
+    """Report a judge that is not served, or served twice, and invalid options of its own engine."""
     base_url, engine = config.get("base_url"), config.get("engine")
     if base_url is None and engine is None:
         why = "its model is served by others, or by itself"

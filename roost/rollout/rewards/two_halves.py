@@ -20,12 +20,12 @@ from fractions import Fraction
 from typing import Any
 
 Exchange = Callable[[Any], Any]  # say something to the other half, and hear what it says then
-LARGE = 2**53  # larger numbers are not the same in every JSON
+LARGE = 2**53  # larger integers are not exact in every JSON parser
 PACKAGES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas"}
 
 
 class Half:
-    """One end: sends values as plain data, keeps what is no value, and does what the other end asks of it."""
+    """One end of the connection: sends plain values, keeps other objects, and executes requests of the other end."""
 
     def __init__(self, exchange: Exchange, serves_all: bool) -> None:
         self._exchange = exchange
@@ -34,7 +34,7 @@ class Half:
         self.raised: dict[str, type[Exception]] = {}  # classes that stand for the other half's
 
     def pack(self, value: Any) -> Any:
-        """A value as JSON has it, whatever class of its own it is of."""
+        """Encode a value as JSON, ignoring subclasses."""
         if isinstance(value, StandIn):
             return ["yours", object.__getattribute__(value, "_number")]
         if value is None or isinstance(value, bool):
@@ -202,7 +202,7 @@ def _change(original: Any, after: Any) -> None:
 
 
 def serve(exchange: Exchange, code: str) -> None:
-    """Run the code, tell which names it defines, and do what the tests ask."""
+    """Run the code, send the names it defines, and execute requests of the tests."""
     half = Half(exchange, serves_all=True)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module

@@ -37,7 +37,7 @@ class RewardWorker(Worker):
         """Prepare the reward. Return the error; empty if there is none."""
         try:
             await prepare_reward(self._reward)
-        except Exception as error:  # whatever a user's reward raises
+        except Exception as error:  # anything a user's reward raises
             return str(error) if isinstance(error, RewardFailed) else f"{type(error).__name__}: {error}"
         return ""
 
@@ -58,5 +58,5 @@ class RewardWorker(Worker):
                 return finite(await within(self._limit_s, called(self._reward.score, answer)), self._name)
             except RewardFailed as error:
                 return str(error)
-            except Exception as error:  # whatever a user's reward raises
+            except Exception as error:  # anything a user's reward raises
                 return f"{type(error).__name__}: {error}"
