@@ -234,7 +234,7 @@ def read_plan_file(file: Path, findings: Findings) -> Plan | None:
             data = json.load(stream)
         return plan_from_dict(data)
     except OSError:
-        return None  # whoever reads it as a config says what is wrong
+        return None  # reading it as a config reports the error
     except ConfigError as error:
         for finding in error.findings:
             findings.error(finding.code, replace(finding.where, file=str(file)), finding.what, finding.why, finding.fix)

@@ -60,7 +60,7 @@ def engine_sizes(kind: str, tensor: int | None, pipeline: int | None, devices: i
 def check_rewards(
     rewards: Mapping[str, Any], parts: Mapping[str, ComponentPlan], where: Where, findings: Findings
 ) -> None:
-    """Hold judges against the accelerators of their processes; keys that are no keys are told of by the judge."""
+    """Check judges against the accelerators of their processes; unknown keys are reported by the judge."""
     used = placed_rewards(rewards, parts)
     for component in parts:
         if component.partition(".")[0] == REWARD and component not in used.values():

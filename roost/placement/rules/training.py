@@ -52,7 +52,7 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
 
 
 def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    """Models whose word nobody asks for are not loaded, though devices were meant for them."""
+    """Warn about placed models that the settings do not use."""
     estimator, old_logprobs = settings.advantage.advantage_estimator, settings.learner.loss.old_logprobs
     idle = {
         "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
@@ -177,7 +177,7 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
 
 
 def _trains_a_whole_model(settings: TrainSettings) -> bool:
-    """A critic has a last layer to learn, so it is trained whole beside an adapter too."""
+    """Return True without an adapter, or with a critic, which is trained in full even beside an adapter."""
     return settings.learner.adapter is None or settings.advantage.advantage_estimator is AdvantageEstimator.GAE
 
 
@@ -211,7 +211,7 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
 
 
 def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> None:
-    """Servers that can never hold requests; whether a server of vLLM can, it tells when it runs."""
+    """Report engines that can never hold requests; vLLM is checked at run time."""
     if settings.in_flight != "hold":
         return
     fix = "write in_flight: drop, or in_flight: drain"
