@@ -336,7 +336,7 @@ class Grid:
 
     @property
     def num_free(self) -> int:
-        """Accelerators that nobody holds."""
+        """Accelerators without a holder."""
         return sum(len(run.nodes) * run.layout.num_free for run in self.runs)
 
     def rows(self, most: int) -> tuple[Run, ...]:

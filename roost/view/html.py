@@ -46,7 +46,7 @@ def one_file_page(
     '<title>&lt;me&gt;</title><script>{"text":"\\\\u003c/script\\\\u003e{{title}}"}</script>'
     """
     style = "\n".join(read(f"{name}.css") for name in styles)
-    # A function of its own keeps the page's names out of the browser's.
+    # Wrapped in a function, so that the page's names do not become globals.
     script = "\n".join(['"use strict";', "(() => {", *(read(f"{name}.js") for name in scripts), "})();"])
     parts = {
         "policy": html.escape(_policy(style, script)),
@@ -55,7 +55,7 @@ def one_file_page(
         "script": script,
         "data": embedded_json(data),
     }
-    # All markers are filled in one pass, so that one inside somebody's text stays text.
+    # Fill all markers in one pass, so that a marker inside user text stays text.
     return _MARKER.sub(lambda found: parts[found[1]], read(template))
 
 

@@ -67,7 +67,7 @@ def fitted(text: str, room: float, size: float) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-UNFOLDED_NODES = 32  # a cluster of up to so many nodes is drawn node by node
+UNFOLDED_NODES = 32  # up to this many nodes are drawn node by node
 MOST_ROWS = 64  # an irregular cluster is cut there
 COLUMNS = 8  # accelerators side by side; a node with more has several lines
 LABEL, CELL, GAP, PILL = 188, 54, 4, 22

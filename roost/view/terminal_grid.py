@@ -12,7 +12,7 @@ from roost.placement.plan import Plan
 from roost.view.grid_model import Grid, Holder, Mark, Run, grid
 from roost.view.phases import MemoryRow, memory_rows, phase_rows
 
-MOST_SINGLE_ROWS = 16  # up to so many nodes each has a row of its own
+MOST_SINGLE_ROWS = 16  # up to this many nodes get one row each
 FREE = "·"
 
 
