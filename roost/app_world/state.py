@@ -70,7 +70,7 @@ class State:
         return record
 
     def add(self, table: str, fields: Record) -> Record:
-        """A new record, with an id of its own where the fields do not hold its key."""
+        """Add a record, with a new ID unless the fields have its key."""
         rows = self.tables[table]
         if len(rows) >= MOST_RECORDS:
             raise ApiError(f"{table} is full: it holds {MOST_RECORDS} records; delete some first")
@@ -90,11 +90,11 @@ class State:
         return record
 
     def copy(self) -> State:
-        """A state of its own with the same contents."""
+        """Return an independent copy."""
         return State.restored(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        """The whole state as a JSON value of its own."""
+        """Return the whole state as an independent JSON value."""
         completion = self.completion
         snapshot: Snapshot = copied(
             {

@@ -1,1 +1,1 @@
-"""The app world served over HTTP and played: a server, its clients, tasks, and agents that need no policy."""
+"""The app world served over HTTP: a server, its clients, tasks, and agents that need no policy."""

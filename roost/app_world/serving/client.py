@@ -1,4 +1,4 @@
-"""AppWorld's own data, where somebody has downloaded it. Only what an agent may know is read."""
+"""Environments of app worlds: a pool of servers, and tasks from AppWorld's own data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roost.sandbox.limits import Limits
 
 
 def root_of_appworld(root: str | None = None) -> Path:
-    """The folder with AppWorld's data: the given one, or what APPWORLD_ROOT says, or the one we are in."""
+    """Folder with AppWorld's data: `root`, APPWORLD_ROOT, or the current folder."""
     folder = Path(root or os.environ.get("APPWORLD_ROOT") or ".").expanduser().resolve()
     if not (folder / "data" / "tasks").is_dir():
         raise ValueError(
@@ -33,7 +33,7 @@ def root_of_appworld(root: str | None = None) -> Path:
 
 
 class AppWorldDataTasks:
-    """Tasks of AppWorld's splits: `split` to learn from, `evaluation_split` to be tried on."""
+    """Tasks of AppWorld's splits: `split` for training, `evaluation_split` for evaluation."""
 
     def __init__(self, split: str = "train", root: str | None = None, evaluation_split: str = "dev") -> None:
         self._data = root_of_appworld(root) / "data"
@@ -71,7 +71,7 @@ class AppWorldDataTasks:
 
 
 def _difficulty(folder: Path) -> int | None:
-    """As the data tells it; splits that are kept secret may not."""
+    """Difficulty from the data; None if it is not included, as in secret splits."""
     path = folder / "ground_truth" / "metadata.json"
     return json.loads(path.read_text(encoding="utf-8")).get("difficulty") if path.is_file() else None
 
@@ -81,7 +81,7 @@ class PooledServer:
 
     def __init__(self, host: Host, answer_limit_s: float, most_worlds: int | None = None) -> None:
         self.host = host
-        self.name = f"roost_{secrets.token_hex(4)}"  # what it writes, if anything, goes under this name
+        self.name = f"roost_{secrets.token_hex(4)}"  # name for anything the server writes
         self.taken = 0
         self.places = 1
         self.takes_episodes = False
@@ -92,7 +92,7 @@ class PooledServer:
         self._turn = asyncio.Lock()
 
     async def ready(self) -> Connection:
-        """A connection to it; it is started where it does not run."""
+        """Return a connection; start the server if it does not run."""
         async with self._turn:
             if self._is_closed:
                 raise ServerLost("the environments were closed; nothing more is played in them")
@@ -102,11 +102,11 @@ class PooledServer:
             return connection
 
     def doubt(self) -> None:
-        """It did not answer: look at it before it is used again."""
+        """Check the server before its next use, because it did not answer."""
         self._is_doubted = True
 
     async def close(self) -> None:
-        """For good: it is not started again."""
+        """Stop the server for good."""
         async with self._turn:
             self._is_closed = True
             await self._leave()
@@ -144,15 +144,15 @@ class PooledServer:
 
 
 class ServerPool:
-    """Gives out places on servers, the emptiest first."""
+    """Hands out places on servers, the emptiest first."""
 
     def __init__(self, servers: Sequence[PooledServer]) -> None:
         self._servers = list(servers)
-        self._free: asyncio.Semaphore | None = None  # how many places there are is known once the servers are
+        self._free: asyncio.Semaphore | None = None  # created once the servers run and their places are known
         self._turn = asyncio.Lock()
 
     async def take(self) -> tuple[PooledServer, Connection]:
-        """A place on a server that is well; waits while all are taken."""
+        """Take a place on a healthy server; wait while all are taken."""
         free = await self._places()
         await free.acquire()
         try:
@@ -180,7 +180,7 @@ class ServerPool:
             return self._free
 
     async def _taken(self) -> tuple[PooledServer, Connection]:
-        """One that is lost would always be the emptiest, so the next one is tried before giving up."""
+        """Take a place on the emptiest server; try the next if it is lost, as a lost one is always the emptiest."""
         lost: ServerLost | None = None
         for server in sorted(self._servers, key=lambda server: server.taken / server.places):
             if server.taken >= server.places:
@@ -198,17 +198,17 @@ class ServerPool:
 
 
 FULL = 503
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between asking a full server again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # backoff for a full server
 
 
 class AppWorldEnvironments:
     """Worlds of apps in which agents act by code.
 
-    By default `servers` processes of our own are started, with `worlds` at a time each; 0 servers is one in this very
-    process. `urls` are servers that run already, ours or AppWorld's. `appworld_python` is an interpreter that has
-    AppWorld, of which `servers` processes are started, with one world each, on the data in `appworld_root`.
+    By default `servers` processes of Roost's server are started, with up to `worlds` worlds each; 0 runs one in this
+    process. `urls` are running servers, Roost's or AppWorld's. `appworld_python` is an interpreter that has AppWorld:
+    `servers` processes of it are started, with one world each, on the data in `appworld_root`.
 
-    An episode is worth 1 if its task was solved; with `partial`, the part of the tests that passed.
+    The reward is 1 if the task was solved; with `partial`, the share of tests that passed.
     """
 
     def __init__(
@@ -290,13 +290,13 @@ class AppWorldEnvironment:
         self._is_closed = True
         try:
             if self._world:
-                with contextlib.suppress(ServerLost, ServerRefused):  # then the world is gone anyway
+                with contextlib.suppress(ServerLost, ServerRefused):  # the world is gone in that case
                     await self._ask("/close")
         finally:
             self._environments.release(self._server)
 
     async def _begun(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The task as the server tells it; one that has no place left is asked again."""
+        """Start the task on the server; retry a full server until the limit."""
         pause = FIRST_PAUSE_S
         deadline = asyncio.get_running_loop().time() + self._environments.answer_limit_s
         while True:

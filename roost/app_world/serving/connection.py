@@ -24,7 +24,7 @@ class ServerRefused(RuntimeError):
 
 
 class Connection:
-    """To one server, for many requests at a time. Nothing is asked twice: code that ran must not run again."""
+    """Connection to one server, for concurrent requests. Nothing is retried: code must not run twice."""
 
     def __init__(self, url: str, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -64,7 +64,7 @@ class KeptProcess:
         return f"{self._name} {how}" + (f"; the last it said:\n{printed}" if printed else "")
 
     async def stop(self) -> None:
-        """End it with all that it started; may be called again."""
+        """End the process with everything it started. May be called again."""
         self._link.tell(stop=GRACE_S)
         deadline = time.monotonic() + GRACE_S + TERMINATE_LIMIT + KILL_LIMIT + MARGIN_S
         while not self._is_over and not self._link.is_closed and time.monotonic() < deadline:
@@ -73,7 +73,7 @@ class KeptProcess:
         self._link.close()
 
     def _look(self) -> None:
-        """Take in what the keeper has told."""
+        """Read messages of the keeper."""
         for message in self._link.heard(wait=0.0):
             self._exit_code = message["ended"]
             self._is_over = self._is_over or "ending" in message
@@ -82,7 +82,7 @@ class KeptProcess:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 PACKAGES_FROM = str(Path(__file__).parents[3])
 
-Command = Callable[[int], Sequence[str]]  # by the port
+Command = Callable[[int], Sequence[str]]  # from the port
 
 
 class Host(Protocol):
@@ -92,14 +92,14 @@ class Host(Protocol):
     def is_running(self) -> bool: ...
 
     async def start(self) -> str:
-        """Start it, anew where it runs already; its address, once it answers."""
+        """Start or restart the server; return its URL once it answers."""
         ...
 
     async def stop(self) -> None: ...
 
 
 class GivenServer:
-    """A server that others look after."""
+    """A server that Roost does not start or stop."""
 
     is_running = True
 
@@ -135,7 +135,7 @@ class LocalServer:
 
 
 class ServerChild:
-    """A server in a process of its own, with a folder for its log and for the files of its sandboxes."""
+    """A server in its own process, with a folder for its log and the files of its sandboxes."""
 
     def __init__(self, name: str, command: Command, env: Mapping[str, str], start_limit_s: float) -> None:
         self._name, self._command, self._env, self._limit_s = name, command, dict(env), start_limit_s
@@ -173,7 +173,7 @@ class ServerChild:
 
     async def _started(self) -> str:
         self._folder = Path(tempfile.mkdtemp(prefix="roost-app-world-"))
-        self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # where nobody closes
+        self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # if not closed
         port = self._ports.lease()
         env = child_env(os.environ, {**self._env, "TMPDIR": str(self._folder)})
         process = await KeptProcess.start(self._name, self._command(port), env, self._folder / "log")
@@ -184,21 +184,21 @@ class ServerChild:
 
 
 def own_server(number: int, limits: ServingLimits, start_limit_s: float) -> ServerChild:
-    """Our server in a process of its own."""
+    """Roost's server in its own process."""
     command = [sys.executable, "-m", "roost.app_world.serving", *options_of(limits), "--port"]
     path = os.pathsep.join(filter(None, (PACKAGES_FROM, os.environ.get("PYTHONPATH"))))
     return ServerChild(f"app world {number}", lambda port: [*command, str(port)], {"PYTHONPATH": path}, start_limit_s)
 
 
 def appworld_server(number: int, python: str, root: Path, start_limit_s: float) -> ServerChild:
-    """AppWorld's server, by an interpreter that has it. Its packages are others than ours, and must stay apart."""
+    """AppWorld's server, run by an interpreter that has it, as its packages conflict with Roost's."""
     command = [python, "-m", "appworld.cli", "serve", "environment", "--root", str(root), "--port"]
     env = {"APPWORLD_ROOT": str(root), "PYTHONPATH": ""}
     return ServerChild(f"AppWorld {number}", lambda port: [*command, str(port)], env, start_limit_s)
 
 
 async def _answering(url: str, process: KeptProcess, limit_s: float) -> None:
-    """Until the server of this process answers."""
+    """Wait until the server of this process answers."""
     connection, deadline, pause = Connection(url, limit_s), time.monotonic() + limit_s, FIRST_PAUSE_S
     try:
         while True:

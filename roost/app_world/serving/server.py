@@ -122,7 +122,7 @@ def _add_play(app: FastAPI, worlds: Worlds) -> None:
 
     @app.post("/save_logs")
     async def save_logs(asked: Asked) -> Output:
-        world_of(asked)  # nothing is written: whoever plays keeps the account of its episodes
+        world_of(asked)  # nothing is saved: clients record their own episodes
         return {"output": None}
 
 

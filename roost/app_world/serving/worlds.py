@@ -97,14 +97,14 @@ class Worlds:
     def __init__(self, limits: ServingLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
         self._open: dict[str, ServedWorld] = {}
-        self._begun_by: dict[str, object] = {}  # who begins an episode; gone once that is closed, or begun again
+        self._begun_by: dict[str, object] = {}  # token of each start in progress; removed on close or restart
         self._beginning = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
     async def begin(self, episode: str, task_id: str) -> ServedWorld:
-        """A new world; one that the episode had before is closed."""
+        """Open a new world; close an earlier one of the episode."""
         task = known_task(task_id)
         await self.close(episode)
         if len(self._open) + self._beginning >= self.limits.worlds:
@@ -118,14 +118,14 @@ class Worlds:
             is_wanted = self._begun_by.get(episode) is me
             if is_wanted:
                 del self._begun_by[episode]
-        if not is_wanted:  # as by a client that was cancelled meanwhile
+        if not is_wanted:  # e.g. the client was cancelled meanwhile
             await world.close()
             raise Refused(409, f"episode {episode!r} was closed, or begun again, before it had begun")
         self._open[episode] = world
         return world
 
     def find(self, episode: str, task_id: str) -> ServedWorld:
-        """The world of an episode, which is to be that of a task."""
+        """Return the world of an episode. Raise Refused if there is none or it has another task."""
         world = self._open.get(episode)
         if world is None:
             why = f"it was closed, not used for {self.limits.idle_s:g} s, or never initialized"
@@ -136,7 +136,7 @@ class Worlds:
         return world
 
     async def close(self, episode: str) -> None:
-        """Close the world of an episode, where there is one."""
+        """Close the world of an episode, if there is one."""
         self._begun_by.pop(episode, None)
         world = self._open.pop(episode, None)
         if world is not None:
@@ -147,11 +147,11 @@ class Worlds:
         await self._close_these(list(self._open))
 
     async def close_idle(self) -> None:
-        """Close what was forgotten."""
+        """Close idle worlds."""
         await self._close_these([episode for episode, world in self._open.items() if world.is_idle()])
 
     async def _close_these(self, episodes: list[str]) -> None:
-        """One that does not close well does not keep the others from it."""
+        """Close worlds; an error in one does not keep the others from closing."""
         closed = await asyncio.gather(*map(self.close, episodes), return_exceptions=True)
         for episode, outcome in zip(episodes, closed, strict=True):
             if isinstance(outcome, Exception):
@@ -159,7 +159,7 @@ class Worlds:
 
 
 def known_task(task_id: str) -> AppTask:
-    """The task with this id, if there is one."""
+    """Return the task with this ID. Raise Refused if there is none."""
     try:
         return make_task(task_id)
     except ValueError as error:

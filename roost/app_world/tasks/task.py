@@ -19,7 +19,7 @@ class AppTask:
     instruction: str
     initial: Snapshot  # the world as the agent finds it
     wanted: tuple[Change, ...]  # all that is to be different afterwards
-    answer: Json  # None where none is asked for
+    answer: Json  # None if the task needs no answer
     solution: str  # code against `apis` that solves it
 
     @property
@@ -27,5 +27,5 @@ class AppTask:
         return self.id.partition("_")[0]
 
     def open_world(self) -> World:
-        """A world of its own in which the task can be done."""
+        """Return a new world in which the task can be done."""
         return World.from_snapshot(self.initial)
