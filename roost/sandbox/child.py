@@ -176,7 +176,7 @@ def _ended(process: subprocess.Popen[bytes], control: socket.socket, owner: int)
         process.wait()
 
 
-FLOOD_BYTES = 32 << 20  # nobody reads that much; the process is ended
+FLOOD_BYTES = 32 << 20  # the process is killed beyond this much output
 _DIES_WITHIN_S = 1.0
 
 Process = Forked | subprocess.Popen[bytes]
@@ -187,21 +187,21 @@ class Gone(Exception):
 
 
 class Malformed(Exception):
-    """The process said what it never says by itself."""
+    """The process sent an invalid message."""
 
 
 class Child:
-    """A process that runs what it is told. Its messages are not believed, and what it prints is bounded."""
+    """A sandboxed process. Its messages are not trusted, and its output is bounded."""
 
     def __init__(self, process: Process, output: int, printed: Printed) -> None:
         self._process, self._output, self._printed = process, output, printed
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
-        self.fault: Fault | None = None  # why it was ended, where its owner did that
+        self.fault: Fault | None = None  # why its owner killed it
 
     @classmethod
     async def start(cls, stdin: IO[bytes] | int, printed: Printed) -> Child:
-        """Start one; it waits to be told how to confine itself."""
+        """Start a process; it waits for its confinement settings."""
         outer, inner = socket.socketpair()
         output, its_output = os.pipe()
         with inner, open(its_output, "wb") as its_end:  # noqa: PTH123 (a descriptor)
@@ -230,17 +230,17 @@ class Child:
 
     @property
     def parent(self) -> int:
-        """The process that it ends with."""
+        """PID of the process that it ends with."""
         return self._process.parent if isinstance(self._process, Forked) else os.getpid()
 
     async def say(self, message: Any) -> None:
-        """Send a message; a process that does not listen makes this wait."""
+        """Send a message; blocks while the process does not read."""
         self._writer.write(packed(message))
-        with contextlib.suppress(ConnectionError):  # whoever hears next finds out
+        with contextlib.suppress(ConnectionError):  # the next `hear` reports it
             await self._writer.drain()
 
     async def hear(self) -> Any:
-        """Its next message, of which nothing is certain but that it is JSON of bounded size."""
+        """Return the next message, which is only known to be JSON of bounded size."""
         try:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             if length > LARGEST:
@@ -252,23 +252,23 @@ class Child:
             raise Malformed(f"a message that is no JSON: {error}") from error
 
     def go_on(self, printed: Printed) -> None:
-        """Let it run, and keep what it prints from now on here."""
+        """Resume the process; its output goes to `printed` from now on."""
         self._printed = printed
         self._process.send_signal(signal.SIGCONT)
 
     def pause(self) -> None:
-        """Stop it with all its threads, and read what it printed before."""
+        """Stop the process with all its threads, and read its pending output."""
         self._process.send_signal(signal.SIGSTOP)
         while self.fault is None and self._read():
             pass
 
     def kill(self, fault: Fault) -> None:
-        """End it at once; the first reason counts."""
+        """Kill the process; the first fault counts."""
         self.fault = self.fault or fault
         self._process.kill()
 
     async def death(self) -> int | None:
-        """The status of a process that seems to be dying; None where it lives on."""
+        """Exit status of a process that seems to be dying; None if it lives on."""
         patience = _DIES_WITHIN_S
         while self._process.poll() is None and patience > 0:
             await asyncio.sleep(0.005)
@@ -276,7 +276,7 @@ class Child:
         return self._process.returncode
 
     async def end(self) -> None:
-        """End it, and let go of everything that belongs to it. Whoever is cancelled meanwhile, is so after that."""
+        """Kill the process and release its resources. A cancellation is raised afterwards."""
         self._process.kill()
         while self._read():
             pass
@@ -293,7 +293,7 @@ class Child:
             raise cancelled
 
     def _read(self) -> bool:
-        """Take a piece of what was printed; whether there was one."""
+        """Read a chunk of output; return False if there was none."""
         if self._output < 0:
             return False
         try:

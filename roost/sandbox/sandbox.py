@@ -200,7 +200,7 @@ class Sandbox:
         return None if self._child is None else self._child.pid
 
     async def execute(self, code: str) -> Execution:
-        """Run a piece of code; returns whatever the code does. Executions are sequential."""
+        """Run a piece of code; always returns, whatever the code does. Executions are sequential."""
         async with self._turn:
             self._check_open()
             child = self._child or await self._launch(None)

@@ -17,7 +17,7 @@ _LAST_CAPABILITY = 63  # no kernel has more
 
 
 def confine(asked: dict[str, Any]) -> dict[str, Any]:
-    """Confine this process as the other side asks; what came into force."""
+    """Confine this process as requested; return the isolation in force."""
     os.chdir(asked["folder"])
     _limit("RLIMIT_CORE", 0)
     _limit("RLIMIT_FSIZE", asked["file_bytes"])

@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 LENGTH = struct.Struct(">I")
-LARGEST = 1 << 20  # of what a sandbox may say at once; what it is told is as large as needed
+LARGEST = 1 << 20  # bytes per message from a sandbox; messages to it are not limited
 
 
 def packed(message: Any) -> bytes:

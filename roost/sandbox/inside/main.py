@@ -1,4 +1,4 @@
-"""The sandboxed process: it confines itself, and then runs what it is told."""
+"""The sandboxed process: confine itself, then run the code it is sent."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Notebook:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback without the frames of this package: how the code came to be run is nobody's business."""
+    """Print the traceback without the frames of this package."""
     _flush()
     traceback.clear_frames(error.__traceback__)  # what they hold may be what filled the memory
     shown = traceback.TracebackException(type(error), error, error.__traceback__)

@@ -42,7 +42,7 @@ _IMPORTED = (
     "linecache",
     "math",
     "operator",
-    "random",  # which draws another seed after a fork
+    "random",  # reseeds itself after a fork
     "re",
     "statistics",
     "string",
@@ -55,7 +55,7 @@ _IMPORTED = (
 
 
 def serve(descriptor: int, owner: int) -> None:
-    """Fork when asked to, and tell how forks ended, until the owner is gone."""
+    """Fork on request, and report exit statuses, until the owner is gone."""
     Kernel().prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != owner:
         return  # it died before it was watched
