@@ -21,7 +21,7 @@ HELP = """Place, launch and run reinforcement-learning post-training jobs on any
 A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), \
 ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus)."""
 
-# Each is `<name>_command` in a module of its own name; they are listed in this order.
+# Each is `<name>_command` in the module of that name; listed in this order.
 COMMANDS = ("plan", "check", "diff", "convert", "explain", "explain-finding", "inventory", "report", "schema", "train")
 
 
