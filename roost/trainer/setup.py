@@ -149,7 +149,7 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
 
 
 def sleep_level_of(settings: TrainSettings) -> int:
-    """Sleep level of engines: 2 drops the weights, which are synced again; 1 keeps them, as only an adapter is synced."""
+    """Sleep level of engines: 2 drops the weights; 1 keeps them, if only an adapter is synced."""
     return 2 if settings.learner.adapter is None else 1
 
 
