@@ -1,4 +1,4 @@
-"""Mailboxes and channels as queues: no transport."""
+"""Mailboxes and channels of a node as in-memory queues, without transport."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class OrderedLocks:
-    """Hands out turns. Those with a key in common come in the order they were taken."""
+    """FIFO locks by key: locks that share a key are granted in the order they were taken."""
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, asyncio.Future[None]] = {}  # of each key the turn that was taken last
+        self._last: dict[Hashable, asyncio.Future[None]] = {}  # last lock taken for each key
 
     def __len__(self) -> int:
         return len(self._last)
@@ -30,7 +30,7 @@ class OrderedLocks:
 
 
 class OrderedLock:
-    """A place in one or several rows. Whoever leaves without its turn having come does not let others pass early."""
+    """A place in the queues of several keys. Leaving before its turn does not let later ones pass early."""
 
     def __init__(self, last: dict[Hashable, asyncio.Future[None]], keys: set[Hashable]) -> None:
         self._last, self._keys = last, keys
@@ -40,14 +40,14 @@ class OrderedLock:
         last.update(dict.fromkeys(keys, self._ended))
 
     async def has_come(self, timeout: float | None = None) -> bool:
-        """Wait until all before it are through; whether they were in time."""
+        """Wait until all earlier ones have ended; return False on timeout."""
         waiting = {before for before in self._before if not before.done()}
         if waiting and (timeout is None or timeout > 0):
             _, waiting = await asyncio.wait(waiting, timeout=timeout)
         return not waiting
 
     def spend_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do something, and end the turn when it is done, however it ends."""
+        """Run work as a task, and release the lock when it ends."""
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(lambda _: self.end())
         return task
@@ -81,7 +81,7 @@ ROUNDING = 1e-9  # of the target: ten items of weight 0.1 make up 1
 
 
 class Item(NamedTuple, Generic[T]):
-    """Something in a queue, and what it counts when a batch is taken."""
+    """An item of a queue, with its weight in a batch."""
 
     value: T
     weight: float = 1.0
@@ -92,7 +92,7 @@ class _Getter(Generic[T]):
     target: float | None  # None: one item
     future: asyncio.Future[list[T]]
     taken: list[Item[T]] = field(default_factory=list)
-    weight: float = 0.0  # of what is taken
+    weight: float = 0.0  # sum over `taken`
 
     def take(self, item: Item[T]) -> None:
         self.taken.append(item)
@@ -108,9 +108,9 @@ class _Getter(Generic[T]):
 
 
 class ItemQueue(Generic[T]):
-    """First in, first out, for items as for those who wait for them.
+    """FIFO queue of items, with FIFO waiters.
 
-    One who waits for a batch keeps the items it has while it waits for more; if it gives up, they go back to the front.
+    A waiter for a batch keeps its items while it waits for more; if it is cancelled, they return to the front.
     """
 
     def __init__(self, maxsize: int = 0) -> None:
@@ -122,7 +122,7 @@ class ItemQueue(Generic[T]):
 
     def __len__(self) -> int:
         if self._getters and self._getters[0].future.done():
-            self._serve()  # it gave up just now, and what it had taken counts again
+            self._serve()  # it was just cancelled, and its items count again
         return len(self._items)
 
     @property
@@ -136,11 +136,11 @@ class ItemQueue(Generic[T]):
         return not len(self) and all(wait.done() for wait in waits)
 
     def put(self, item: Item[T]) -> asyncio.Future[None] | None:
-        """Add an item; where there is no room, the future is done once it has been added."""
+        """Add an item; if the queue is full, return a future that is done once it is added."""
         if not item.weight >= 0:
             raise ValueError(f"an item's weight is {item.weight}; it must be 0 or more")
         if self._closed is not None:
-            raise copy.copy(self._closed)  # an error that is raised again and again would keep every frame it passed
+            raise copy.copy(self._closed)  # a copy, because a reraised error accumulates frames
         if self.is_full or self._putters:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putters.append((item, future))
@@ -153,7 +153,7 @@ class ItemQueue(Generic[T]):
         return None
 
     def get(self, target: float | None = None) -> asyncio.Future[list[T]]:
-        """One item, or a batch whose weight comes as near to the target as whole items can without passing it.
+        """One item, or a batch with a weight as close to the target as possible without exceeding it.
 
         An item heavier than the target comes alone: a batch is never empty.
         """
@@ -166,7 +166,7 @@ class ItemQueue(Generic[T]):
 
     def _given_up(self, future: asyncio.Future[list[T]]) -> None:
         if future.cancelled():
-            self._serve()  # what it had taken is for those behind it
+            self._serve()  # its items go to later waiters
             self._getters = deque(getter for getter in self._getters if not getter.future.done())
 
     def _taken_back(self, future: asyncio.Future[None]) -> None:
@@ -174,13 +174,13 @@ class ItemQueue(Generic[T]):
             self._putters = deque(putter for putter in self._putters if putter[1] is not future)
 
     def close(self, reason: Exception) -> None:
-        """Refuse further items; who waits for more than is left gets what there is, or else the reason."""
+        """Refuse further items; waiters get what is left, or else the reason."""
         self._closed = reason
         self.fail_putters(reason)
         self._serve()
 
     def fail_getters(self, reason: Exception) -> None:
-        """End every wait for an item with an error; items that a waiting batch had taken stay for others."""
+        """Fail every wait for an item; items of incomplete batches return to the queue."""
         for getter in self._getters:
             self._items.extendleft(reversed(getter.taken))
             getter.taken = []
@@ -188,13 +188,13 @@ class ItemQueue(Generic[T]):
         self._getters.clear()
 
     def fail_putters(self, reason: Exception) -> None:
-        """End every wait for room with an error."""
+        """Fail every wait for room."""
         for _, future in self._putters:
             _fail(future, reason)
         self._putters.clear()
 
     def clear(self) -> list[T]:
-        """Take everything out, for nobody."""
+        """Remove and return all items."""
         items = [item.value for item in self._items]
         self._items.clear()
         return items
@@ -207,13 +207,13 @@ class ItemQueue(Generic[T]):
                 return
 
     def _next_getter(self) -> _Getter[T] | None:
-        while self._getters and self._getters[0].future.done():  # it gave up
+        while self._getters and self._getters[0].future.done():  # cancelled
             gone = self._getters.popleft()
             self._items.extendleft(reversed(gone.taken))
         return self._getters[0] if self._getters else None
 
     def _fill(self, getter: _Getter[T]) -> bool:
-        """Give the first in line what there is; whether it has got all it waits for."""
+        """Give the first waiter the available items; return True if it is done."""
         while self._items:
             if not getter.has_room_for(self._items[0]):
                 return self._finish(getter)
@@ -247,17 +247,17 @@ def _fail(future: asyncio.Future[Any], reason: Exception) -> None:
         future.set_exception(copy.copy(reason))
 
 
-MAILBOX_SIZE = 64  # messages of a pair that may wait; a sender that is further ahead waits
+MAILBOX_SIZE = 64  # queued messages per pair, beyond which the sender waits
 Pair = tuple[Address, Address, str]  # receiver, sender, kind of message
 
 
 class ChannelClosed(Exception):
-    """Nothing more will come through a channel."""
+    """Raised by a closed channel."""
 
 
 @dataclass(slots=True)
 class _ChannelQueue:
-    """One key of a channel, and who has used it: if all of them are lost, those who wait for them must know."""
+    """Queue of one channel key, with its users: if all partners are lost, waiters must fail."""
 
     items: ItemQueue[Packet]
     producers: set[Address] = field(default_factory=set)
@@ -273,9 +273,9 @@ class _Channel:
 
 
 class PostOffice:
-    """The mailboxes of one node's workers, and the channels that live on the node.
+    """Mailboxes of one node's workers, and channels on the node.
 
-    `drop` is told of every message that nobody will receive any more.
+    `drop` is called for every message that will not be received.
     """
 
     def __init__(self, drop: Callable[[Packet], None]) -> None:
@@ -283,13 +283,13 @@ class PostOffice:
         self._mailboxes: dict[Pair, ItemQueue[Packet]] = {}
         self._channels: dict[str, _Channel] = {}
         self._lost: dict[Address, PeerLost] = {}
-        self._returning: set[Address] = set()  # of the lost, those whose processes are started again
+        self._returning: set[Address] = set()  # lost workers that will restart
         self._getting: defaultdict[Address, set[asyncio.Future[Any]]] = defaultdict(set)  # waits at channels
 
     # Mailboxes ----------------------------------------------------------------------------------------------------
 
     def deliver(self, to: Address, sender: Address, kind: str, parcel: Packet) -> asyncio.Future[None] | None:
-        """Put a message into a mailbox; where that is full, the future is done once it is in."""
+        """Put a message into a mailbox; if it is full, return a future that is done once it is added."""
         if to in self._lost:
             raise copy.copy(self._lost[to])
         wait = self._mailbox((to, sender, kind)).put(Item(parcel))
@@ -297,7 +297,7 @@ class PostOffice:
         return wait
 
     def collect(self, to: Address, sender: Address, kind: str) -> asyncio.Future[list[Packet]]:
-        """The next message of a sender."""
+        """Future of the next message of a sender."""
         wait = self._mailbox((to, sender, kind)).get()
         self._tidy((to, sender, kind), wait)
         return wait
@@ -310,7 +310,7 @@ class PostOffice:
         return self._mailboxes[pair]
 
     def _tidy(self, pair: Pair, wait: asyncio.Future[Any] | None = None) -> None:
-        """Keep no mailbox that has nothing in it, now or when a wait at it has ended."""
+        """Remove an idle mailbox, now or when the wait has ended."""
         if wait is not None and not wait.done():
             wait.add_done_callback(lambda _: self._tidy(pair))
         elif pair in self._mailboxes and self._mailboxes[pair].is_idle:
@@ -333,13 +333,13 @@ class PostOffice:
     # Channels -----------------------------------------------------------------------------------------------------
 
     def open_channel(self, name: str, maxsize: int, serial: int = 0) -> None:
-        """Have a channel. One of a higher serial number follows one that was closed and empty."""
+        """Create a channel, or replace a closed and empty one by one with a higher serial."""
         there = self._channels.get(name)
         if there is None or there.serial < serial:
             self._channels[name] = _Channel(maxsize, serial)
 
     def close_channel(self, name: str) -> None:
-        """Let what is in the channel be taken, and end every wait for more."""
+        """Close a channel: its items can still be taken, and waits for more end."""
         channel = self._channels[name]
         channel.closed = ChannelClosed(f"channel {name} is closed")
         for queue in channel.queues.values():
@@ -403,13 +403,13 @@ class PostOffice:
     def _are_all_lost(self, partners: set[Address]) -> bool:
         return bool(partners) and partners <= self._lost.keys() - self._returning
 
-    # Who is gone, and who is back ---------------------------------------------------------------------------------
+    # Lost and restarted workers -----------------------------------------------------------------------------------
 
     def lose(self, who: Address, why: str, returns: bool) -> None:
-        """A worker is gone: end what waits for it, and give up what waits for nobody but it.
+        """Handle the loss of a worker: end waits for it and its own waits.
 
-        What it has sent can still be received. A channel goes on as long as one who fills it, or one who empties it,
-        lives or is started again.
+        Messages it has sent can still be received. Waits at a channel fail once all its producers, or all its
+        consumers, are lost and will not restart.
         """
         error = self._lost[who] = PeerLost(f"{who} is gone: {why}")
         for pair in list(self._mailboxes):
@@ -430,15 +430,15 @@ class PostOffice:
                 queue.items.fail_putters(error)
 
     def find_again(self, who: Address) -> None:
-        """A worker has come back: its mailboxes start empty, so that old messages do not meet new ones."""
+        """Handle the restart of a worker: its mailboxes start empty, so that old and new messages do not mix."""
         error = self._lost.pop(who, None)
         self._returning.discard(who)
         self._drop_mailboxes(who, error or PeerLost(f"{who} has started again"))
 
     def forget(self, who: Address) -> None:
-        """A worker was ended on purpose: channels go on as if it had never used them, and no mail of it is kept.
+        """Remove a worker that was stopped on purpose: channels forget it, and its mailboxes are dropped.
 
-        Only who waits for its message, or for it to take one, has nothing to wait for any more.
+        Only waits for its messages, or for it to receive one, fail.
         """
         self._lost.pop(who, None)
         self._returning.discard(who)
@@ -450,7 +450,7 @@ class PostOffice:
 
     def _end_gets(self, who: Address) -> None:
         for future in self._getting.pop(who, set()):
-            future.cancel()  # now, before it is given something
+            future.cancel()  # before it receives an item
 
     def _queues(self) -> list[_ChannelQueue]:
         return [queue for channel in self._channels.values() for queue in channel.queues.values()]

@@ -18,7 +18,7 @@ from roost.transport.failure import Address
 from roost.transport.waits import has_result, within
 
 INLINE_LIMIT = 64 * 1024  # below this a copy through the socket is cheaper than a segment
-HAS_SEGMENTS = hasattr(os, "memfd_create")  # not so on macOS, where everything goes through the socket
+HAS_SEGMENTS = hasattr(os, "memfd_create")  # not on macOS, where everything goes through the socket
 
 
 def is_inline(nbytes: int) -> bool:
@@ -27,7 +27,7 @@ def is_inline(nbytes: int) -> bool:
 
 
 class Packet(NamedTuple):
-    """A message's header and its buffers. Those of a shared parcel belong to several receivers, who must copy them."""
+    """A message's header and buffers. Buffers of a shared parcel have several receivers, which must copy them."""
 
     header: bytes
     inline: tuple[bytes | memoryview, ...] = ()
@@ -57,7 +57,7 @@ def from_frames(labels: Sequence[Label], frames: Sequence[Any]) -> list[Packet]:
     return parcels
 
 
-BIG = 8 << 20  # copied by a thread, so that the daemon goes on serving others meanwhile
+BIG = 8 << 20  # bytes above which a thread copies, so that the daemon keeps serving others
 
 
 class Freight(NamedTuple):
@@ -73,9 +73,9 @@ class Freight(NamedTuple):
 
 
 class Consignment:
-    """Parcels for one or several other nodes: they are copied, and packed for the way, once for all of these.
+    """Parcels for other nodes, copied and packed once for all of them.
 
-    That is done when the first node can take them, so whoever makes one keeps the parcels until then.
+    This happens when the first node can take them, so the creator must keep the parcels until then.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ def load(parcel: Packet) -> Freight:
         return Freight(parcel.header, buffers, parcel.is_shared)
     with mmap.mmap(parcel.segment.fd, parcel.segment.size) as mapped:
         whole = np.frombuffer(mapped, np.uint8)
-        # A copy of its own: the segment may be used again before Ray has sent it.
+        # Copied, because the segment may be reused before Ray has sent it.
         copies = tuple(whole[start : start + length].copy() for start, length in parcel.places)
-        del whole  # or the mapping could not be closed
+        del whole  # so that the mapping can be closed
     return Freight(parcel.header, copies, parcel.is_shared)
 
 
 async def unload(
     freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Packet], None]
 ) -> Packet:
-    """Bring what has come from another machine into this one's memory."""
+    """Copy freight from another machine into this one's memory."""
     if is_inline(freight.nbytes):
         return Packet(freight.header, tuple(bytes(buffer) for buffer in freight.buffers), is_shared=freight.is_shared)
     segment = await allocate(needed([len(buffer) for buffer in freight.buffers]))
@@ -128,7 +128,7 @@ async def unload(
         writing = asyncio.get_running_loop().run_in_executor(None, _write, segment, views)
         try:
             places = await asyncio.shield(writing)
-        except BaseException:  # nobody waits for it any more, but the thread may still be writing
+        except BaseException:  # cancelled, but the thread may still be writing
             writing.add_done_callback(lambda _: give_back(Packet(b"", (), segment)))
             raise
     return Packet(freight.header, (), segment, places, freight.is_shared)
@@ -139,9 +139,9 @@ def _write(segment: SegmentRef, views: list[memoryview]) -> tuple[tuple[int, int
 
 
 SMALLEST = 1 << 20
-ALIGNMENT = 64  # of each buffer in a segment, as SIMD code and torch like it
+ALIGNMENT = 64  # of each buffer in a segment, for SIMD code and torch
 MAX_SPARES = 4
-MAX_MAPS = 64  # mappings a worker keeps for the next time
+MAX_MAPS = 64  # mappings a worker keeps for reuse
 
 
 class SegmentRef(NamedTuple):
@@ -157,7 +157,7 @@ Label = tuple[bytes, int, SegmentRef | None, tuple[tuple[int, int], ...], bool]
 
 
 class NoRoom(MemoryError):
-    """The segments in use leave no room for another."""
+    """Raised if the segments in use leave no room for another."""
 
 
 @dataclass(slots=True)
@@ -167,28 +167,28 @@ class _Held:
 
 
 class SegmentPool:
-    """The segments of one machine, in its daemon: handed out, counted and used again."""
+    """Segments of one machine, in its daemon: allocated, reference counted and reused."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: dict[int, _Held] = {}
-        self._free: dict[int, list[SegmentRef]] = {}  # size -> segments nobody uses
+        self._free: dict[int, list[SegmentRef]] = {}  # size -> unused segments
         self._next = 0
         self.total = 0
 
     def allocate(self, nbytes: int) -> SegmentRef:
-        """A segment of at least so many bytes, with one user."""
+        """Allocate a segment of at least `nbytes` bytes, with one user."""
         size = rounded(nbytes)
         ref = self._free[size].pop() if self._free.get(size) else self._create(size)
         self._held[ref.number] = _Held(ref, users=1)
         return ref
 
     def share(self, number: int, users: int) -> None:
-        """Count further users."""
+        """Add users."""
         self._held[number].users += users
 
     def release(self, number: int) -> None:
-        """One user less; the last one makes the segment free. An unknown number was released with its holder."""
+        """Remove a user; the last one frees the segment. An unknown number was released with its holder."""
         held = self._held.get(number)
         if held is None:
             return
@@ -232,14 +232,14 @@ class SegmentPool:
         if size is None:
             return False
         fd = self._free[size].pop().fd
-        os.ftruncate(fd, 0)  # workers keep mappings of it, and with them its memory
+        os.ftruncate(fd, 0)  # workers' mappings would keep its memory
         os.close(fd)
         self.total -= size
         return True
 
 
 class Spares:
-    """Segments that a worker was given for messages to come, one of each size; the oldest goes when there are many."""
+    """Segments that a worker keeps for future messages, one per size; the oldest is evicted."""
 
     def __init__(self) -> None:
         self._by_size: OrderedDict[int, SegmentRef] = OrderedDict()
@@ -248,7 +248,7 @@ class Spares:
         return self._by_size.pop(rounded(nbytes), None)
 
     def keep(self, segment: SegmentRef) -> SegmentRef | None:
-        """Keep a segment; the one that has to go for it, if any."""
+        """Keep a segment; return the one evicted for it, if any."""
         if segment.size in self._by_size:
             return segment
         self._by_size[segment.size] = segment
@@ -256,14 +256,14 @@ class Spares:
 
 
 class SegmentMaps:
-    """The segments that a worker has open. Mappings are kept, because making one costs a page fault for every page."""
+    """Open segments of a worker. Mappings are kept, because a new one costs a page fault per page."""
 
     def __init__(self) -> None:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
-        self.released: deque[int] = deque()  # numbers whose last view is gone; the daemon is told with the next request
+        self.released: deque[int] = deque()  # numbers without views, reported to the daemon with the next request
 
     def write(self, ref: SegmentRef, buffers: Sequence[memoryview]) -> tuple[tuple[int, int], ...]:
-        """Copy buffers into a segment, one after the other; where each lies."""
+        """Copy buffers into a segment; return the offset and length of each."""
         view = memoryview(self._mapped(ref))
         places = []
         start = 0
@@ -275,10 +275,10 @@ class SegmentMaps:
         return tuple(places)
 
     def read(self, ref: SegmentRef, places: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Views of a segment's buffers; when the last of them is gone, the segment is released."""
+        """Views of a segment's buffers; the segment is released with the last of them."""
         mapped = self._mapped(ref)
         end = max((start + length for start, length in places), default=0)
-        # Whatever is made of the views keeps this object alive, and nothing else does.
+        # Only the views and objects made from them keep this object alive.
         whole = (ctypes.c_ubyte * max(end, 1)).from_buffer(mapped)
         weakref.finalize(whole, self.released.append, ref.number)
         view = memoryview(whole).cast("B")
@@ -305,12 +305,12 @@ class SegmentMaps:
 
     def _forget_old_ones(self) -> None:
         for number in list(self._maps)[: max(0, len(self._maps) - MAX_MAPS)]:
-            # Views that are still used keep the mapping itself alive; only this reference goes.
+            # Views in use keep the mapping alive; only this reference is dropped.
             del self._maps[number]
 
 
 def rounded(nbytes: int) -> int:
-    """The size of the segment for so many bytes: eight sizes for each power of two, so that few are wasted.
+    """Segment size for this many bytes: eight sizes per power of two, to waste little.
 
     >>> [rounded(n) >> 20 for n in (1, 3 << 20, (64 << 20) + 1)]
     [1, 3, 72]
@@ -327,12 +327,12 @@ def needed(lengths: Sequence[int]) -> int:
 
 
 def shared_memory_limit() -> int:
-    """Half of the machine's memory: what does not fit waits, and the machine does not start to swap."""
+    """Half of the machine's memory: messages that do not fit wait, so that the machine does not swap."""
     return (memory_limit() or 8 << 30) // 2
 
 
 def memory_limit() -> int | None:
-    """Bytes of memory of this machine, or of the container it is; None where that cannot be told."""
+    """Bytes of memory of this machine or container; None if unknown."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -347,16 +347,16 @@ def _copy(target: memoryview, start: int, source: memoryview) -> None:
     if len(source) < SMALLEST:
         target[start : start + len(source)] = source
         return
-    import numpy as np  # copies without holding up the process's other threads
+    import numpy as np  # its copies release the GIL
 
     np.copyto(np.frombuffer(target, np.uint8, len(source), start), np.frombuffer(source, np.uint8))
 
 
-ROOM_LIMIT = 600.0  # seconds that a message waits for others to drop what they received
+ROOM_LIMIT = 600.0  # seconds that a message waits for segments to be released
 
 
 class NodeMemory:
-    """Counts the users of each segment, so that what a worker holds is free when it is gone."""
+    """Tracks which worker holds which segments, so that those of a lost worker are released."""
 
     def __init__(self, limit: int) -> None:
         self.pool = SegmentPool(limit)
@@ -399,24 +399,24 @@ class NodeMemory:
         self._forget_none(who)
 
     def release(self, who: Address, numbers: Iterable[int]) -> None:
-        """A worker has dropped what it was given in these segments."""
+        """Release segments that a worker no longer uses."""
         held = self._held[who]
         for number in numbers:
-            if held[number] > 0:  # else it was freed with a worker that is gone
+            if held[number] > 0:  # otherwise it was released with a lost worker
                 held[number] -= 1
                 self.pool.release(number)
         self._forget_none(who)
         self._tell_of_room()
 
     def free(self, who: Address) -> None:
-        """Release all that a worker held."""
+        """Release all segments of a worker."""
         for number, count in self._held.pop(who, Counter()).items():
             for _ in range(count):
                 self.pool.release(number)
         self._tell_of_room()
 
     def share(self, parcel: Packet) -> None:
-        """One more has the parcel, and will give it back."""
+        """Add a user to the parcel's segment."""
         if parcel.segment is not None:
             self.pool.share(parcel.segment.number, 1)
 
@@ -426,11 +426,11 @@ class NodeMemory:
             self._tell_of_room()
 
     def consign(self, parcels: Sequence[Packet] = (), num_nodes: int = 1) -> Consignment:
-        """Parcels for other nodes; they must be kept until it has been sent."""
+        """Consignment of parcels for other nodes; keep the parcels until it is sent."""
         return Consignment(parcels, self._load, num_nodes)
 
     async def load_all(self, parcels: Sequence[Packet]) -> list[Freight]:
-        """Parcels for another node, given back."""
+        """Load parcels for another node, and release them."""
         try:
             return await self.consign(parcels).freight()
         finally:
@@ -440,11 +440,11 @@ class NodeMemory:
     async def taken(
         self, future: asyncio.Future[list[Packet]], timeout: float | None, otherwise: Callable[[], str]
     ) -> list[Packet]:
-        """Parcels that are waited for, in time."""
+        """Wait for parcels, with a timeout."""
         try:
             return await within(future, timeout, otherwise)
         except asyncio.CancelledError:
-            if has_result(future):  # they came at the moment in which the one who waited for them was lost
+            if has_result(future):  # they arrived just as the waiting worker was lost
                 for parcel in future.result():
                     self.give_back(parcel)
             raise
@@ -470,7 +470,7 @@ class NodeMemory:
             loaded: asyncio.Future[Freight] = loop.create_future()
             loaded.set_result(load(parcel))
             return loaded
-        self.share(parcel)  # the thread may still be reading when nobody waits for it any more
+        self.share(parcel)  # the thread may still be reading after a cancellation
         loading = loop.run_in_executor(None, load, parcel)
         loading.add_done_callback(lambda _: self.give_back(parcel))
         return loading
