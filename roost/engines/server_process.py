@@ -32,7 +32,7 @@ from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link,
 GRACE = 10.0
 MARGIN = 5.0  # seconds that a keeper may take longer than its own limits
 LOOK_EVERY = 0.05
-EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what a server listens on, and where it is reached
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard address -> address for clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Stopped:
     """Result of stopping a server; no process of it is left, and its port is free."""
 
     ending: Ending
-    exit_code: int | None  # None where nobody saw it, because the keeper was killed
+    exit_code: int | None  # None if unknown, because the keeper was killed
 
 
 class ServerProcess:
-    """One start of a server. It ends with this object's process, or with the object itself if that is let go."""
+    """One start of a server. It ends with this process, or when this object is garbage collected."""
 
     def __init__(
         self, spec: ServerSpec, port: int, log_path: Path, link: Link, server: psutil.Process, leases: PortLeases
@@ -58,9 +58,9 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, spec: ServerSpec, log_folder: Path | str, port: int | None = None) -> ServerProcess:
-        """Start a server on a free port, or on the given one; it is not ready yet when this returns.
+        """Start a server on a free or given port; it is not ready yet when this returns.
 
-        One that comes up after this was cancelled is ended first.
+        If this is cancelled, the server is stopped first.
         """
         starting = asyncio.ensure_future(asyncio.to_thread(cls._start, spec, log_folder, port))  # waits for programs
         try:
@@ -127,9 +127,9 @@ class ServerProcess:
         return False
 
     async def stop(self, grace: float = GRACE) -> Stopped:
-        """Ask the server to end, and end all of its processes if it does not within `grace` seconds.
+        """Terminate the server, and kill all of its processes if it does not exit within `grace` seconds.
 
-        May be called again, also of a server that has ended by itself.
+        May be called repeatedly, and for a server that has already exited.
         """
         if not self._is_asked_to_stop:
             self._is_asked_to_stop = True
@@ -141,13 +141,13 @@ class ServerProcess:
         if self._ending is None:  # the keeper was killed, or is held up
             self._ending = await asyncio.to_thread(end_all, self._members, lambda: None, 0.0)
         ending, left = self._ending
-        left = [pid for pid in left if psutil.pid_exists(pid)]  # perhaps it was only a matter of time
+        left = [pid for pid in left if psutil.pid_exists(pid)]  # some may have exited meanwhile
         if left:
             raise EngineError(
                 f"{self.spec.name}: processes {left} did not end within {KILL_LIMIT:.0f} s of being killed, so their "
                 f"device memory may still be taken; look at what they wait for. Log: {self.log_path}"
             )
-        if self._has_listened:  # else another program may have the port, by right
+        if self._has_listened:  # otherwise another program may own the port
             await self._wait_for_free_port()
         self._link.close()
         self._leases.close()
@@ -167,7 +167,7 @@ class ServerProcess:
         return members(self._server, self._server)
 
     def _look(self) -> None:
-        """Take in what the keeper has told."""
+        """Process messages of the keeper."""
         for message in self._link.heard(wait=0.0):
             self._exit_code = message["ended"]
             if "ending" in message:
@@ -181,7 +181,7 @@ def _command(spec: ServerSpec, port: int) -> ServerCommand:
 
 
 def _new_log(folder: Path, name: str, first_line: str) -> Path:
-    """A log of its own for every start, so that why the last one failed can still be read."""
+    """Create a new log for every start, so that logs of failed starts are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]", "_", name)
     numbers = itertools.count(1)
@@ -193,14 +193,14 @@ def _new_log(folder: Path, name: str, first_line: str) -> Path:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open for the user alone: SGLang writes its settings to its log, keys included."""
+    """Open with owner-only permissions, because SGLang logs its settings, including keys."""
     return os.open(path, flags, 0o600)
 
 
 def _is_free(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Connections that are just being closed are no matter; somebody who listens is, all the same.
+        # Ignore connections in TIME_WAIT, but not listeners.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -217,26 +217,26 @@ def _listeners(port: int) -> list[int | None]:
     return [one.pid for one in connections if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,)]
 
 
-READY_LIMIT = 900.0  # seconds; large models are long in loading
+READY_LIMIT = 900.0  # seconds; large models load slowly
 REPORT_EVERY = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REQUEST_LIMIT = 10.0
 SUSPENDED_LIMIT = 30.0
 LINES_TOLD, LINES_SEARCHED = 30, 300
-STARTS = 3  # in all, where another one may succeed
+STARTS = 3  # attempts, for errors that a retry may fix
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # no crash
-# The words of the system, of uvicorn and of SGLang.
+# Messages of the system, uvicorn and SGLang.
 PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
 
 class PortTaken(EngineError):
-    """Another program took the port while the server was starting: another port will do."""
+    """Another program took the port while the server was starting; retry with another port."""
 
 
 class KilledAtStart(EngineError):
-    """A signal from outside ended the server while it was starting: the next start may succeed."""
+    """An external signal ended the server while it was starting; a retry may succeed."""
 
 
 async def start_ready(
@@ -246,7 +246,7 @@ async def start_ready(
     report: Callable[[str], None] = logger.info,
     start: Callable[[ServerSpec, Path | str], Awaitable[ServerProcess]] = ServerProcess.start,
 ) -> ServerProcess:
-    """Start a server and wait until it is ready; nothing of it is left if it does not get there."""
+    """Start a server and wait until it is ready; on failure all of its processes are ended."""
     for _ in range(STARTS - 1):
         try:
             return await _ready_or_gone(await start(spec, log_folder), limit, report)
@@ -272,7 +272,7 @@ async def wait_ready(
     report: Callable[[str], None] = logger.info,
     report_every: float = REPORT_EVERY,
 ) -> None:
-    """Return when a server answers; raise when it has died, or has not come up within `limit` seconds."""
+    """Return when a server answers; raise EngineError if it dies or is not ready within `limit` seconds."""
     begin = time.monotonic()
     pause, next_report = FIRST_PAUSE, report_every
     stopped_since: float | None = None

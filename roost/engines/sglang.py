@@ -62,7 +62,7 @@ def sampling_fields(sampling: Sampling) -> Body:
 
 
 def generate_request(token_ids: Sequence[int], sampling: Sampling, request_id: str | None, adapter: str | None) -> Body:
-    """For /generate."""
+    """Request body for /generate."""
     body: Body = {"input_ids": list(token_ids), "sampling_params": sampling_fields(sampling), "return_logprob": True}
     if request_id is not None:
         body["rid"] = request_id
@@ -72,14 +72,14 @@ def generate_request(token_ids: Sequence[int], sampling: Sampling, request_id: s
 
 
 def score_request(token_ids: Sequence[int], adapter: str | None) -> Body:
-    """For /generate: nothing is made, and from token 0 on nothing is taken from the prefix cache."""
+    """Request body for /generate that generates nothing and scores all tokens without the prefix cache."""
     body = generate_request(token_ids, Sampling(), None, adapter)
     body["sampling_params"]["max_new_tokens"] = 0
     return {**body, "logprob_start_len": 0}
 
 
 def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None) -> Completion:
-    """A completion; `unknown` are the version spans where the server does not tell them."""
+    """Parse a completion; `unknown` are the version spans if the server does not report them."""
     told = answer["meta_info"]
     token_ids = tuple(answer.get("output_ids") or ())
     spans = unknown if unknown is not None else version_spans(told["weight_versions"])
@@ -96,7 +96,7 @@ def _finish(reason: Mapping[str, Any] | None) -> Finish:
 
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
-    """The log-probability of every token of a prompt but the first."""
+    """Log-probs of all prompt tokens but the first."""
     told = answer["meta_info"].get("input_token_logprobs") or ()
     if [entry[1] for entry in told] != list(token_ids):
         raise EngineError(f"{len(token_ids)} tokens were scored, and log-probabilities of {len(told)} others came back")
@@ -129,7 +129,7 @@ def group_fields(invitation: GroupInvitation) -> Body:
 
 
 def payload_request(parcel: WeightPayload, group: str | None, flush_cache: bool) -> tuple[str, Body]:
-    """The route a parcel goes to, and its body."""
+    """Route and request body for a parcel."""
     fields: Body = {"selector": SELECTOR, "flush_cache": flush_cache, "abort_all_requests": False}
     names = [tensor.name for tensor in parcel.tensors]
     if isinstance(parcel.by, SharedMemory):
@@ -148,18 +148,18 @@ def payload_request(parcel: WeightPayload, group: str | None, flush_cache: bool)
 
 
 def payloads(names: Sequence[str], handles: Sequence[Mapping[str, tuple[object, ...]]]) -> list[str]:
-    """One message for each device, in the order of the handles' UUIDs, which is that of the tensor-parallel ranks."""
+    """One message per device, in the order of the handles' UUIDs, which is that of the tensor-parallel ranks."""
     named = list(zip(names, handles, strict=True))
     for_each = [[(name, _SharedTensor(uuid, handle[uuid])) for name, handle in named] for uuid in handles[0]]
     return [base64.b64encode(pickle.dumps(tensors)).decode() for tensors in for_each]
 
 
 class _SharedTensor:
-    """Pickled, this is what torch writes for a tensor that another process is to open: a call that rebuilds it."""
+    """Pickles like a torch tensor shared with another process: as a call that rebuilds it."""
 
     def __init__(self, uuid: str, arguments: tuple[object, ...]) -> None:
         changed = list(arguments)
-        changed[DEVICE_ARGUMENT] = uuid  # which SGLang takes as well as a number
+        changed[DEVICE_ARGUMENT] = uuid  # SGLang accepts it in place of an index
         self._arguments = tuple(changed)
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
@@ -169,7 +169,7 @@ class _SharedTensor:
 
 
 def checksums(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Fingerprints by name; where several ranks have parts of a tensor, each under its own name."""
+    """Fingerprints by name; with several ranks, each rank's part has its own name."""
     ranks: list[Mapping[str, Any]] = answer.get("ranks") or []
     if len(ranks) == 1:
         return dict(ranks[0]["checksums"])
@@ -180,27 +180,27 @@ def checksums(answer: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-# There is no draining here: it is done by waiting. Retracting then sends what came in meanwhile back to the queue.
+# SGLang has no drain mode, so the client waits until idle. "retract" then requeues requests that arrived meanwhile.
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "retract", InFlight.HOLD: "in_place"}
 LOOK_EVERY_S = 0.1
-SPANS_SINCE = (0, 5, 23)  # the release they were seen in; nothing in its description of itself tells
+SPANS_SINCE = (0, 5, 23)  # release they were seen in; the server does not advertise them
 
 
 class SglangEngine(ServerClient):
-    """The client of an SGLang server."""
+    """Client of an SGLang server."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
-        self._is_open = asyncio.Event()  # closed while the engine drains: new requests wait here
+        self._is_open = asyncio.Event()  # cleared while the engine drains: new requests wait
         self._is_open.set()
         self._running = 0
         self._paused: InFlight | None = None
-        self._released: set[str] = set()  # the memory that must be taken again, and no other
+        self._released: set[str] = set()  # memory tags to restore on wake
         self._group: str | None = None
 
     async def alive(self, is_changing: bool = False) -> bool:
-        # /health runs a token, which a paused engine does not do. /server_info asks the scheduler, which is silent
-        # while it takes weights; /v1/models is answered without it.
+        # /health generates a token, which a paused engine does not. /server_info needs the scheduler, which does not
+        # answer while it loads weights; /v1/models is answered without it.
         route = "/v1/models" if is_changing else "/server_info"
         return await self._calls.status("GET", route, limit_s=self._limits.health) == 200
 
@@ -210,7 +210,7 @@ class SglangEngine(ServerClient):
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
     ) -> Completion:
         known = await self.capabilities()
-        # More than the context holds would be refused.
+        # SGLang refuses max_tokens beyond the context.
         fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
         body = generate_request(token_ids, fitting, request_id, adapter)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
@@ -231,7 +231,7 @@ class SglangEngine(ServerClient):
     async def _admission(self) -> None:
         try:
             async with asyncio.timeout(self._limits.generate):
-                while not self._is_open.is_set():  # it may have been closed again before this is woken
+                while not self._is_open.is_set():  # it may be cleared again before this task wakes
                     await self._is_open.wait()
         except TimeoutError:
             raise EngineLost(f"{self.url} has taken nothing for {self._limits.generate:g} s, while it drains") from None
@@ -268,9 +268,9 @@ class SglangEngine(ServerClient):
         self._versions.paused(in_flight)
 
     async def _drained(self) -> None:
-        """Wait until nothing runs: what was asked by this client, and what others have asked."""
+        """Wait until no request runs, of this client or of others."""
         if self._paused is InFlight.HOLD:
-            await self.resume()  # what is held does not finish
+            await self.resume()  # held requests do not finish
         counts_others = (await self.capabilities()).has("/v1/loads")
         try:
             async with asyncio.timeout(self._limits.drain):
@@ -300,7 +300,7 @@ class SglangEngine(ServerClient):
                 "this server forgets its weights asleep: start it with --enable-weights-cpu-backup, or use level 2"
             )
         if self._paused in (None, InFlight.HOLD):
-            await self.pause(InFlight.DROP)  # a server that is not idle dies of what follows
+            await self.pause(InFlight.DROP)  # releasing memory crashes a server that is not idle
         await self._memory("/release_memory_occupation", memory_tags(Part) - self._released)
         self._released = memory_tags(Part)
 
