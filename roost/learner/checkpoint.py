@@ -1,4 +1,4 @@
-"""All that learning goes on from, as one nested dictionary of tensors."""
+"""Checkpoints of a learner: its state as a nested dictionary of tensors, written in the background and restored."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ RANDOM = "random"
 
 
 def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Tensor, device: torch.device) -> State:
-    """The tensors themselves, to be written or filled: weights, moments, how far it is, and random numbers.
+    """The live tensors to be written or filled: weights, moments, progress and random states.
 
-    Weights that are not trained are left out where there are any: they come with the model.
+    Frozen weights are left out, as they come with the model.
     """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     is_partial = any(not weight.requires_grad for weight in model.parameters())
@@ -43,10 +43,10 @@ def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: 
 
 
 def fill(state: State, folder: Path, device: torch.device) -> None:
-    """Read a checkpoint into a state, and the random numbers into their generators."""
+    """Read a checkpoint into a state, and restore the random generators."""
     check_whole(folder)
     if f"{RANDOM}.{rank()}.{device.type}" not in saved_names(folder):
-        del state[RANDOM]  # no such rank has written: this one goes on with its own
+        del state[RANDOM]  # not saved by such a rank: keep the current random state
     load_state(state, folder)
     if RANDOM in state:
         _set_random_states(state[RANDOM][str(rank())], device)
@@ -78,13 +78,13 @@ class CheckpointWriter:
     """Writes states in the background, one at a time."""
 
     def __init__(self) -> None:
-        # Of its own, as what is agreed on in the background would get between what the learner asks of its group.
+        # A separate group, as collectives in the background would interleave with the learner's.
         self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def save(self, state: State, folder: Path) -> None:
-        """Copy the state now, and write it in the background; waits for what is still being written."""
+        """Copy the state now and write it in the background; waits for a write in progress."""
         self.wait()
         staged = BlockingAsyncStager().stage(state)
         self._thread = threading.Thread(target=self._write, args=(staged, folder), name="checkpoint")
@@ -98,7 +98,7 @@ class CheckpointWriter:
         return True
 
     def wait(self) -> None:
-        """Until the last state is written. Raises if it was not."""
+        """Wait until the last state is written; raise if that failed."""
         if self._thread is None:
             return
         self._thread.join()
@@ -119,13 +119,13 @@ class CheckpointWriter:
             writer = FileSystemWriter(draft, sync_files=True)
             save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
             self._finish(draft, folder)
-        except (Exception, CheckpointException) as failure:  # told by `wait`, as nobody hears a thread
+        except (Exception, CheckpointException) as failure:  # raised by `wait`
             self._failure = _named(failure, folder, state)
             if rank() == 0:
                 shutil.rmtree(draft, ignore_errors=True)
 
     def _finish(self, draft: Path, folder: Path) -> None:
-        """Each rank sums its files, rank 0 gives the folder its name; all ranks return then, or raise together."""
+        """Each rank computes checksums of its files, rank 0 renames the folder; all ranks return or raise together."""
         sums = self._gathered(lambda: sums_of(draft.glob(f"__{rank()}_*")))
         whole = {name: digest for part in sums for name, digest in part.items()}
         self._gathered(lambda: _name(draft, folder, whole) if rank() == 0 else None)
@@ -149,7 +149,7 @@ class CheckpointWriter:
 
 
 def state_bytes(state: State) -> int:
-    """The bytes of this rank's tensors, which is about what a checkpoint of them takes."""
+    """Bytes of this rank's tensors, about the size of its part of a checkpoint."""
     sizes = (state_bytes(value) if isinstance(value, dict) else _bytes(value) for value in state.values())
     return sum(sizes)
 
@@ -160,10 +160,10 @@ def _bytes(value: Any) -> int:
 
 
 def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
-    """The error, named DiskFull where the disk is full: torch reports only a wrong file length."""
+    """The error, as DiskFull if the disk is full, because torch reports only a wrong file length."""
     reasons = [failure, *(reason for reason, _ in getattr(failure, "failures", {}).values())]
     needed = state_bytes(state)
-    # Another rank's reason comes without the error of the system that led to it.
+    # Another rank's reason comes without the OSError that caused it.
     has_other_reason = any(isinstance(one, OSError) for reason in reasons for one in chain_of(reason))
     lacks_room = not has_other_reason and FileSystem.of(folder).free < needed
     if lacks_room or any(is_disk_full(reason, folder) for reason in reasons):
@@ -172,9 +172,9 @@ def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
 
 
 def load_state(state: State, folder: Path) -> None:
-    """Fill the tensors of a state from a folder, and replace what else is in it; whatever the folder lacks is an error.
+    """Fill the tensors of a state from a folder and replace its other entries; raise if an entry is missing.
 
-    Tensors may be sharded in another way than those that were written.
+    Tensors may be sharded differently than when they were written.
     """
     try:
         load(state, storage_reader=FileSystemReader(folder), no_dist=world_size() == 1)
@@ -189,7 +189,7 @@ def saved_names(folder: Path) -> frozenset[str]:
 
 
 def check_whole(folder: Path) -> None:
-    """Raise unless all that the folder's index tells of is there."""
+    """Raise ValueError if a file of the folder's index is missing or truncated."""
     if not (folder / INDEX).is_file():
         raise ValueError(f"{folder} is no checkpoint of a learner, or was not finished: it has no index ({INDEX})")
     for name, size in _expected_sizes(FileSystemReader(folder).read_metadata().storage_data).items():
