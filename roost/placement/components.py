@@ -35,7 +35,7 @@ from roost.placement.table import PlacementTable
 
 @dataclass(frozen=True, eq=False)
 class ListedPlacementStrategy(PlacementStrategy):
-    """Cuts a list of accelerators into processes in the order written.
+    """Splits a list of accelerators into processes, in the given order.
 
     A process may span nodes; it runs on the node of its first device.
 
@@ -63,7 +63,7 @@ class ListedPlacementStrategy(PlacementStrategy):
             return None
         if not in_range(self.devices, table, findings, where, "device"):
             return None
-        # The last process takes what is left over, where the list does not divide.
+        # The last process takes the remainder, if the list does not divide evenly.
         offsets = np.append(np.arange(0, len(self.devices), self.num_hardware_per_process), len(self.devices))
         nodes, local = table.locate(self.devices)
         first = offsets[:-1]
@@ -82,7 +82,7 @@ class ListedPlacementStrategy(PlacementStrategy):
 
 @dataclass(frozen=True)
 class SpreadPlacementStrategy(PlacementStrategy):
-    """Deals processes without devices out over all nodes in turn.
+    """Spreads processes without devices round robin over all nodes.
 
     >>> inventory = Inventory.from_dict({"nodes": [{}, {}]})
     >>> [p.cluster_node_rank for p in SpreadPlacementStrategy(3).get_placement(inventory)]
@@ -117,7 +117,7 @@ class PlacedComponent:
 
 @dataclass(frozen=True, eq=False)
 class PlacedJob:
-    """All components of a job on an inventory, and the mode they make."""
+    """All placed components of a job, and the placement mode."""
 
     mode: PlacementMode
     components: tuple[PlacedComponent, ...]

@@ -39,7 +39,7 @@ class Change:
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
-    """Every difference between two plans, in the order of the second; empty where they are equal."""
+    """Differences between two plans, in the order of the second; empty if they are equal."""
     changes = list(_job_changes(before, after))
     old = {part.name: part for part in before.components}
     new = {part.name: part for part in after.components}
@@ -79,7 +79,7 @@ def _machines(plan: Plan) -> str:
 
 
 def _node(node: Node) -> str:
-    """A machine in words, with what can differ between machines of equal size."""
+    """Describe a node, with properties that can differ between nodes of equal size."""
     words = [f"{node.accelerators} x {node.accelerator_type} {node.accelerator_model}".strip()]
     words += [f"{node.memory_gb:g} GiB each"] if node.memory_gb else []
     words += [f"{node.host_memory_gb:g} GiB of host memory"] if node.host_memory_gb else []

@@ -54,7 +54,7 @@ class ModelParallelLayout:
 def lay_out(
     job: Job, bound: Mapping[str, Bound], num_accelerators: int, findings: Findings
 ) -> ModelParallelLayout | None:
-    """The layout, or None with findings where the accelerators fit neither mode."""
+    """Return the layout, or None with findings if the accelerators fit neither mode."""
     errors = findings.num_errors
     where = job.source.where(("cluster", "component_placement"))
     is_evaluation = not any(component.name == "actor" for component in job.components)

@@ -225,7 +225,7 @@ def _finding_from_dict(data: Mapping[str, Any]) -> Finding:
 
 
 def read_plan_file(file: Path, findings: Findings) -> Plan | None:
-    """The plan in a file that `roost plan --json` wrote; None where it is something else, such as a config."""
+    """Read a plan file written by `roost plan --json`; None if it is something else, such as a config."""
     try:
         with file.open("rb") as stream:
             if b'"schema": "roost.plan/' not in stream.read(64):
@@ -258,7 +258,7 @@ def plan_from_json(text: str) -> Plan:
 
 
 def plan_from_dict(data: Mapping[str, Any]) -> Plan:
-    """Read a plan; a file that is not one, or of another schema, is a `ConfigError`."""
+    """Read a plan. Raise ConfigError if the data is not a plan or has another schema."""
     findings = Findings()
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema != SCHEMA:

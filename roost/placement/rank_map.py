@@ -1,4 +1,4 @@
-"""From the segments of a placement string to the resources of each process: bounds, order and the even split."""
+"""Resolve placement strings: from segments of ranks to the resources of each process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BoundRanks:
 
 
 def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> BoundRanks | None:
-    """The strategy for one component; every mistake in its placement string goes to `findings`."""
+    """Return the strategy of one component; mistakes in its placement string go to `findings`."""
     where = asks.where
     try:
         table = inventory.resources(asks.node_groups)

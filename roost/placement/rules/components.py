@@ -32,7 +32,7 @@ def check_rules(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> None:
-    """Every rule, each with its finding."""
+    """Check all rules."""
     for part in components:
         place = places.get(part.name, Where(path=(part.name,)))
         _check_used(part, place, findings)

@@ -40,7 +40,7 @@ def placed_rewards(rewards: Mapping[str, Any], placed: Collection[str]) -> dict[
 
 
 def engine_sizes(kind: str, tensor: int | None, pipeline: int | None, devices: int) -> tuple[int, int]:
-    """The tensor and pipeline size of a judge's engine in a process with so many accelerators, which it is to fill.
+    """Tensor and pipeline size of a judge's engine, which must fill the accelerators of its process.
 
     >>> engine_sizes("vllm", None, 2, devices=8)
     (4, 2)

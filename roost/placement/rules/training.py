@@ -16,7 +16,7 @@ At = Callable[[str], Where]  # a setting's place, or a component's
 
 
 def check_training(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
-    """Every rule, each with its finding."""
+    """Check all rules."""
     by_name = {part.name: part for part in components}
     _check_components(settings, by_name, at, findings)
     _check_batches(settings, by_name, at, findings)
