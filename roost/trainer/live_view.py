@@ -169,7 +169,7 @@ def picture(progress: Progress, now: float) -> RenderableType:
 
 
 def sparkline(numbers: tuple[float, ...]) -> str:
-    """Numbers as a row of small bars, from the least to the largest; a gap for what is no number.
+    """Draw numbers as a row of small bars, scaled from minimum to maximum; NaN is a gap.
 
     >>> sparkline((0.0, 0.5, float("nan"), 1.0)), sparkline((0.3, 0.3))
     ('▁▅ █', '▁▁')
@@ -184,7 +184,7 @@ def sparkline(numbers: tuple[float, ...]) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """A time as clocks show it.
+    """Format a duration as on a clock.
 
     >>> clock_time(75), clock_time(3725), clock_time(float("nan"))
     ('1:15', '1:02:05', '-:--')

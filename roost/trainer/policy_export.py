@@ -1,4 +1,4 @@
-"""Export the policy of a run: a Hugging Face folder, with the adapter beside it if one was trained."""
+"""Export the policy of a run as a Hugging Face folder, with the adapter in it if one was trained."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ ENGINES = {"vllm": ("vLLM", ask_for_vllm), "sglang": ("SGLang", ask_for_sglang)}
 
 
 def check_before_launch(job: Job, settings: TrainSettings, address: str | None, environ: Mapping[str, str]) -> None:
-    """Raise a ConfigError with everything that is known to be wrong before anything starts.
+    """Raise ConfigError with every mistake that is known before anything starts.
 
     On this machine alone the whole plan is checked. The machines of a Ray cluster are not known yet; there, what the
     config says of them is checked.
@@ -200,7 +200,7 @@ def check_models(job: Job, settings: TrainSettings, say: Callable[[str], None]) 
 
 
 def check_local_models(job: Job, settings: TrainSettings, findings: Findings) -> None:
-    """A model given as a path must be here: the driver itself reads its tokenizer."""
+    """Raise ConfigError for a model path that does not exist here: the driver reads its tokenizer."""
     fix = "name a folder with a Hugging Face checkpoint"
     for where, model in _models(job, settings):
         if model_place(model) is ModelPlace.MISSING:
@@ -266,7 +266,7 @@ def _plan_errors(job: Job, findings: Findings, machine: ThisMachine | None = Non
 
 
 def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
-    """Ask the interpreter that will run the engine whether it has it."""
+    """Check that the interpreter of the engines has the engine installed."""
     if settings.engine not in ENGINES:
         return
     name, ask = ENGINES[settings.engine]
@@ -288,7 +288,7 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
 
 
 def _interpreter_of(plan: Plan) -> str | None:
-    """The interpreter that the node group of the engines names, if it does."""
+    """Interpreter configured for the node group of the engines, if any."""
     table = plan[ROLLOUT].table
     for label in table.labels:
         path = table.inventory.group(label).software_of(0).python_interpreter_path

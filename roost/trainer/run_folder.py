@@ -13,7 +13,7 @@ from roost.trainer.metrics.json_lines import JsonLines, Record, write_whole
 
 
 class RunFolder:
-    """The files of a run, with a name for each; make one with `create`, `resume` or `open`.
+    """The files of a run; open one with `create`, `resume` or `open`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +120,7 @@ class RunFolder:
         return self.path / "policy"
 
     def add_step(self, values: Mapping[str, Any]) -> None:
-        """Append what was measured in a training step; `values` has its number as `step`."""
+        """Append the metrics of a training step; `values` has its number as `step`."""
         self.metrics.append([values])
 
     def add_evaluation(self, values: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class RunFolder:
         return f"{counted(len(steps), 'step')} up to step {steps[-1]['step']:,}" if steps else "no step done"
 
     def _nearby(self) -> str:
-        """Runs that may have been meant: those inside the folder, else those beside it."""
+        """Runs that the user may have meant: inside the folder, else next to it."""
         for folder in (self.path, self.path.parent):
             if folder.is_dir():
                 runs = sorted(str(inner) for inner in folder.iterdir() if inner.is_dir() and RunFolder(inner).has_run)

@@ -102,7 +102,7 @@ def _print_skipped(steps: Sequence[Record], console: Console) -> None:
 
 
 def _print_times(steps: Sequence[Record], console: Console) -> None:
-    """The seconds of each phase; what is left over is checkpoints, evaluations and the driver's own."""
+    """Print seconds by phase; the rest is checkpoints, evaluations and driver overhead."""
     spent = {name: sum(number_of(step, f"time/{name}") or 0.0 for step in steps) for name in PHASES}
     whole = sum(number_of(step, "time/step") or 0.0 for step in steps)
     parts = [f"{name} {seconds:.0f} s ({seconds / whole:.0%})" for name, seconds in spent.items() if whole and seconds]
@@ -110,6 +110,6 @@ def _print_times(steps: Sequence[Record], console: Console) -> None:
 
 
 def _short(value: object, widest: int = WIDEST, style: str = "") -> Text:
-    """Text from a model, which is not for the terminal to interpret."""
+    """Shorten text from a model; it must not be interpreted by the terminal."""
     text = plain_line(str(value))
     return Text(text if len(text) <= widest else f"{text[: widest - 1]}…", style=style)

@@ -1,4 +1,4 @@
-"""The model's tokenizer, loaded in the driver and again in the processes of agents."""
+"""Load the tokenizer, the scenario and the other classes that a config names."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ PROJECT = "roost"
 
 
 class TensorBoard:
-    """Event files in the folder of the run; look at them with `tensorboard --logdir runs`."""
+    """Event files in the run folder; view them with `tensorboard --logdir runs`."""
 
     def __init__(self, run: RunFolder, first_step: int) -> None:
         writers = import_module("torch.utils.tensorboard")
@@ -59,7 +59,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of wandb: kept in the folder of the run, to be sent later, unless WANDB_MODE says otherwise."""
+    """A wandb run, kept offline in the run folder unless WANDB_MODE says otherwise."""
 
     def __init__(self, run: RunFolder, first_step: int) -> None:
         mode = os.environ.get("WANDB_MODE", "offline")
@@ -77,7 +77,7 @@ class Wandb:
 
 
 class Trackio:
-    """A run of trackio, which keeps it on this machine."""
+    """A trackio run, stored on this machine."""
 
     def __init__(self, run: RunFolder, first_step: int) -> None:
         self._run = import_module("trackio").init(project=PROJECT, name=run.name, resume="allow", embed=False)

@@ -15,7 +15,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class JsonLines:
-    """Records of a run, each with the step it belongs to, one in a line.
+    """Records of a run, one per line, each with its step.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +41,7 @@ class JsonLines:
             file.write(text)
 
     def __iter__(self) -> Iterator[Record]:
-        """The records, in order; a line that is broken or of no step is passed over, a missing file is empty."""
+        """Yield records in order; broken lines and lines without a step are skipped, a missing file is empty."""
         with suppress(FileNotFoundError), self.path.open("rb") as file:
             for line in file:
                 record = _record(line)
@@ -70,7 +70,7 @@ def write_whole(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def number_of(record: Record, key: str) -> float | None:
-    """A finite number, or none: files may have been written by other hands.
+    """Return a finite number of a record, or None; files may have been edited by hand.
 
     >>> number_of({"step": 1, "reward/mean": "high"}, "reward/mean"), number_of({"step": 1}, "step")
     (None, 1)

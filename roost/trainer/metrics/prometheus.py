@@ -1,4 +1,4 @@
-"""An endpoint that Prometheus scrapes: the newest value of every metric of a run."""
+"""Prometheus endpoint with the newest value of every metric of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 
 class PrometheusEndpoint:
-    """Serves `/metrics` until it is closed; a port of 0 is any that is free.
+    """Serves `/metrics` until it is closed; port 0 picks any free port.
 
     >>> endpoint = PrometheusEndpoint("first")
     >>> endpoint.url.startswith("http://127.0.0.1:")
@@ -50,7 +50,7 @@ class PrometheusEndpoint:
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """A name that Prometheus allows and that no other metric has.
+    """Return a unique name that Prometheus allows.
 
     >>> free_name("reward/mean", set()), free_name("busy/llm-judge", {"roost_busy_llm_judge"})
     ('roost_reward_mean', 'roost_busy_llm_judge_2')

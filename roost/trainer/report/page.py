@@ -1,4 +1,4 @@
-"""A run as one HTML file that opens from disk: everything inlined, nothing loaded, nothing of a model's text run."""
+"""The report of a run as one self-contained HTML file; text of models is never executed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCRIPTS = (
 
 
 def write_report(run: RunFolder) -> Path:
-    """Write the page of a run, as far as the run is, and say where it is."""
+    """Write the report of a run so far and return its path."""
     write_whole(run.report_file, [run_to_html(page_data(run)).encode()])
     return run.report_file
 
 
 def run_to_html(data: dict[str, Any]) -> str:
-    """The page of a run from what `page_data` says of it."""
+    """Render the page from `page_data`."""
     return one_file_page(_page_file, "run.html", STYLES, SCRIPTS, f"{data['name']}: Roost run", data)
 
 

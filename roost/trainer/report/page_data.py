@@ -23,7 +23,7 @@ _WHOLE = "time/step"
 
 
 def phases_of(steps: Sequence[Record]) -> list[str]:
-    """The phases that were measured: the usual ones in their order, then others as they came up.
+    """Measured phases: the usual ones in their order, then others in order of appearance.
 
     >>> phases_of([{"step": 1, "time/step": 3.0, "time/save": 1.0, "time/learn": 1.0, "time/generate": 1.0}])
     ['generate', 'learn', 'save']
@@ -37,7 +37,7 @@ def phases_of(steps: Sequence[Record]) -> list[str]:
 
 
 def times_of(steps: Sequence[Record], phase: str) -> list[float]:
-    """The seconds of a phase in each step; 0 where it was not measured."""
+    """Seconds of a phase in each step; 0 if not measured."""
     return [number_of(record, f"time/{phase}") or 0.0 for record in steps]
 
 
@@ -79,7 +79,7 @@ def choose_rollouts(records: Iterable[Record], most: int = MOST_ROLLOUTS) -> Rol
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, evenly spread, with the first and the last.
+    """Return at most `most` of the items, evenly spaced, with the first and the last.
 
     >>> spread(range(10), 4), spread("ab", 4), spread(range(10), 1)
     ([0, 3, 6, 9], ['a', 'b'], [9])
@@ -138,7 +138,7 @@ Event: TypeAlias = dict[str, Any]
 
 
 class Bar(NamedTuple):
-    """A span, or short ones close together, in microseconds since the start of the trace."""
+    """A span, or several short ones merged, in microseconds since the start of the trace."""
 
     level: int  # 0: in no other span
     start: float
@@ -161,17 +161,17 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TraceLanes:
-    """The lanes of a trace. `resolution` is the length, in microseconds, below which spans were drawn together."""
+    """Lanes of a trace. Spans shorter than `resolution` microseconds are merged."""
 
     lanes: tuple[Lane, ...]
     hidden_lanes: int
     spans: int
     resolution: float
-    about: dict[str, Any]  # what the trace says of itself: its start, its length, how busy each device was
+    about: dict[str, Any]  # metadata of the trace: start, length, utilization of each device
 
 
 def read_trace(path: Path, most_spans: int = MOST_SPANS) -> TraceLanes | None:
-    """The trace that `write_trace` wrote; none where there is no file. A file that is no trace is a ValueError."""
+    """Read a trace written by `write_trace`; None if there is no file. Raise ValueError if it is not a trace."""
     if not path.exists():
         return None
     reader = _Reader()
@@ -189,7 +189,7 @@ def read_trace(path: Path, most_spans: int = MOST_SPANS) -> TraceLanes | None:
 
 
 def merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
-    """The bars with all that are shorter than the resolution, and start in the same stretch of that length, as one.
+    """Merge bars shorter than the resolution that start in the same interval of that length.
 
     >>> bars = [Bar(0, 0, 2, "a", 2, False), Bar(0, 3, 4, "b", 4, False), Bar(0, 12, 30, "c", 30, False)]
     >>> [(bar.start, bar.length, bar.name, bar.spans) for bar in merged(bars, 10)]
@@ -213,11 +213,11 @@ def merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
 
 
 def coarsest_needed(lanes: Sequence[Lane], most: int) -> float:
-    """The smallest resolution at which there are few enough bars; 0 where nothing has to be merged."""
+    """Smallest resolution with at most `most` bars; 0 if nothing must be merged."""
     wall = max((bar.start + bar.length for lane in lanes for bar in lane.bars), default=0.0)
     if sum(len(lane.bars) for lane in lanes) <= most:
         return 0.0
-    # From a pixel of a screen that shows a sixteenth of the trace, up to what is no picture any more.
+    # From one pixel of a screen that shows a sixteenth of the trace, up to unreadably coarse.
     resolutions = [wall / parts for parts in (16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64)]
     for resolution in resolutions:
         if sum(len(merged(lane.bars, resolution)) for lane in lanes) <= most:
@@ -233,14 +233,14 @@ def _joined(one: Bar, other: Bar) -> Bar:
 
 
 class _Reader:
-    """Collects lanes from events, which come lane after lane and in each by their start."""
+    """Collects lanes from events, which are ordered by lane, then by start."""
 
     def __init__(self) -> None:
         self.lanes: dict[tuple[int, int], Lane] = {}
         self.about: dict[str, Any] = {}
         self.spans = 0
         self._nodes: dict[int, str] = {}
-        self._open: list[float] = []  # when the spans end that the next one may be inside of
+        self._open: list[float] = []  # end times of spans that the next one may be nested in
         self._current: tuple[int, int] | None = None
 
     def take(self, event: Event) -> None:
@@ -273,7 +273,7 @@ class _Reader:
 
 
 def _events(path: Path, about: dict[str, Any]) -> Iterator[Event]:
-    """The events of a trace, one by one where each has a line, as in ours; what is said after them goes to `about`."""
+    """Yield the events of a trace, streaming if each has its own line; metadata after them goes to `about`."""
     with path.open(encoding="utf-8") as file:
         if file.readline().strip() != '{"traceEvents":[':
             file.seek(0)
@@ -289,7 +289,7 @@ def _events(path: Path, about: dict[str, Any]) -> Iterator[Event]:
 
 
 def packed(lanes: Iterable[Lane]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of all spans, and the lanes with their bars as rows of whole numbers, six for each bar."""
+    """Return all span names, and lanes with bars as flat integers, six per bar."""
     numbers = count()
     names: dict[str, int] = {}
     rows = []
@@ -309,7 +309,7 @@ MOST_CONFIG = 400_000  # characters of the config or the plan
 
 
 def page_data(run: RunFolder) -> dict[str, Any]:
-    """Everything the page shows. Pairs stand in lists: a browser would put the keys of an object in another order."""
+    """All data of the page. Pairs are lists, because browsers may reorder the keys of an object."""
     steps, evaluations = run.steps(), run.evaluations()
     rollouts = choose_rollouts(run.sample_lines)
     return {
@@ -341,7 +341,7 @@ def _best(run: RunFolder) -> dict[str, Any] | None:
 
 
 def duration(steps: Sequence[Record]) -> float | None:
-    """Seconds that were spent in steps; a run that was resumed a day later did not take a day longer."""
+    """Seconds spent in steps; pauses before a resume do not count."""
     known = [time for record in steps if (time := number_of(record, "time/step")) is not None]
     if known:
         return sum(known)

@@ -1,4 +1,4 @@
-"""Two pictures of a run, for where a page cannot be shown: the reward, and where the time went."""
+"""Two plots of a run, for where a page cannot be shown: reward and time by phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_BARS = 120
 
 
 def write_plots(run: RunFolder) -> tuple[Path, Path]:
-    """Write reward.png and timing.png, and say where they are; needs matplotlib."""
+    """Write reward.png and timing.png and return their paths; needs matplotlib."""
     # Not pyplot, which keeps state between calls and may need a display.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -37,7 +37,7 @@ def write_plots(run: RunFolder) -> tuple[Path, Path]:
         axes.grid(axis="y", alpha=0.25)
         axes.set_axisbelow(True)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        # A legend needs something to explain.
+        # Skip an empty legend.
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper", frameon=False, fontsize=9, reverse=draw is _draw_timing)
         figure.savefig(path, dpi=120)
@@ -45,7 +45,7 @@ def write_plots(run: RunFolder) -> tuple[Path, Path]:
 
 
 def smoothed(values: Sequence[float], reach: int) -> list[float]:
-    """The mean of so many values on either side, nearer ones counting more; what is no number does not count.
+    """Weighted mean over `reach` values on either side, nearer ones counting more; NaN is ignored.
 
     >>> smoothed([1.0, 0.0, math.nan, 1.0, 1.0], 1)
     [0.6666666666666666, 0.3333333333333333, 0.5, 1.0, 1.0]
