@@ -1,4 +1,4 @@
-"""Sums to be learnt from nothing: a scenario for a laptop, and a small model with a token for every character."""
+"""Arithmetic scenario for a laptop, and a small model with one token per character."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {
 
 
 class Arithmetic:
-    """`3+4=` is to be answered with `7` and the end; the reward is the part of the characters that are right.
+    """`3+4=` must be answered with `7` and the end token; the reward is the share of correct characters.
 
     >>> Arithmetic(tokenizer=None, largest=1).task(Split.TRAIN, 3).name
     '1+1='
@@ -67,7 +67,7 @@ def share_right(said: Sequence[int], wanted: Sequence[int]) -> float:
 
 
 def write_arithmetic_model(folder: Path | str, seed: int = 0, **sizes: Any) -> Path:
-    """Write a model that knows nothing, and its tokenizer; returns the folder."""
+    """Write an untrained model and its tokenizer; return the folder."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast

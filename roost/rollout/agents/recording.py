@@ -275,7 +275,7 @@ def usage(reply: RecordedReply) -> Json:
 
 
 def made_tokens(chat_format: ChatFormat, reply: RecordedReply) -> Iterator[tuple[str, float]]:
-    """Each token that the policy made and its log-probability, without the one that ended its turn."""
+    """Yield each generated token and its log-prob, without the end-of-turn token."""
     shown = reply.token_ids if reply.ending is None else reply.token_ids[:-1]
     for token_id, logprob in zip(shown, reply.logprobs, strict=False):
         yield chat_format.token(token_id), logprob if math.isfinite(logprob) else -9999.0  # JSON has no infinity
@@ -341,7 +341,7 @@ class TextAsked(Asked):
 
     @property
     def only_prompt(self) -> str | list[int]:
-        """The prompt, which some clients write as a list of one."""
+        """The prompt; some clients send a list of one."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return prompt
@@ -353,7 +353,7 @@ class TextAsked(Asked):
 
 
 def recording_app(recorder: Recorder) -> FastAPI:
-    """The app; an episode's key is part of its address, so programs need nothing but a base URL."""
+    """The FastAPI app; an episode's key is part of its URL, so programs need only a base URL."""
     app, rules = FastAPI(title="Roost's recording endpoint"), RequestRules()
     answer_errors(app, EngineError)
 

@@ -1,4 +1,4 @@
-"""Numbers as tokens: what is observed is binned, and what the policy says is an action."""
+"""Control tasks as tokens: observations are binned, and tokens of the policy are actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVIATIONS = 3.0  # on either side of the mean covered by the bins
 
 @dataclass(frozen=True)
 class ObservationBins:
-    """Bounds for each number that is observed, with bins of equal width between them.
+    """Bounds of each observed number, with bins of equal width between them.
 
     >>> ObservationBins((-1.0, 0.0), (1.0, 10.0), bins=4).of([0.9, 99.0])
     [3, 3]
@@ -42,7 +42,7 @@ class ObservationBins:
 
     @classmethod
     def from_statistics(cls, mean: Sequence[float], deviation: Sequence[float], bins: int) -> ObservationBins:
-        """Bounds from what was observed before.
+        """Derive bounds from mean and standard deviation of observations.
 
         >>> ObservationBins.from_statistics([1.0], [0.5], bins=8).high
         (2.5,)
@@ -52,7 +52,7 @@ class ObservationBins:
         return cls(low, tuple(middle + DEVIATIONS * width for middle, width in pairs), bins)
 
     def of(self, numbers: Sequence[float] | npt.NDArray[Any]) -> list[int]:
-        """The bin of each number; those beyond the bounds are in the outermost."""
+        """Bin of each number; numbers beyond the bounds fall into the outermost bins."""
         found = np.asarray(numbers, np.float64)
         if found.shape != (len(self.low),):
             raise ValueError(f"{found.size} numbers are observed, but bounds are given for {len(self.low)}")
@@ -95,7 +95,7 @@ class Actions:
 
 
 def vocabulary(numbers: int, bins: int, choices: int) -> list[str]:
-    """All tokens in the order of their ids: each bin of each number has its own, as has each choice.
+    """All tokens in the order of their IDs: one per bin of each number, one per choice.
 
     >>> vocabulary(numbers=2, bins=2, choices=2)
     ['o0.0', 'o0.1', 'o1.0', 'o1.1', 'a0', 'a1', '<end>']
@@ -105,7 +105,7 @@ def vocabulary(numbers: int, bins: int, choices: int) -> list[str]:
 
 
 class ControlTokens:
-    """Observations to token ids, and token ids to actions, with the ids that the tokenizer has for them.
+    """Converts observations to token IDs and token IDs to actions, with the tokenizer's IDs.
 
     `places` are those of the observed numbers that are shown; all of them if there are none.
     """
@@ -125,7 +125,7 @@ class ControlTokens:
         self._choice = {ids[f"a{choice}"]: choice for choice in range(actions.choices)}
 
     def observation(self, content: Any) -> list[int]:
-        """The tokens of what an environment shows."""
+        """Token IDs of an observation."""
         numbers = numbers_of(content)
         if any(not 0 <= place < len(numbers) for place in self._places):
             raise ValueError(f"{len(numbers)} numbers are observed; those to be shown are {self._places}, from 0")
@@ -133,7 +133,7 @@ class ControlTokens:
         return [ids[bin] for ids, bin in zip(self._shown, binned, strict=True)]
 
     def action(self, said: Sequence[int]) -> tuple[Any, int]:
-        """The action, and how many of its tokens were no action.
+        """Return the action, and the number of its tokens that were not valid actions.
 
         A token that is none counts as the choice that its id falls to, so that a policy that knows nothing acts at
         random; one that is missing, as the choice in the middle.
@@ -186,7 +186,7 @@ class Context(StrEnum):
 
 
 class ControlScenario:
-    """Episodes of control: at each step the policy is shown numbers as tokens, and says an action in one token or more.
+    """Control episodes: in each step the policy is shown numbers as tokens, and replies with action tokens.
 
     `environment` is a mapping with `_target_`, made at the first episode of this process, unless `use_environments`
     gave others before. `shown` says which of the observed numbers the policy sees; the bounds of those are `low` and
@@ -231,7 +231,7 @@ class ControlScenario:
         self._scale, self._penalty = reward_scale, invalid_penalty
 
     def use_environments(self, environments: Environments) -> None:
-        """Take environments from here, such as those of other processes; to be said before the first episode."""
+        """Use these environments, e.g. of other processes. Call it before the first episode."""
         if self._environments is not None:
             raise RuntimeError("episodes were played already; say which environments to use before the first")
         self._environment = environments
@@ -255,12 +255,12 @@ class ControlScenario:
         )
 
     async def close(self) -> None:
-        """End the environments, if any were made."""
+        """Close the environments, if there are any."""
         if self._environments is not None:
             await self._environments.close()
 
     async def _act(self, environment: Environment, task: Task, transcript: Transcript) -> tuple[list[float], bool]:
-        """The reward of each step until the episode is over, and whether only a limit ended it."""
+        """Run the episode; return the reward of each step, and whether a limit ended it."""
         seen = await environment.reset(task, task.data["seed"])
         rewards: list[float] = []
         sequence = transcript
@@ -276,7 +276,7 @@ class ControlScenario:
         return rewards, is_truncated
 
     def _shown(self, seen: Observation, sequence: Transcript) -> Transcript:
-        """The sequence in which the policy is shown what is observed: where it sees only now, another for each step."""
+        """Give the observation to the policy and return its sequence: a new one per step with Context.STEP."""
         if sequence.token_ids and self._context is Context.STEP:
             sequence = sequence.branch()
         sequence.give(self._tokens.observation(seen.content))
@@ -297,7 +297,7 @@ def _made(environment: Mapping[str, Any] | Environments | None) -> Environments:
 def write_control_model(
     folder: Path | str, numbers: int, bins: int = 16, actions: int = 2, positions: int = 64, seed: int = 0, **sizes: Any
 ) -> Path:
-    """Write a model that knows no more than that it says actions, and its tokenizer; returns the folder.
+    """Write an untrained model that only generates actions, and its tokenizer; return the folder.
 
     `numbers` is how many observed numbers it is shown. `positions` is the longest sequence: all tokens of an episode
     where the context is the episode.

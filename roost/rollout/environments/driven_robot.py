@@ -1,4 +1,4 @@
-"""Periods of control: when the next one begins, so that steps neither drift nor crowd."""
+"""Robots as environments: a fixed control rate, time limits and safety limits."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class RobotThread:
             self._is_connected = True
 
     def _abandon(self) -> None:
-        """The next call begins with another connection."""
+        """Stop and close; the next call reconnects."""
         self._stop_quietly()
         self._is_connected = False
         self._quietly("closed", self._driver.close)
@@ -175,15 +175,15 @@ class RobotThread:
             logger.warning("the robot %s could not be %s: %s", dict(self.config), what, error)
 
 
-UNCHECKED = "disable_validate"  # of a robot's config: it is not looked for before its first episode
+UNCHECKED = "disable_validate"  # key of a robot's config: skip the check before the first episode
 
 
 class DrivenRobots:
-    """Robots that were declared as hardware, as environments, each with a driver of its own.
+    """Declared robots as environments, each with its own driver.
 
-    `driver` names a class by `_target_`, which is called with the mapping's other keys; what was declared of a robot
-    goes to its `connect`. `action_low` and `action_high` declare the least and the greatest of each number of an
-    action. Where no robot is declared, `robots` says how many there are, as of a simulation.
+    `driver` names a class by `_target_`, which is called with the mapping's other keys; the declared config of a robot
+    goes to its `connect`. `action_low` and `action_high` are the bounds of each number of an action. If no robot is
+    declared, `robots` is their number, e.g. in simulation.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class DrivenRobots:
             self._free.put_nowait(robot)
 
     async def prepare(self) -> None:
-        """Look for all robots before anything is begun, but for those whose config says not to."""
+        """Check all robots before anything starts, except those whose config disables it."""
         checked = [robot for robot in self._robots if not robot.config.get(UNCHECKED)]
         found = await asyncio.gather(*(robot.validate() for robot in checked), return_exceptions=True)
         wrong = [(robot, error) for robot, error in zip(checked, found, strict=True) if error is not None]
@@ -234,7 +234,7 @@ class DrivenRobots:
         return DrivenRobot(self, await self._free.get(), self._free.put_nowait)
 
     async def close(self) -> None:
-        """Stop all robots; one that does not let itself be stopped keeps none of the others from it."""
+        """Stop all robots; a failure of one does not keep the others from stopping."""
         ended = await asyncio.gather(*(robot.end() for robot in self._robots), return_exceptions=True)
         failed = [error for error in ended if isinstance(error, Exception)]
         if failed:
@@ -277,11 +277,11 @@ class DrivenRobot:
         return Observation(shown(after), reward, is_over or is_truncated, info, is_truncated)
 
     async def score(self) -> float:
-        """The sum of rewards so far."""
+        """Sum of rewards so far."""
         return self._return
 
     async def close(self) -> None:
-        """Stop the robot, whatever it does, and let the next episode have it."""
+        """Stop the robot, and release it for the next episode."""
         self._last = None
         if self._pace.missed:
             rate = 1 / self._robots.period_s
@@ -292,14 +292,14 @@ class DrivenRobot:
             self._release(self._robot)
 
     async def _keep_pace(self) -> None:
-        """Wait for the next period of control to begin, where time is real."""
+        """Wait for the next control period, if running in real time."""
         if self._robots.real_time:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self._pace.next_at(now) - now)
 
 
 def shown(reading: Reading) -> dict[str, Any]:
-    """A reading as agents see it: all numbers in a row, and the images by their cameras' serials."""
+    """Content of an observation: the flat state, and images by camera serial."""
     return {"state": reading.state, "images": dict(reading.images)}
 
 

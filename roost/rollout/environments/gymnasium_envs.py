@@ -1,4 +1,4 @@
-"""Gymnasium's environments: episodes are independent, and their steps are made together."""
+"""Gymnasium environments: independent episodes that are stepped together."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class GymnasiumEnvironments:
         return [] if awaited else acting
 
     async def _change(self) -> None:
-        """Wait for something to happen; for no longer than the stall limit while an action waits."""
+        """Wait for a change; at most until the stall limit while an action waits."""
         now = asyncio.get_running_loop().time()
         waiting = [each.asked_at for each in self._open if each.wants_step]
         left = max(min(waiting) + self._stall_s - now, 0.0) if waiting else None
@@ -136,7 +136,7 @@ class GymnasiumEnvironments:
             each.tell(asked[each.slot], shown[each.slot])
 
     def _told(self, shown: Observation) -> Observation:
-        """An observation as agents see it."""
+        """Convert an observation for agents."""
         if not self._as_text:
             return shown
         from roost.rollout.environments.gymnasium_text import text_of

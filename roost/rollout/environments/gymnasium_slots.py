@@ -1,4 +1,4 @@
-"""Slots of a gymnasium vector environment that are stepped and reset each on their own; everything here blocks."""
+"""Slots of a gymnasium vector environment that are stepped and reset independently; all calls block."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class VectorSlots:
         return {slot: Observation(shown[slot], info=slot_info(infos, slot)) for slot in seeds}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Observation]:
-        """One step in these slots."""
+        """Step these slots."""
         space = self._vector.single_action_space
         each = [(GO, actions[slot]) if slot in actions else self._idle for slot in range(self._slots)]
         empty: Any = create_empty_array(space, self._slots)

@@ -1,4 +1,4 @@
-"""Gymnasium's observations as text that a model reads, and what it writes as actions."""
+"""Gymnasium observations as text, and text as actions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(content: Any) -> str:
 
 
 def fitted(space: gymnasium.Space[Any], action: Any) -> Any:
-    """The action as the space has it; one that does not belong to it is refused before it reaches the others.
+    """Return the action as the space expects it. Raise for an invalid one, before it reaches the vector.
 
     Text is read as JSON, or as numbers with spaces or commas between them.
 

@@ -1,4 +1,4 @@
-"""A simulated arm to reach with: three joints, a gripper, cameras, and the driver's interface of a real robot."""
+"""A simulated arm with three joints, a gripper and cameras, behind the driver interface of a real robot."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SimulatedArm:
         self._left = self._distance()
 
     def observe(self) -> Reading:
-        """The state has joints, speeds, gripper, tip, target, and the way from the tip to the target."""
+        """Return joints, speeds, gripper, tip, target, and the vector from tip to target."""
         tip, before = tip_of(self._joints), self._left
         self._left = self._distance()
         is_there = self._left <= self._tolerance_m and (not self._grasp or self._gripper < 0.5)
@@ -68,7 +68,7 @@ class SimulatedArm:
         return Reading(state, images, before - self._left + is_there, is_there, tip)
 
     def act(self, action: Numbers, seconds: float) -> None:
-        """Time passes here, and nowhere else."""
+        """Advance the simulation; time passes only here."""
         wanted, passed = action[:3], seconds / SUBSTEPS
         kept = np.exp(-passed / LAG_S)
         for _ in range(SUBSTEPS):
@@ -80,7 +80,7 @@ class SimulatedArm:
         self._gripper += float(np.clip(action[3] - self._gripper, -most, most))
 
     def kept_within(self, action: Numbers, seconds: float, limits: Limits) -> Numbers:
-        """Joints that would take the tip out of the workspace stand still; one that is outside may come back."""
+        """Zero joint speeds that would take the tip out of the workspace; from outside it may come back."""
         ahead = tip_of(np.clip(self._joints + action[:3] * seconds, JOINT_LOW, JOINT_HIGH))
         if limits.holds(tip_of(self._joints)) and not limits.holds(ahead):
             return np.array([0.0, 0.0, 0.0, action[3]])
@@ -90,7 +90,7 @@ class SimulatedArm:
         self._speeds = np.zeros(3)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is no connection."""
 
     def _distance(self) -> float:
         return float(np.linalg.norm(tip_of(self._joints) - self._target))

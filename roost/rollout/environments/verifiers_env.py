@@ -1,4 +1,4 @@
-"""Environments of the verifiers library: it plays its own rollouts against an endpoint, and scores them.
+"""Environments of the verifiers library, which runs its own rollouts against an endpoint and scores them.
 
 Three parts make a scenario of agents (`AgentScenario`): its tasks, its environments, and the agent, which does nothing
 but let verifiers talk to the endpoint that records the policy.
@@ -65,7 +65,7 @@ class VerifiersAgent:
         self._recorder, self._sampling = recorder, dict(sampling or {})
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
-        """Run until the rollout ends. An error after all turns are used ends it without failing the episode."""
+        """Run until the rollout ends. If it fails because all turns are used, its reward is 0."""
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
         async with self._recorder.episode(policy, max_turns) as episode:
@@ -79,7 +79,7 @@ class VerifiersAgent:
 
 
 class VerifiersEnvironments:
-    """An environment of verifiers 0.4: `taskset` is its id, `env` that of an environment it is paired with, if any.
+    """An environment of verifiers 0.4: `taskset` is its ID, `env` the ID of a paired environment, if any.
 
     The other keys are those of verifiers' own config, such as `agent: {harness: {id: "null"}, runtime: {type:
     subprocess}}`. An episode has one step: the action names an OpenAI-compatible endpoint of the policy, by `base_url`
@@ -109,7 +109,7 @@ class VerifiersEnvironments:
         return text
 
     async def rollout(self, index: int, base_url: str, model: str, sampling: Mapping[str, Any]) -> Any:
-        """EpisodeRequest a task against an endpoint; verifiers' own episode, with its traces."""
+        """Run a task against an endpoint and return verifiers' episode with its traces."""
         await self._ready()
         library = _module("verifiers.v1")
         client = library.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY)
@@ -117,7 +117,7 @@ class VerifiersEnvironments:
         return await self._environment.run_episode(self._rows[index], context)
 
     async def _ready(self) -> None:
-        """Tasks are loaded, which may take long, and what rollouts share is up."""
+        """Load the tasks, which may take long, and start what rollouts share."""
         async with self._starting:
             if self._environment is None:
                 environment, self._rows = await asyncio.wrap_future(begun("environments", self._loaded))
@@ -138,12 +138,12 @@ class VerifiersEnvironment:
         self._reward = 0.0
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        """The task at this `index`; verifiers takes no seed."""
+        """Select the task at `index`; verifiers takes no seed."""
         self._index, self._reward = int(task.data["index"]), 0.0
         return Observation(await self._environments.prompt(self._index))
 
     async def step(self, action: Any) -> Observation:
-        """EpisodeRequest the rollout against the endpoint in the action."""
+        """Run the rollout against the endpoint in the action."""
         if self._index is None:
             raise RuntimeError("the rollout was played, or has not begun; reset before the next")
         if not isinstance(action, Mapping) or "base_url" not in action:

@@ -1,4 +1,4 @@
-"""An engine of a judge's own, as a config names it: what is wrong with that, and the server that it means."""
+"""Servers of a judge: its own engine or an external endpoint, and the checks of their config."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def run_test(module: types.ModuleType, call: str, entry_points: Sequence[str]) -> None:
-    """Call what the tests define: `check`, a function, or a method of a class. It raises where the test fails."""
+    """Call a function or method of the tests, or `check`. Raises if the test fails."""
     if not call:
         return  # the module was the test
     owner, _, name = call.rpartition(".")

@@ -61,7 +61,7 @@ class Half:
         return ["mine", len(self._kept) - 1]
 
     def unpack(self, packed: Any) -> Any:
-        """The value again, of plain classes only."""
+        """Decode a value; only plain classes are created."""
         if not isinstance(packed, list):
             return packed
         kind, content = packed
@@ -85,7 +85,7 @@ class Half:
         return readers[kind](content)
 
     def ask(self, what: str, number: int, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None) -> Any:
-        """Have the other half do something with what it keeps; lists and the like that it changed are changed here."""
+        """Send a request for a kept object; arguments that the other half changed are changed here as well."""
         packed = [self.pack(one) for one in arguments]
         answer = self._exchange({"do": what, "of": number, "with": packed, "named": self.pack(named or {})})
         while "do" in answer:  # it calls a function that was an argument, before it can answer
@@ -140,7 +140,7 @@ class Half:
 
 
 class StandIn:
-    """Stands for an object of the other half: what is done with it is done there, but for comparing it with values."""
+    """Proxy of an object of the other half: operations run there, except comparison with values."""
 
     def __init__(self, half: Half, number: int) -> None:
         object.__setattr__(self, "_half", half)

@@ -14,7 +14,7 @@ _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, as
 
 
 class NotRun(ValueError):
-    """Tests of a kind that is not run; the message says which, and what to write instead."""
+    """Tests of an unsupported kind; the message says which, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
