@@ -1,1 +1,1 @@
-"""A plan as people look at it."""
+"""Views of a plan: text, terminal grid, HTML and SVG."""

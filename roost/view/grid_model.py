@@ -31,7 +31,7 @@ INK, PAPER = "#14171c", "#ffffff"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The colour of a component, the colour of text on it, and a short name that no other component has."""
+    """Colour of a component, colour of text on it, and a unique short name."""
 
     component: str
     short: str
@@ -55,7 +55,7 @@ def marks(names: Sequence[str]) -> tuple[Mark, ...]:
 
 
 def _short_names(name: str) -> Iterator[str]:
-    """Ever longer candidates; the last kind never ends."""
+    """Yield ever longer candidates, without end."""
     words = re.findall(r"[^\W_]+", name) or ["?"]
     letters = "".join(words)
     first = letters[0].upper()
@@ -76,7 +76,7 @@ def _colours(names: Sequence[str]) -> list[str]:
 
 
 def ink_on(colour: str) -> str:
-    """Dark or light text, whichever is read better on a colour (WCAG 2 contrast).
+    """Return dark or light text, whichever is more readable on a colour (WCAG 2 contrast).
 
     >>> ink_on("#0072b2") == PAPER, ink_on("#f0e442") == INK
     (True, True)
@@ -285,7 +285,7 @@ class NodeLayout:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Nodes of one layout at equal distances, mostly neighbours: a row of the grid."""
+    """Nodes with one layout at equal distances, mostly neighbours: a row of the grid."""
 
     nodes: range
     layout: NodeLayout
@@ -293,7 +293,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The nodes in words: `node 3`, `nodes 0-7`, `nodes 0-6, every 2nd`."""
+        """The nodes as text: `node 3`, `nodes 0-7`, `nodes 0-6, every 2nd`."""
         if len(self.nodes) == 1:
             return f"node {self.nodes[0]}"
         apart = "" if self.nodes.step == 1 else f", every {_ordinal(self.nodes.step)}"
@@ -317,7 +317,7 @@ class Run:
         return f"{low}-{high}" if is_dense else f"{low}...{high}"
 
     def split(self) -> Iterator[Run]:
-        """The same as one row for each node."""
+        """Return one row per node."""
         for position, node in enumerate(self.nodes):
             here = {name: ranks[position : position + 1] for name, ranks in self.first_ranks.items()}
             yield Run(range(node, node + 1), self.layout, here)
@@ -424,7 +424,7 @@ def _classes(inventory: Inventory, presences: list[_Presence]) -> list[Ints]:
 
 
 def _machine_numbers(inventory: Inventory) -> Ints:
-    """Equal numbers for nodes that have the same; equal nodes are mostly one object, which is looked at once."""
+    """Number nodes so that equal nodes have equal numbers; shared node objects are compared once."""
     seen: dict[str, int] = {}
     by_identity: dict[int, int] = {}
     numbers = np.empty(inventory.num_nodes, np.int64)
@@ -483,6 +483,6 @@ def _layout(node: int, inventory: Inventory, presences: list[_Presence]) -> Node
 
 
 def _ordinal(number: int) -> str:
-    """The number as an ordinal: `2nd`, `3rd`, `11th`."""
+    """Format an ordinal: `2nd`, `3rd`, `11th`."""
     tail = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{tail}"

@@ -60,7 +60,7 @@ def one_file_page(
 
 
 def embedded_json(data: Mapping[str, Any]) -> str:
-    """JSON that may stand inside a script element whatever its strings contain.
+    """Encode JSON so that it is safe inside a script element.
 
     >>> embedded_json({"name": "</script><b>"})
     '{"name":"\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e"}'
@@ -87,7 +87,7 @@ Packed = int | list[int]
 
 
 def page_data(plan: Plan) -> dict[str, Any]:
-    """Everything the page shows, as values that JSON can hold."""
+    """All data of the page, as JSON types."""
     made = grid(plan)
     numbers = {part.name: number for number, part in enumerate(plan.components)}
     starts = _Starts(plan)
@@ -215,7 +215,7 @@ def _nodes(inventory: Inventory, made: Grid) -> dict[str, Any]:
 
 
 def _in_words(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A config as text: its values are the user's, and JSON cannot hold all of them."""
+    """Convert a config to text: JSON cannot hold all values that users may write."""
     return [
         (str(key), value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in config.items()
     ]

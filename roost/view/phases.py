@@ -127,7 +127,7 @@ def _row_without_devices(part: ComponentPlan, names: list[str]) -> ComponentPhas
 
 
 def machine_words(node: Node, accelerators: int) -> str:
-    """Some accelerators of a machine in words.
+    """Describe accelerators of a machine.
 
     >>> machine_words(Node(8, accelerator_model="A800", memory_gb=80.0), 64)
     '64 × A800 80 GB'
@@ -142,7 +142,7 @@ def machine_words(node: Node, accelerators: int) -> str:
 
 
 def spell_devices(devices: Ints, inventory: Inventory) -> str:
-    """Accelerators by cluster-wide number as people say them: nodes, and which accelerators of each.
+    """Format cluster-wide accelerator numbers as nodes and accelerators of each.
 
     >>> inventory = Inventory.uniform(3, 8)
     >>> spell_devices(np.arange(16), inventory), spell_devices(np.arange(4, 10), inventory)
@@ -177,7 +177,7 @@ _BETWEEN = {State.SLEEPS: "asleep", State.OFFLOADED: "offloaded", State.STOPPED:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """Some processes of a component through the phases, in words."""
+    """States of some processes of a component by phase, as text."""
 
     component: str
     processes: str
@@ -187,7 +187,7 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """The memory of one class of devices through the phases, in GiB; None where it is not known."""
+    """Memory of one class of devices by phase, in GiB; None if unknown."""
 
     devices: int
     components: tuple[str, ...]
@@ -255,7 +255,7 @@ def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
 
 
 def _processes_on(part: ComponentPlan, held: ClassResidency) -> str:
-    """The processes that hold a device of the class."""
+    """Processes with a device of the class."""
     table = part.table
     is_of_class = np.zeros(table.inventory.num_accelerators + 1, np.bool_)
     is_of_class[held.device_class.devices] = True

@@ -24,7 +24,7 @@ _KEPT = "\n\t"
 
 
 def plain_text(text: str) -> str:
-    r"""The text without escape sequences; other control characters become blanks, line ends stay.
+    r"""Remove escape sequences; other control characters become spaces, newlines stay.
 
     >>> plain_text("\x1b[31mred\x1b[0m \x1b]0;title\x07line\x08\r\nnext\ttab")
     'red line  \nnext\ttab'
@@ -36,7 +36,7 @@ def plain_text(text: str) -> str:
 
 
 def plain_line(text: str) -> str:
-    r"""The same in one line.
+    r"""Like `plain_text`, in one line.
 
     >>> plain_line("a\n\x1b[2Jb")
     'a b'
@@ -45,7 +45,7 @@ def plain_line(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console on which only its own styles have an effect: control characters in what is printed are taken out."""
+    """Console that strips control characters from what is printed; only its own styles apply."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(plain_text(text), **options)  # whole, before highlighting cuts it into pieces
@@ -57,7 +57,7 @@ class PlainConsole(Console):
 
 
 class PlainFormatter(logging.Formatter):
-    """Log lines without control characters."""
+    """Formats log lines without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return plain_text(super().format(record))

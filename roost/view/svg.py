@@ -39,12 +39,12 @@ def add(parent: Element, kind: str, words: str | None = None, **attributes: obje
 
 
 def spell(value: object) -> str:
-    """An attribute's value; numbers without noise behind the point."""
+    """Format an attribute's value; floats without trailing noise."""
     return f"{round(value, 2):g}" if isinstance(value, float) else printable(str(value))
 
 
 def printable(text: str) -> str:
-    """The text with what XML cannot hold replaced.
+    """Replace characters that XML cannot contain.
 
     >>> printable("a\\x00b") == "a\\ufffdb"
     True
@@ -53,12 +53,12 @@ def printable(text: str) -> str:
 
 
 def width(text: str, size: float) -> float:
-    """About how wide a text is."""
+    """Estimate the width of a text."""
     return len(text) * size * _LETTER
 
 
 def fitted(text: str, room: float, size: float) -> str:
-    """The text, cut where it would not fit; the whole of it belongs into a title.
+    """Cut a text that does not fit; the full text belongs in a title.
 
     >>> fitted("rollout", 100, 12), fitted("a very long name", 60, 12)
     ('rollout', 'a very …')
@@ -76,7 +76,7 @@ MOST_STRIPES = 4  # holders drawn in one cell; the rest are counted
 
 
 def grid_width(made: Grid) -> float:
-    """The room that the grid takes."""
+    """Width of the grid."""
     layouts = [run.layout for run in made.runs]
     columns = min(COLUMNS, max((len(layout.accelerators) for layout in layouts), default=0))
     has_others = any(layout.declared or layout.without_device for layout in layouts)
@@ -84,7 +84,7 @@ def grid_width(made: Grid) -> float:
 
 
 def draw_grid(parent: Element, made: Grid, left: float, top: float) -> float:
-    """Draw the rows from `top` on; returns where they end."""
+    """Draw the rows from `top`; return the end position."""
     marks = {mark.component: mark for mark in made.marks}
     rows = made.rows(UNFOLDED_NODES)
     columns = min(COLUMNS, max((len(row.layout.accelerators) for row in rows), default=0))
@@ -206,14 +206,14 @@ HATCHED = (State.SLEEPS, State.OFFLOADED)
 def draw_phases(
     parent: Element, tables: Sequence[DevicePhases], marks: Mapping[str, Mark], left: float, top: float, room: float
 ) -> float:
-    """Draw the tables from `top` on; returns where they end."""
+    """Draw the tables from `top`; return the end position."""
     for table in tables:
         top = _draw_table(parent, table, marks, left, top, room) + 20
     return top
 
 
 def add_hatches(parent: Element, marks: Sequence[Mark]) -> None:
-    """A hatch in each component's colour: what is not in the device's memory."""
+    """Add a hatch in each component's colour, for memory that is not on the device."""
     for number, mark in enumerate(marks):
         hatch = add(
             parent, "pattern", id=f"hatch-{number}", width=8, height=8, patternUnits="userSpaceOnUse",
@@ -374,7 +374,7 @@ def _draw_legend(parent: Element, marks: Sequence[Mark], sizes: Sequence[int], t
 
 
 def _set_size(root: Element, paper: Element, wide: float, high: float) -> None:
-    """The size is known when everything is drawn."""
+    """Set the size, which is known only when everything is drawn."""
     for element in (root, paper):
         element.set("width", f"{wide:g}")
         element.set("height", f"{high:g}")

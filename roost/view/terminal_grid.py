@@ -17,7 +17,7 @@ FREE = "·"
 
 
 def print_grid(plan: Plan, console: Console) -> None:
-    """The grid, its legend, and the phases under it."""
+    """Print the grid, its legend, and the phases."""
     made = grid(plan)
     console.print(_grid_table(made))
     console.print()

@@ -19,7 +19,7 @@ MAX_ROWS = 40  # rows of one component; a layout that cannot be folded is cut th
 
 
 def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> None:
-    """The plan as tables: machines, components, and processes with runs of equal rows folded."""
+    """Print the plan as tables: nodes, components, and processes with equal rows folded."""
     shown = [part for part in plan.components if not components or part.name in components]
     header = Text.assemble((plan.file or "plan", "bold"), f": {plan.notation.value} notation, ")
     console.print(header.append(plan.mode.value, "bold"), soft_wrap=True)
@@ -116,7 +116,7 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "bl
 
 
 def print_findings(findings: Iterable[Finding], console: Console) -> None:
-    """Findings with their place, their reason and their fix; notes come last, and a hint that several share once."""
+    """Print findings with position, reason and fix; notes come last, shared hints once."""
     hints: dict[str, None] = {}
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
         line = Text.assemble((finding.heading, f"bold {COLOURS[finding.severity]}"), ": ")

@@ -19,7 +19,7 @@ from roost.config.train import SETTINGS
 
 
 def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console) -> None:
-    """All settings as a table: name, value, origin; keys of the config's own `file` are named by their line only."""
+    """Print all settings as a table: name, value, origin; keys of the config's own `file` by line only."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for name in ("setting", "value", "from"):
         table.add_column(name, overflow="fold")
@@ -31,7 +31,7 @@ def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file
 
 
 def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> None:
-    """Keys of a config that are not used, as a table: key, why, what to write instead."""
+    """Print unused keys of a config as a table: key, reason, replacement."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for name in ("key", "not used because", "instead"):
         table.add_column(name, overflow="fold")
@@ -61,7 +61,7 @@ def explain_setting(setting: ResolvedSetting, notation: Notation) -> list[str]:
 
 
 def spell_origin(setting: ResolvedSetting, notation: Notation) -> str:
-    """The origin in words.
+    """The origin as text.
 
     >>> spell_origin(ResolvedSetting("top_p", 0.7, Origin.NOTATION), Notation.ROLL)
     "ROLL's default"
@@ -74,7 +74,7 @@ def spell_origin(setting: ResolvedSetting, notation: Notation) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """A value as YAML writes it on one line.
+    """Format a value as one line of YAML.
 
     >>> spell_value(None), spell_value(True), spell_value("grpo"), spell_value({"a": 1})
     ('null', 'true', 'grpo', '{"a": 1}')
