@@ -52,25 +52,25 @@ class Report:
 
     @property
     def share(self) -> float:
-        """The part of the checks that passed; nothing as long as only guards did, so that idling earns nothing."""
+        """Share of passed checks; 0 if only guards passed, so that doing nothing gets no reward."""
         if all(check.is_guard for check in self.passes):
             return 0.0
         return len(self.passes) / len(self.checks)
 
     def told(self) -> str:
-        """The report as people read it."""
+        """The report as readable text."""
         return "\n".join(
             f"{'pass' if one.is_passed else 'FAIL'}  {one.name}  {one.failure}".rstrip() for one in self.checks
         )
 
 
 def evaluate(task: AppTask, world: World) -> Report:
-    """Score what an agent made of the world of its task."""
+    """Score the world that an agent left."""
     return judge(task, world.snapshot())
 
 
 def judge(task: AppTask, snapshot: Snapshot) -> Report:
-    """Score a snapshot of the world at the end."""
+    """Score the final snapshot of a world."""
     unmatched = changes_between(task.initial, snapshot)
     checks = [_completed(snapshot)]
     missed = []
@@ -89,7 +89,7 @@ def judge(task: AppTask, snapshot: Snapshot) -> Report:
 
 
 def task_goal_completion(reports: Sequence[Report]) -> float:
-    """The part of the tasks that were solved (TGC).
+    """Share of solved tasks (TGC).
 
     >>> done, missed = Report("3f2a91c_1", ()), Report("3f2a91c_2", (Check("it is there", "it is not"),))
     >>> task_goal_completion([done, missed]), scenario_goal_completion([done, missed])
@@ -99,7 +99,7 @@ def task_goal_completion(reports: Sequence[Report]) -> float:
 
 
 def scenario_goal_completion(reports: Sequence[Report]) -> float:
-    """The part of the scenarios of which every task that was tried was solved, each time (SGC)."""
+    """Share of scenarios of which every attempted task was solved every time (SGC)."""
     solved: dict[str, bool] = defaultdict(lambda: True)
     for report in reports:
         solved[report.task_id.partition("_")[0]] &= report.success

@@ -1,4 +1,4 @@
-"""Worlds from seeds: a supervisor, the people around, and what has piled up in the apps."""
+"""Generate worlds from seeds: a supervisor, people, and records in the apps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def generated_state(seed: int | str) -> State:
 
 
 def day_from(state: State, days: int) -> str:
-    """The date so many days from today.
+    """The date `days` after today.
 
     >>> day_from(State(today="2026-02-27"), 2)
     '2026-03-01'
@@ -50,7 +50,7 @@ def day_from(state: State, days: int) -> str:
 
 
 def person(random: Random, first: str, last: str) -> Record:
-    """The contact of somebody with this name."""
+    """Generate a contact with this name."""
     return records.contact(
         name=f"{first} {last}",
         email=f"{first}.{last}@example.com".lower(),

@@ -27,7 +27,7 @@ class Apis:
 
 
 class AppApis:
-    """The APIs of one app. Whether they exist is found out when they are called."""
+    """The APIs of one app. Unknown names fail only when called."""
 
     def __init__(self, call: Call, app: str) -> None:
         self._call = call
@@ -45,6 +45,6 @@ class AppApis:
 
 
 def _refuse_private(name: str) -> None:
-    """Names that Python itself looks for, when it copies or prints an object, are nobody's APIs."""
+    """Raise for private names, which Python looks up when it copies or prints an object."""
     if name.startswith("_"):
         raise AttributeError(name)

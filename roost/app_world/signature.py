@@ -48,7 +48,7 @@ class Parameter:
         return {**told, **default, "description": self.description}
 
     def taken(self, value: Json) -> Json:
-        """The value as the API gets it; a whole number may come as a float."""
+        """Convert a value for the API; an integer may arrive as a float."""
         if value is None and self.may_be_null:
             return None
         if self.annotation is Any:
@@ -68,7 +68,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Api:
-    """One call that an app offers."""
+    """One API of an app."""
 
     app: str
     name: str
@@ -88,7 +88,7 @@ class Api:
         }
 
     def bound(self, kwargs: Mapping[str, Json]) -> dict[str, Json]:
-        """The arguments as the function takes them; those that were not given are left to their defaults."""
+        """Bind the arguments; missing ones keep their defaults."""
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in kwargs:
             if name not in known:
@@ -146,7 +146,7 @@ def _text_size(value: Json) -> int:
 
 
 def _plain(name: str, value: Json) -> Json:
-    """The value as it is after a journey as JSON."""
+    """Return the value after a JSON round trip."""
     if not _is_within(value, DEEPEST):
         raise ApiError(f"{name} is nested too deeply; {DEEPEST} levels are allowed")
     try:

@@ -42,7 +42,7 @@ class Completion:
 
 @dataclass
 class State:
-    """Everything that the apps know. Only the apps, and those who make tasks, change it.
+    """State of all apps. Only apps and task generators change it.
 
     >>> state = State(today="2026-03-02")
     >>> state.add("notes", {"title": "milk"})
@@ -59,11 +59,11 @@ class State:
     completion: Completion | None = None
 
     def rows(self, table: str) -> list[Record]:
-        """The records of a table, in the order in which they came."""
+        """Records of a table, in insertion order."""
         return list(self.tables[table].values())
 
     def find(self, table: str, key: Key) -> Record:
-        """The record itself, not a copy."""
+        """Return the record itself, not a copy."""
         record = self.tables[table].get(key)
         if record is None:
             raise ApiError(f"there is nothing in {table} with {KEYS[table]} {key!r}")
@@ -84,7 +84,7 @@ class State:
         return record
 
     def remove(self, table: str, key: Key) -> Record:
-        """Take a record out, and return it."""
+        """Remove a record and return it."""
         record = self.find(table, key)
         del self.tables[table][key]
         return record
@@ -110,7 +110,7 @@ class State:
 
     @classmethod
     def restored(cls, snapshot: Snapshot) -> State:
-        """The state that a snapshot was taken of."""
+        """Restore a state from a snapshot."""
         held = copied(snapshot)
         tables = {table: {row[KEYS[table]]: row for row in rows} for table, rows in held.pop("tables").items()}
         completion = held.pop("completion")

@@ -38,16 +38,16 @@ class World:
 
     @classmethod
     def from_seed(cls, seed: int) -> World:
-        """A world with people and their things, made from a seed."""
+        """Generate a world from a seed."""
         return cls(generated_state(seed))
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> World:
-        """A world as it was when the snapshot was taken."""
+        """Restore a world from a snapshot."""
         return cls(State.restored(snapshot))
 
     def call(self, app: str, api: str, kwargs: Mapping[str, Json]) -> Json:
-        """Call an API; what it refuses is an `ApiError`, and has changed nothing."""
+        """Call an API. Raise ApiError if it is refused, without any change."""
         if not isinstance(app, str) or app not in APPS:
             raise unknown("app", app, APPS)
         apis = APPS[app].apis
@@ -76,5 +76,5 @@ class World:
         return self._state.completion.status if self._state.completion else None
 
     def snapshot(self) -> Snapshot:
-        """Everything in it as a JSON value, to be compared or brought back."""
+        """The whole state as a JSON value."""
         return self._state.snapshot()

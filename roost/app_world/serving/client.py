@@ -202,7 +202,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # backoff for a full server
 
 
 class AppWorldEnvironments:
-    """Worlds of apps in which agents act by code.
+    """App worlds in which agents act by writing code.
 
     By default `servers` processes of Roost's server are started, with up to `worlds` worlds each; 0 runs one in this
     process. `urls` are running servers, Roost's or AppWorld's. `appworld_python` is an interpreter that has AppWorld:
@@ -259,7 +259,7 @@ class AppWorldEnvironments:
 
 
 class AppWorldEnvironment:
-    """The world of one episode. Actions are code, and what is shown is what the code printed."""
+    """The world of one episode. Actions are code, observations are its output."""
 
     def __init__(self, environments: AppWorldEnvironments, server: PooledServer, connection: Connection) -> None:
         self._environments, self._server, self._connection = environments, server, connection
@@ -267,7 +267,7 @@ class AppWorldEnvironment:
         self._is_closed = False
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        """Begin the task whose id is the `task_id` of its data; a world has no chance in it, so seeds do nothing."""
+        """Start the task with the `task_id` of its data; worlds are deterministic, so seeds have no effect."""
         self._world = {"task_id": str(task.data["task_id"])}
         if self._server.takes_episodes:
             self._world["episode"] = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Agents without a policy: one that knows the solution, and one that knows nothing but what can be called."""
+"""Agents without a policy (oracle and random), and a scenario for ml-loop's config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUOTED = re.compile(r'"([^"]+)"|(/[\w/.-]*\w)')  # what an instruction speaks of
 
 
 class OracleAgent:
-    """Plays the solution of its task, statement by statement, as an agent does that looks at each."""
+    """Runs the known solution of its task, statement by statement."""
 
     def __init__(self, task: Task) -> None:
         self._solution = make_task(str(task.data["task_id"])).solution
@@ -37,7 +37,7 @@ class OracleAgent:
 
 
 class RandomAgent:
-    """Makes calls at random, with arguments of the right kind, and says that it is done."""
+    """Makes random calls with arguments of the right type, then completes the task."""
 
     def __init__(self, task: Task, seed: int = 0, calls: int = 3) -> None:
         self._random = Random(f"{task.data['task_id']} {seed}")
@@ -114,7 +114,7 @@ class AppWorldScenarioRunner(AgentScenario):
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Find keys of `appworld_config` that are missing or unknown."""
+        """Report missing and unknown keys of `appworld_config`."""
         keys, place = config.get(CONFIG), where.under(CONFIG)
         if not isinstance(keys, Mapping):
             return
@@ -129,5 +129,5 @@ def _keys(
     keeps_reasoning: bool = False,
     template: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """ml-loop's words for what `AgentScenario` takes."""
+    """Translate ml-loop's keys to those of `AgentScenario`."""
     return {"agent": agent, "max_turns": max_interactions, "keeps_reasoning": keeps_reasoning, "template": template}

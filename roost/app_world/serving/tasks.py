@@ -48,7 +48,7 @@ class AppWorldTasks:
 
 
 def told(task: AppTask) -> Task:
-    """A task without what solves it."""
+    """Return a task without its solution."""
     data = {
         "task_id": task.id,
         "instruction": task.instruction,

@@ -32,7 +32,7 @@ class ServedWorld:
 
     @classmethod
     async def begun(cls, task: AppTask, limits: ServingLimits, clock: Callable[[], float]) -> ServedWorld:
-        """A world as the task wants it, with a sandbox that waits for code."""
+        """Open a world in the task's initial state, with a sandbox that waits for code."""
         world = cls(task, limits, clock)
         world._sandbox = await Sandbox.start(limits.sandbox, world._call, allows_weak=limits.allows_weak)
         return world
