@@ -1,4 +1,4 @@
-"""A fresh interpreter that takes nothing of this process along."""
+"""Start sandboxed processes: fresh interpreters, or forks of a template process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OF_THREAD = threading.local()
 
 
 class TemplateGone(Exception):
-    """The template does not answer any more."""
+    """The template no longer answers."""
 
 
 class Template:
@@ -106,7 +106,7 @@ class Template:
 
 
 class Forked:
-    """A process that a template forked, with what `subprocess.Popen` has for its own."""
+    """A process forked by a template, with the interface of `subprocess.Popen`."""
 
     def __init__(self, template: Template, pid: int, handle: int) -> None:
         self._template, self.pid, self._handle = template, pid, handle
@@ -138,7 +138,7 @@ class Forked:
 
 
 def forked(stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> Forked | None:
-    """A fork of this thread's template, which is started if it is not there; None where processes cannot be forked."""
+    """Fork this thread's template, starting it if needed; None if the platform cannot fork."""
     if not _can_be_held():
         return None
     template: Template | None = getattr(_OF_THREAD, "template", None)

@@ -144,7 +144,7 @@ _WORDS = frozenset({"raised", "memory", "exited"})  # what a process can say of 
 
 
 class Sandbox:
-    """A process for the code of one episode. What a piece of code defines is there for the next, as in a notebook.
+    """A process for the code of one episode. Definitions stay for the next piece of code, as in a notebook.
 
     Code that ran too long, or died, takes its process with it: its output says so, and the next execution starts with
     a new process in the same folder. Between executions the process is stopped, with whatever threads it has.
@@ -175,7 +175,7 @@ class Sandbox:
         allows_weak: bool = False,
         stdin: str | None = None,
     ) -> Sandbox:
-        """Start one. A `folder` that is given is where its files are, and stays; its own is removed when it is closed.
+        """Start a sandbox. A given `folder` is used and kept; a folder of the sandbox itself is removed on close.
 
         With `stdin` it reads that, and code is over when its threads are, as with a program that is run once.
         """

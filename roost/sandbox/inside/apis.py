@@ -16,7 +16,7 @@ class ApiError(Exception):
 
 
 class Apis:
-    """`apis.<app>.<api>(**arguments)` is answered by the other side."""
+    """`apis.<app>.<api>(**arguments)` is executed by the other side."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._lock = channel, threading.Lock()

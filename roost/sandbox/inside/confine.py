@@ -1,4 +1,4 @@
-"""Giving up everything that code in a sandbox has no use for. It is done before any of that code is seen."""
+"""Drop everything that code in a sandbox does not need, before any of that code is received."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _filter(kernel: Kernel) -> bool:
 
 
 def _limit(name: str, most: int, spare: int = 0) -> None:
-    """Set a limit, or keep the one there is where it is lower."""
+    """Set a limit, unless the current one is lower."""
     kind: int | None = getattr(resource, name, None)
     if kind is None:
         return

@@ -12,7 +12,7 @@ LARGEST = 1 << 20  # bytes per message from a sandbox; messages to it are not li
 
 
 def packed(message: Any) -> bytes:
-    """A message as it is sent.
+    """Encode a message.
 
     >>> packed({"a": 1})
     b'\\x00\\x00\\x00\\x08{"a": 1}'
@@ -22,18 +22,18 @@ def packed(message: Any) -> bytes:
 
 
 class Channel:
-    """The sandboxed end of the connection; it waits."""
+    """The sandboxed end of the connection; calls block."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def receive(self) -> Any:
-        """The next message; `EOFError` when the other side is gone."""
+        """Return the next message. Raise EOFError when the other side is gone."""
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         return json.loads(self._exactly(length))
 
     def send(self, message: Any) -> None:
-        """Say something; `ValueError` where it is too large to be heard."""
+        """Send a message. Raise ValueError if it is too large."""
         frame = packed(message)
         if len(frame) > LARGEST:
             raise ValueError(f"a message of {len(frame)} bytes is too large; at most {LARGEST} can be sent")

@@ -1,4 +1,4 @@
-"""Calls of the kernel that Python has no functions for."""
+"""System calls that Python has no functions for."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ _CAPABILITY_VERSION = 0x20080522  # the third, of two words
 
 
 class Kernel:
-    """The C library of this process. Every method raises `OSError` where the kernel refuses."""
+    """The C library of this process. Every method raises OSError if the kernel refuses."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None, use_errno=True)
 
     def call(self, number: int, *arguments: int | ctypes.c_void_p | bytes | None) -> int:
-        """A system call by its number."""
+        """Make a system call by number."""
         words = (ctypes.c_long(word) if isinstance(word, int) else word for word in arguments)
         return self._checked(self._library.syscall(ctypes.c_long(number), *words))
 
     def prctl(self, option: int, *arguments: int) -> int:
-        """Set something about this process."""
+        """Set an attribute of this process."""
         words = [*arguments, 0, 0, 0, 0][:4]
         return self._checked(self._library.prctl(option, *(ctypes.c_ulong(word) for word in words)))
 
     def unshare(self, flags: int) -> None:
-        """Leave namespaces for new ones."""
+        """Enter new namespaces."""
         self._checked(self._library.unshare(flags))
 
     def drop_capabilities(self) -> None:
-        """Give up every privilege of this process."""
+        """Drop all capabilities of this process."""
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         nothing = (ctypes.c_uint32 * 6)()
         self._checked(self._library.capset(header, nothing))
 
     def filter_calls(self, program: bytes) -> None:
-        """From now on the program decides about every system call; this cannot be undone."""
+        """Install a seccomp filter; this cannot be undone."""
         code = ctypes.create_string_buffer(program, len(program))
         described = _Program(len(program) // 8, ctypes.addressof(code))
         words = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(described), ctypes.c_ulong(0), ctypes.c_ulong(0))

@@ -31,7 +31,7 @@ class Handled(NamedTuple):  # a data class takes 10 ms to import
     scopes: int
 
     def packed(self, version: int) -> bytes:
-        """As the kernel of that version reads it."""
+        """Encode as the kernel of that version expects."""
         words = (self.files, self.ports, self.scopes)[: 1 + (version >= 4) + (version >= 6)]
         return struct.pack(f"={len(words)}Q", *words)
 

@@ -13,7 +13,7 @@ from roost.sandbox.inside.notebook import Notebook
 
 
 def main(descriptor: int) -> NoReturn:
-    """Serve the other side until it is gone."""
+    """Serve requests until the other side is gone."""
     channel = Channel(descriptor)
     asked = channel.receive()
     sys.dont_write_bytecode = True

@@ -1,4 +1,4 @@
-"""Runs pieces of code one after another in one module, as the cells of a notebook do."""
+"""Run pieces of code one after another in one module, like cells of a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120 (pathlib takes long to import)
 
 
 class Notebook:
-    """A module `__main__` that code is run in. What a piece defines is there for the next."""
+    """A `__main__` module that code runs in. Definitions stay for the next piece."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._module = ModuleType("__main__")
@@ -26,7 +26,7 @@ class Notebook:
             setattr(builtins, name, _exit)
 
     def run(self, code: str, number: int, waits_for_threads: bool) -> str | None:
-        """Run a piece; what went wrong, in a word. A traceback is printed as an interpreter does."""
+        """Run a piece of code and return its fault, if any. Tracebacks are printed as by the interpreter."""
         name = f"<execution {number}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         try:
@@ -80,7 +80,7 @@ def _flush() -> None:
 
 
 def _join_threads() -> None:
-    """As an interpreter does before it ends."""
+    """Join threads, as an interpreter does at exit."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

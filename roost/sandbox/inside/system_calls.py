@@ -72,7 +72,7 @@ fallocate 285 47
 
 
 class Calls(NamedTuple):
-    """The numbers of one kind of machine."""
+    """System call numbers of one machine type."""
 
     allowed: tuple[int, ...]
     checked: Mapping[str, int]

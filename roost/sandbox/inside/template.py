@@ -109,7 +109,7 @@ def _be_a_sandbox(given: int, output: int, connection: int) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """As an interpreter does when it begins: those of the template know their own files."""
+    """Open the standard streams, as an interpreter does at start: those of the template have other files."""
     sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape", None)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape", "\n")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", "\n")  # type: ignore[misc]
