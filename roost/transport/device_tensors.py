@@ -14,7 +14,7 @@ _DEVICE = 6  # which argument of torch's `rebuild_cuda_tensor` is the device's i
 
 
 class DeviceNotVisible(RuntimeError):
-    """A tensor lies on a device that the process asked to open it cannot see."""
+    """A tensor is on a device that the receiving process cannot see."""
 
 
 class DeviceTensors:
@@ -38,7 +38,7 @@ class DeviceTensors:
         return self._done[id(tensor)][1]
 
     def finish(self) -> None:
-        """Wait for the copies that `reduce` began."""
+        """Wait for the copies that `reduce` started."""
         for device in self._copying:
             torch.cuda.current_stream(device).synchronize()
         self._copying.clear()
@@ -62,7 +62,7 @@ def staged_tensor(
     is_trained: bool | None = None,
     device: Any = None,
 ) -> torch.Tensor:
-    """A tensor that came through host memory, copied to the device if one is given."""
+    """Tensor received through host memory, copied to the device if one is given."""
     tensor: torch.Tensor = host_tensor(buffer, numbers, shape, dtype)
     if device is not None:
         tensor = tensor.to(device)  # has arrived when this returns: the buffer may be reused

@@ -48,7 +48,7 @@ class DaemonLink:
         self._requests = self._socket(None)
         self._answers = self._socket(self._identity)
         self._is_closed = False
-        # The daemon can answer only after it has heard from the socket that receives.
+        # The daemon can answer only after the receiving socket has sent a message.
         hello: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[-1] = hello
         self._answers.send_multipart([self._identity, *self._frames(-1, "hello", ())])
@@ -93,15 +93,15 @@ class DaemonLink:
         return [pickle.dumps((number, tuple(self.who), op, labels), 5), pickle.dumps(args, 5), *frames]
 
     def ask(self, op: str, *args: Any) -> Any:
-        """A request without parcels, waited for."""
+        """Send a request without parcels and wait for its answer."""
         return self.request(op, *args).result()[0]
 
     def tell(self, op: str, *args: Any) -> None:
-        """Say something that needs no answer."""
+        """Send a one-way message."""
         self._send(self._frames(None, op, args))
 
     def pack(self, value: object, device_route: DeviceRoute = "stage") -> Packet:
-        """A value ready to be sent: large buffers are written to shared memory."""
+        """Pack a value for sending; large buffers are written to shared memory."""
         packed = message.pack(value, device_route)
         if is_inline(packed.nbytes):
             return Packet(packed.header, tuple(bytes(buffer) for buffer in packed.buffers))
@@ -110,7 +110,7 @@ class DaemonLink:
         return Packet(packed.header, (), segment, self._maps.write(segment, packed.buffers))
 
     def send(self, op: str, *args: Any, parcel: Packet) -> Future[tuple[Any, list[Packet]]]:
-        """A request that carries a parcel; the answer may bring shared memory for the next one."""
+        """Send a request with a parcel; the answer may bring a segment for the next one."""
         future = self.request(op, *args, parcels=[parcel])
         if parcel.segment is not None:
             future.add_done_callback(self._keep_spare)
@@ -144,7 +144,7 @@ class DaemonLink:
             self._requests.send_multipart([self._identity, *frames])
 
     def _give_back(self) -> None:
-        """Tell the daemon which segments nothing here uses any more."""
+        """Report segments that are no longer used to the daemon."""
         released = self._maps.take_released()
         if released:
             self._requests.send_multipart([self._identity, *self._frames(None, "release", (released,))])
@@ -159,7 +159,7 @@ class DaemonLink:
             frames = self._answers.recv_multipart()
             try:
                 self._take(frames)
-            except Exception:  # the answers to the others must still be read
+            except Exception:  # other answers must still be read
                 logger.exception("an answer of %d frames was dropped", len(frames))
         self._give_up(PeerLost("this process has left its job"))
 
@@ -176,7 +176,7 @@ class DaemonLink:
             future.set_result((value, parcels))
             return
         segments = [parcel.segment for parcel in parcels] + [value if isinstance(value, SegmentRef) else None]
-        self._maps.released.extend(segment.number for segment in segments if segment is not None)  # nobody wants it
+        self._maps.released.extend(segment.number for segment in segments if segment is not None)  # no one waits for it
         if future is not None:
             future.set_exception(value)
 

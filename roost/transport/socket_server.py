@@ -1,4 +1,4 @@
-"""The socket through which the processes of a node reach its daemon: a Unix socket that only their user may open."""
+"""Unix socket server of a node daemon, which only its own user may connect to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Serve = Callable[[Address, str, tuple[Any, ...], Sequence[Packet]], Awaitable[tu
 
 
 class SocketServer:
-    """Reads requests and answers each when it is served, in any order.
+    """Reads requests and sends each answer when it is ready, in any order.
 
     A process has two sockets: one it sends on, and one on which only its own reader receives; a request names the
     latter. So its threads can send without waiting for each other's answers.
@@ -46,7 +46,7 @@ class SocketServer:
             frames = await self._socket.recv_multipart()
             try:
                 self._take(frames)
-            except Exception:  # one who cannot be understood must not silence the node
+            except Exception:  # an invalid message must not stop the server
                 logger.exception("a message of %d frames was dropped", len(frames))
 
     def _take(self, frames: Sequence[bytes]) -> None:
