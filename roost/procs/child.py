@@ -16,7 +16,7 @@ from roost.procs import server_keeper
 from roost.procs.logs import last_lines
 from roost.procs.server_keeper import Link
 
-START_LIMIT = 60.0  # seconds for the process to be there, not for what it serves to be ready
+START_LIMIT = 60.0  # seconds for the process to start, not for its service to be ready
 LINES_TOLD = 15
 
 
@@ -45,7 +45,7 @@ def left_keepers(name: str, folder: Path) -> list[int]:
     """
     command = _command(name, folder)
     found = []
-    import psutil  # not above: a plain install, which only plans, has none
+    import psutil  # not at module level: a plan-only install lacks it
 
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -70,7 +70,7 @@ def _keeper(name: str, log: Path) -> Link:
             start_new_session=True,  # an interrupt from the terminal is for the owner
         )
     try:
-        launcher.wait(START_LIMIT)  # it goes as soon as the keeper is there
+        launcher.wait(START_LIMIT)  # it exits as soon as the keeper runs
     except subprocess.TimeoutExpired:
         launcher.kill()
         launcher.wait()

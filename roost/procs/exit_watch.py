@@ -1,4 +1,4 @@
-"""Tells when processes of this machine end, at once where the kernel can say so."""
+"""Watch processes of this machine for their exit, immediately if the kernel supports pidfds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 
-LOOK_EVERY = 0.25  # seconds, where the kernel cannot tell
+LOOK_EVERY = 0.25  # seconds between polls without pidfds
 
 
 class ProcessWatch:
@@ -24,14 +24,14 @@ class ProcessWatch:
         except ProcessLookupError:
             loop.call_soon(ended, pid)
             return
-        except (AttributeError, OSError):  # not Linux, or an old one
+        except (AttributeError, OSError):  # not Linux, or an old kernel
             self._polling[pid] = loop.create_task(self._poll(pid, ended))
             return
         self._fds[pid].add(fd)
         loop.add_reader(fd, self._end, pid, fd, ended)
 
     def stop(self, pid: int) -> None:
-        """Do not watch a process any more."""
+        """Stop watching a process."""
         for fd in self._fds.pop(pid, ()):
             _drop(fd)
         task = self._polling.pop(pid, None)

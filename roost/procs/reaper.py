@@ -1,10 +1,9 @@
-"""Ends what a killed driver leaves of its local Ray.
+"""Reaper: ends the processes that a killed driver leaves of its local Ray.
 
-Ray's processes notice the end of their driver by themselves, most of the time. A small process of its own waits for
-the end of the driver as well, which a pipe tells it however the driver ends, and then ends those that are still there
-and removes their folder.
-They are known by a mark in their environment, or by a parent that has it: a process that changes its title writes over
-parts of its environment, and who started it is then all that there is to see.
+Ray's processes usually notice the end of their driver. This small process waits for it as well, through a pipe that
+closes however the driver ends, then ends the remaining processes and removes their folder.
+They are identified by a mark in their environment, or by a parent that has it: a process that changes its title
+overwrites parts of its environment, and only its parent then identifies it.
 
 The file is also that process's program, run by its path, so it imports nothing but the standard library.
 """
@@ -29,7 +28,7 @@ QUIET = 5  # rounds in which nothing is seen, until nothing is left: one that is
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that were started with a mark, other than this one."""
+    """Processes started with a mark, except this one."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -42,14 +41,14 @@ def marked(mark: str) -> list[int]:
 
 
 class Ours:
-    """Processes that were started with a mark, and theirs. Who was seen once is known when its parent is gone."""
+    """Processes started with a mark and their descendants, which stay known after their parent exits."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._known: dict[int, str] = {}  # by number, with the time at which each was started
 
     def running(self) -> list[int]:
-        """Those that have not ended."""
+        """Known processes that have not ended."""
         there = dict(_running())
         ours = set(marked(self._mark)) | {
             pid for pid, started in self._known.items() if pid in there and there[pid][1] == started
@@ -64,19 +63,19 @@ class Ours:
 
 
 def _running() -> Iterator[tuple[int, tuple[int, str]]]:
-    """Every process of the machine that has not ended, with its parent and the time at which it was started."""
+    """All running processes of the machine, with parent and start time."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
-            continue  # it is gone
+            continue  # it has exited
         if fields[0] not in "ZX":
             yield int(folder.name), (int(fields[1]), fields[19])
 
 
 def main(mark: str, folder: str) -> None:
     ours = Ours(mark)
-    while not _is_closed(sys.stdin.buffer.fileno()):  # which it is when the driver is gone
+    while not _is_closed(sys.stdin.buffer.fileno()):  # closed when the driver exits
         ours.running()
     _end(ours)
     shutil.rmtree(folder, ignore_errors=True)
@@ -87,7 +86,7 @@ def _end(ours: Ours) -> None:
     while ours.running() and time.monotonic() < deadline:
         time.sleep(0.2)
     quiet = 0
-    for _ in range(ROUNDS):  # one that is being ended may still start another
+    for _ in range(ROUNDS):  # a process that is being ended may still start another
         left = ours.running()
         quiet = 0 if left else quiet + 1
         if quiet == QUIET:

@@ -26,12 +26,12 @@ from typing import Any
 
 import psutil
 
-SEND_LIMIT = 60.0  # seconds; a message is small, so only one that hangs is waited for
-LOOK_EVERY = 0.2  # seconds between looks at the server and its owner
-CHECK_EVERY = 0.05  # seconds, while processes are being ended
-GRACE_OF_ORPHANS = 3.0  # seconds, for a server whose owner is gone and for children of a server that died
-TERMINATE_LIMIT = 5.0  # or the grace, where that is shorter
-KILL_LIMIT = 10.0  # a process that is busy in a driver dies only when the driver lets it
+SEND_LIMIT = 60.0  # seconds; messages are small, so only a hung peer delays them
+LOOK_EVERY = 0.2  # seconds between checks of the server and its owner
+CHECK_EVERY = 0.05  # seconds between checks while processes are being ended
+GRACE_OF_ORPHANS = 3.0  # seconds, for a server without its owner and for children of a dead server
+TERMINATE_LIMIT = 5.0  # or the grace period, if shorter
+KILL_LIMIT = 10.0  # a process inside a device driver dies only when the driver returns
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from the kernel's prctl.h
 
 
@@ -89,9 +89,9 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def members(server: psutil.Process, ancestor: psutil.Process) -> list[psutil.Process]:
-    """The processes of a server: those of its session, and all that descend from an ancestor."""
+    """Processes of a server: those of its session, and all descendants of the ancestor."""
     if psutil.pid_exists(server.pid) and not server.is_running():
-        return []  # its number is another process's now, so it is long gone
+        return []  # its pid was reused, so it has exited
     found: dict[int, psutil.Process] = {}
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
@@ -103,7 +103,7 @@ def members(server: psutil.Process, ancestor: psutil.Process) -> list[psutil.Pro
 
 
 def end_all(find: Find, ask: Callable[[], None], grace: float) -> tuple[Ending, list[int]]:
-    """End what `find` finds, first by `ask`, then with more and more force; returns what it took, and who is left."""
+    """End the processes of `find` by `ask`, then SIGTERM, then SIGKILL; return how they ended and the pids left."""
     if not find():
         return Ending.HAD_ENDED, []
     ask()
@@ -112,14 +112,14 @@ def end_all(find: Find, ask: Callable[[], None], grace: float) -> tuple[Ending, 
     _signal(find(), signal.SIGTERM)
     if _are_gone(find, min(grace, TERMINATE_LIMIT)):
         return Ending.TERMINATED, []
-    # Again and again, for one that is being ended may still have started another.
+    # Repeatedly, because a process that is being ended may have started another.
     _are_gone(lambda: _signal(find(), signal.SIGKILL), KILL_LIMIT)
     return Ending.KILLED, [process.pid for process in find()]
 
 
 def _signal(processes: list[psutil.Process], number: int) -> list[psutil.Process]:
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # gone, or not to be ended by us: then it is told as left
+        with contextlib.suppress(psutil.Error):  # it has exited, or cannot be signalled and is reported as left
             process.send_signal(number)
     return processes
 
@@ -134,7 +134,7 @@ def _are_gone(find: Find, limit: float) -> bool:
 
 
 def keep(link: Link) -> None:
-    """Start the server that the owner orders, watch over both, and end what is left when either ends."""
+    """Start the server for the owner, watch both, and end the remaining processes when either ends."""
     orders: list[dict[str, Any]] = []
     while not orders and not link.is_closed:
         orders = link.heard(wait=LOOK_EVERY)
@@ -155,18 +155,18 @@ def keep(link: Link) -> None:
 
 
 def _take_leave() -> None:
-    """Let the kernel forget the children that have ended: the first process of many a container never does."""
+    """Reap ended children, because the init process of many containers does not."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _watch(link: Link, owner: psutil.Process, server: subprocess.Popen[bytes]) -> float:
-    """Until there is a reason to end: returns the seconds that the server has to do so by itself."""
+    """Wait until the server should end; return the grace period in seconds."""
     while True:
         for message in link.heard(wait=LOOK_EVERY):
             return float(message["stop"])
-        # The socket does not tell of an owner that was killed while a fork of it lives on.
+        # The socket stays open if the owner was killed while a fork of it is alive.
         if link.is_closed or has_ended(owner):
             return GRACE_OF_ORPHANS
         if server.poll() is not None:
@@ -196,7 +196,7 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    # Not a child of its owner: Ray kills the children of a worker that it ends, and would begin with the keeper.
+    # Not a child of its owner: Ray kills the children of a worker that it stops, starting with the keeper.
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -21,7 +21,7 @@ class ExitRaised(RuntimeError):
 
 
 def as_exception(error: BaseException, who: str = "the code") -> Exception:
-    """The error as an ordinary exception, which ends neither an event loop nor a process.
+    """Convert an error to an ordinary Exception, which ends neither an event loop nor a process.
 
     StopIteration and CancelledError are converted as well: a future refuses the first, and the second would look as if
     the awaiting task had been cancelled.
@@ -37,10 +37,10 @@ def as_exception(error: BaseException, who: str = "the code") -> Exception:
 
 
 class Contained(Coroutine[Any, Any, T]):
-    """A coroutine that runs as the one it wraps, but raises ExitRaised for what is neither an Exception nor cancelled.
+    """Wraps a coroutine and raises ExitRaised for anything that is neither an Exception nor a cancellation.
 
-    A wrapper of its own kind rather than an `async def`: throwing into it before its first step reaches the wrapped
-    coroutine, which then does not complain that it was never awaited.
+    A class rather than an `async def`, so that throwing into it before its first step reaches the wrapped coroutine,
+    which would otherwise warn that it was never awaited.
     """
 
     __slots__ = ("__weakref__", "inner")
@@ -72,7 +72,7 @@ class Contained(Coroutine[Any, Any, T]):
         self.inner.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self  # it has all that a generator has
+        return self  # it implements the generator protocol
 
     def __iter__(self) -> Contained[T]:
         return self
@@ -84,16 +84,16 @@ class Contained(Coroutine[Any, Any, T]):
         return repr(self.inner)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)  # its frame, code and name, by which asyncio and debuggers show a task
+        return getattr(self.inner, name)  # frame, code and name, which asyncio and debuggers show
 
 
 def contained(work: Awaitable[T]) -> Awaitable[T]:
-    """Work to be awaited; a coroutine is wrapped, a future or task is left as it is."""
+    """Wrap a coroutine in `Contained`; return a future or task unchanged."""
     return Contained(work) if asyncio.iscoroutine(work) and not isinstance(work, Contained) else work
 
 
 def call(function: Callable[..., T], *arguments: Any) -> T:
-    """Call user code that is not asynchronous; whatever it raises is an Exception."""
+    """Call synchronous user code; anything it raises becomes an Exception."""
     try:
         return function(*arguments)
     except Exception:
@@ -105,7 +105,7 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
 
 
 async def called(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Call user code and await what it gives; whatever it raises, in the call or later, is an Exception.
+    """Call async user code and await it; anything it raises, in the call or later, becomes an Exception.
 
     >>> async def leave(code):
     ...     raise SystemExit(code)
@@ -122,7 +122,7 @@ async def called(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on no new task of the loop ends it, not even one that user code starts itself."""
+    """Prevent new tasks of the loop, including those of user code, from ending it."""
     if loop.get_task_factory() is None:
         loop.set_task_factory(_contained_task)
 
@@ -145,13 +145,13 @@ def is_from_signal(error: BaseException) -> bool:
     return handler is signal.default_int_handler or of_runner
 
 
-GRACE_S = 10.0  # for what is cancelled to put its things in order
+GRACE_S = 10.0  # for cancelled work to clean up
 
 
 async def within(limit_s: float, work: Awaitable[T]) -> T:
-    """The outcome of work that has so long. What goes on after it was cancelled is left behind, once its grace is over.
+    """Await work with a time limit. Work that still runs after cancellation and the grace period is abandoned.
 
-    Whatever the work raises is an Exception here, also where it called `sys.exit()`.
+    Anything it raises becomes an Exception, including `sys.exit()`.
 
     >>> asyncio.run(within(1.0, asyncio.sleep(0, "done")))
     'done'
@@ -175,13 +175,13 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
 
 
 def look_at(task: asyncio.Future[T]) -> None:
-    """An error that comes too late for anybody is no reason for the event loop to complain."""
+    """Retrieve a late error, so that the event loop does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 def begun(name: str, call: Callable[[], T]) -> Future[T]:
-    """The outcome of a call that has a thread for itself. It is made also where nobody waits for it any more.
+    """Run a call in its own daemon thread; return a future. It runs even if no one waits for the result.
 
     >>> begun("adder", lambda: 1 + 1).result()
     2
@@ -193,7 +193,7 @@ def begun(name: str, call: Callable[[], T]) -> Future[T]:
 
 
 class DaemonThread:
-    """Makes calls one after another, all in one thread. An executor's would be joined when the process ends.
+    """Runs calls in order in one daemon thread, which, unlike an executor's, is not joined at exit.
 
     >>> thread = DaemonThread("adder")
     >>> thread.submit(sum, [1, 2]).result()
@@ -205,11 +205,11 @@ class DaemonThread:
         self._name = name
         self._lock = threading.Lock()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None  # until there is something to do
+        self._thread: threading.Thread | None = None  # started with the first call
         self._is_over = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """The outcome of a call, which is made after all before it; one that is cancelled before that is not made."""
+        """Queue a call and return its future; a call cancelled before its start is skipped."""
         outcome: Future[T] = Future()
         with self._lock:
             if self._is_over:
@@ -221,7 +221,7 @@ class DaemonThread:
         return outcome
 
     def shutdown(self) -> None:
-        """Nothing is submitted any more; the thread ends after what was, and is not waited for."""
+        """Accept no more calls; the thread ends after the queued ones, without being joined."""
         with self._lock:
             self._is_over = True
             self._calls.put(None)
@@ -229,7 +229,7 @@ class DaemonThread:
     def _run(self) -> None:
         for make in iter(self._calls.get, None):
             make()
-            del make  # and what it holds, before the next is waited for
+            del make  # free what it refers to before waiting for the next
 
     def _make(self, call: Callable[[], T], outcome: Future[T]) -> None:
         if outcome.set_running_or_notify_cancel():
