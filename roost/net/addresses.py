@@ -14,13 +14,13 @@ EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class PortLeases:
-    """Ports that this process has claimed for others, until they are given back or the process ends."""
+    """Ports leased by this process until they are released or the process ends."""
 
     def __init__(self) -> None:
         self._locks: dict[int, socket.socket] = {}
 
     def lease(self) -> int:
-        """A port that nothing listens on and no other job of this machine has claimed."""
+        """Lease a port that nothing listens on and no other job of this machine has leased."""
         for port in _candidates():
             if port in self._locks:
                 continue
@@ -44,7 +44,7 @@ class PortLeases:
 
 
 def _candidates() -> Iterator[int]:
-    """Every port once, from a random start, so that jobs seldom try the same ones."""
+    """All ports once, from a random start, so that jobs rarely try the same ones."""
     ports = range(FIRST_PORT, _first_ephemeral())
     start = random.randrange(len(ports))
     yield from ports[start:]
@@ -59,10 +59,10 @@ def _first_ephemeral() -> int:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """A lock of the machine's network: a socket of the kernel's abstract namespace, which no file outlives."""
+    """Machine-wide lock: a socket in the abstract namespace, which leaves no file behind."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     if not sys.platform.startswith("linux"):
-        return lock  # other systems have no abstract names; there a port is only looked at
+        return lock  # other systems have no abstract namespace; there a port is only checked
     try:
         lock.bind(f"\0roost-port-{port}")
     except OSError:
@@ -82,7 +82,7 @@ def _is_free(port: int) -> bool:
 
 
 def node_address() -> str:
-    """The address of this machine in the cluster."""
+    """Address of this machine in the cluster."""
     from ray.util import get_node_ip_address
 
     return str(get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""An HTTP client of one server: connections without a limit, and errors that say whether anything was sent."""
+"""HTTP client of one server, with unlimited connections and errors that tell whether a request was sent."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import aiohttp
 LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prompt
 
 CONNECT_LIMIT_S = 5.0
-KEPT_S = 2.0  # less than servers keep a connection that nobody uses: vLLM and uvicorn close it after 5 s
+KEPT_S = 2.0  # shorter than servers keep an idle connection: vLLM and uvicorn close it after 5 s
 
 CLOSED = "the connections to this server were closed"
 
 
 class CallFailed(Exception):
-    """No answer came."""
+    """The call got no answer."""
 
 
 class NothingSent(CallFailed):
-    """There was no connection: whatever was asked, it may be asked again."""
+    """No connection was made, so any request may be retried."""
 
 
 class ClientClosed(CallFailed):
-    """The connections were closed, perhaps by somebody else while this call was under way."""
+    """The client was closed, perhaps during this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Answer:
         return self.content.decode(errors="replace")
 
     def json(self) -> Any:
-        """Raises ValueError where it is something else."""
+        """Parsed JSON; raises ValueError for other content."""
         return json.loads(self.content)
 
 
 class HttpClient:
-    """Calls to one server. Cancelling one closes its connection, which tells the server to stop working on it.
+    """Calls to one server. Cancelling a call closes its connection, and the server stops working on it.
 
     A connection that is kept may be closed by the server just when it is used again; for what must not be asked twice,
     `is_kept=False` makes one for each call. `asks_proxy` takes a proxy from the environment, for servers outside the
@@ -72,7 +72,7 @@ class HttpClient:
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def request(self, method: str, path: str, body: Any = None, query: Any = ()) -> Answer:
-        """The whole answer; there is no limit of time but that for making a connection."""
+        """Send a request and return the whole answer; only connecting has a time limit."""
         if self.is_closed:
             raise ClientClosed(CLOSED)
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
@@ -100,7 +100,7 @@ class HttpClient:
             raise
 
     async def close(self) -> None:
-        """Close all connections; what is under way fails."""
+        """Close all connections; calls in progress fail."""
         self.is_closed = True
         here = asyncio.get_running_loop()
         while self._sessions:
@@ -115,7 +115,7 @@ class HttpClient:
     async def _new_session(self) -> aiohttp.ClientSession:
         for loop in [loop for loop in self._sessions if loop.is_closed()]:
             await self._sessions.pop(loop).close()
-        # A held generation keeps its connection: with a limit there might be none left to say resume.
+        # Held requests keep their connections: with a limit there might be none left for resume.
         connector = (
             aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
             if self._is_kept
@@ -132,7 +132,7 @@ class HttpClient:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a server, unless it has an address of a private network."""
+    """Proxy for a server from the environment, unless its address is in a private network."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     with contextlib.suppress(ValueError):

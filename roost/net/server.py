@@ -9,7 +9,7 @@ from typing import Any
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has its address but takes no connections yet; port 0 is any that is free."""
+    """A bound socket that does not listen yet; port 0 means any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,9 +26,9 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-BACKLOG = 1024  # connections that wait to be taken: many episodes begin at the same moment
-KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is used again
-GRACE_S = 1  # for answers on their way out
+BACKLOG = 1024  # pending connections: many episodes begin at the same time
+KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is reused
+GRACE_S = 1  # for responses in progress
 
 
 class LoopServer:
@@ -41,7 +41,7 @@ class LoopServer:
         import uvicorn
 
         bound = bound_socket(host, port)
-        bound.listen(BACKLOG)  # so that nobody is refused before the server runs
+        bound.listen(BACKLOG)  # so that no connection is refused before the server runs
         self.url = url_of(bound)
         self._in_order = in_order
         self._server = uvicorn.Server(
