@@ -1,4 +1,4 @@
-"""One Chrome trace file of a whole job: opens in Perfetto (ui.perfetto.dev) and in chrome://tracing."""
+"""Write the Chrome trace file of a job, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def write_trace(
 def trace_events(
     workers: Sequence[WorkerSpans], nodes: Mapping[int, str], busy: BusyTimes, window: Interval
 ) -> Iterator[Event]:
-    """The events of a trace, lane after lane; in a lane in the order of time, an outer span before those inside it."""
+    """Events of a trace, lane by lane, in time order; an outer span precedes those inside it."""
     devices_of: dict[int, list[int]] = {}
     for node, device in busy:
         devices_of.setdefault(node, []).append(device)
@@ -141,7 +141,7 @@ def microseconds(nanoseconds: int) -> float:
 
 
 def _lanes(spans: Sequence[Span], window: Interval) -> Iterator[tuple[int, list[Span]]]:
-    """The spans that touch the window by lane, each lane in the order of its events."""
+    """Spans that overlap the window by lane, in event order."""
     lanes: dict[int, list[Span]] = {}
     # A span is recorded after those inside it; turned round, the stable sort keeps it before one with the same times.
     for span in reversed(spans):

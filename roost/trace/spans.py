@@ -1,4 +1,4 @@
-"""Spans: what one process did, from when to when, and how long it spent under each tag."""
+"""Spans of one process, and the time spent under each tag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Closed: TypeAlias = tuple[str, Category, int, int, int, Mapping[str, Any] | Non
 
 
 class Span(NamedTuple):
-    """Something a process did: a call it served, a piece of work, or a wait for a peer, a channel or a lock.
+    """An interval of a process: a call it served, a piece of work, or a wait for a peer, channel or lock.
 
     Times are nanoseconds since the epoch. Spans of one lane (`thread`) follow each other or nest; lane 0 is the main.
     """
@@ -45,7 +45,7 @@ class WorkerSpans(NamedTuple):
 
 
 class Clock:
-    """The time since the epoch, read off a clock that never goes back: the wall clock is asked once, at the start.
+    """Time since the epoch from a monotonic clock; the wall clock is read once, at the start.
 
     >>> ticks = iter([10, 20, 500])
     >>> Clock(monotonic=lambda: next(ticks), wall=lambda: 1_000_000).now()
@@ -130,7 +130,7 @@ class SpanRecorder:
         return self._dropped
 
     def drain(self) -> list[Span]:
-        """The spans closed since the last drain, in the order in which they closed."""
+        """Return the spans closed since the last drain, in closing order."""
         with self._lock:
             closed = list(self._spans)
             self._spans.clear()
@@ -141,7 +141,7 @@ class SpanRecorder:
         ]
 
     def pop_time(self, tag: str) -> float:
-        """The seconds added up under a tag, which start again from nothing; a KeyError where the tag has none."""
+        """Return and reset the seconds of a tag; raise KeyError if it has none."""
         with self._lock:
             if tag in self._times:
                 return self._times.pop(tag) / 1e9
@@ -154,7 +154,7 @@ class SpanRecorder:
         raise KeyError(f"no time under {tag!r} since it was last popped; {hint}")
 
     def pop_times(self) -> dict[str, float]:
-        """The seconds added up under each tag, all of which start again from nothing."""
+        """Return and reset the seconds of all tags."""
         with self._lock:
             popped, self._times = self._times, {}
         return {tag: nanoseconds / 1e9 for tag, nanoseconds in popped.items()}
