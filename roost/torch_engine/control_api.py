@@ -205,7 +205,7 @@ class UpdateDesk:
         self._start(manifest)
 
     def _start(self, manifest: dict[str, Any] | None) -> None:
-        self._engine.abandon_update()  # of somebody who did not come back
+        self._engine.abandon_update()  # of a sender that did not finish it
         if Part.WEIGHTS in self._engine.sleeping:
             raise ValueError("the weights are asleep; wake them first (tags=weights)")
         tensors = (

@@ -1,4 +1,4 @@
-"""From the engine's thread to the requests that wait: pieces as they come, and an end to what nobody waits for."""
+"""HTTP requests in flight: deliver progress from the engine's thread, and abort requests without a client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roost.torch_engine.request_fields import MOST_SAMPLES, derived_seeds
 from roost.torch_engine.scheduler import Progress, Request
 from roost.torch_engine.text import Piece, Sample, TextCodec, TextWanted
 
-ROUTE_PREFIXES = ("generate-tokens-", "cmpl-", "chatcmpl-")  # before the client's id, in the id of the answer
+ROUTE_PREFIXES = ("generate-tokens-", "cmpl-", "chatcmpl-")  # prefixes of the client's id in response ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Asked:
     text: TextWanted | None = None
 
     def requests(self) -> list[Request]:
-        """The engine's requests, those of a prompt next to one another."""
+        """Requests for the engine, grouped by prompt."""
         single = len(self.prompts) * self.samples == 1
         requests: list[Request] = []
         for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
@@ -155,13 +155,13 @@ class RequestInFlight:
             self.samples.append(Sample(index, request.token_ids, request.sampling, self._asked.text))
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Every piece of every completion, as they come."""
+        """Yield pieces of all completions as they arrive."""
         unfinished = len(self.samples)
         while unfinished:
             for index, progress in await self._mailbox.take():
                 sample = self.samples[index]
                 if sample.finish is not None:
-                    continue  # made before the engine heard of the stop string
+                    continue  # generated before the engine was told of the stop string
                 piece = sample.take(progress)
                 if sample.finish is Finish.ABORT and self._engine.failure is not None:
                     raise engine_lost(self._engine)
@@ -171,7 +171,7 @@ class RequestInFlight:
                 yield piece
 
     async def finished(self) -> list[Sample]:
-        """All completions, once the last has ended."""
+        """All completions, after the last has ended."""
         async for _ in self.pieces():
             pass
         return self.samples
@@ -189,14 +189,14 @@ def engine_lost(engine: TorchEngine) -> EngineLost:
 
 
 class ModelNames:
-    """The names a request may ask for: the model's, and those of the adapters that are loaded."""
+    """Model names that requests may use: the model's and those of loaded adapters."""
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.adapters: dict[str, str] = {}  # the folder of each
 
     def adapter(self, asked: str | None) -> str | None:
-        """The adapter that a request asks for, or None for the model as it is."""
+        """Adapter named by a request, or None for the base model."""
         if not asked or asked == self.model:
             return None
         if asked in self.adapters:

@@ -1,4 +1,4 @@
-"""Loading a model, and making sure that it can be run with attention of our own."""
+"""Load a model, and check that it runs with the engine's attention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roost.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, r
 from roost.torch_engine.cache import LayerShape
 from roost.torch_engine.settings import EngineSettings
 
-# What some models ask of their attention beyond softmax(q k) v; ours would leave it out without a word.
+# Extra terms that some models pass to their attention, which the engine's would silently ignore.
 UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, with what the engine must know about it."""
+    """A loaded model with the properties that the engine needs."""
 
     module: Any  # a transformers model
     device: torch.device
@@ -50,7 +50,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
 
 
 def forward(module: Any, token_ids: Tensor, positions: Tensor, rows: Tensor, attention: Attention) -> Tensor:
-    """The logits of some rows of a flat batch."""
+    """Logits of selected rows of a flat batch."""
     output = module(
         input_ids=token_ids[None],
         position_ids=positions[None],
@@ -88,7 +88,7 @@ def chosen_context(asked: int | None, positions: int | None) -> int:
 
 
 def eos_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
-    """The tokens that end a text: those of the generation config where there are any, else the model's."""
+    """End-of-text tokens: those of the generation config if any, else the model's."""
     for ids in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else ids)
@@ -96,7 +96,7 @@ def eos_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
 
 
 class _Examiner:
-    """Attention that notes what each layer asks for."""
+    """Attention that records the shapes of each layer."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}

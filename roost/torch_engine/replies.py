@@ -1,4 +1,4 @@
-"""The parts that answers of all routes have in common, as they are written in JSON."""
+"""Parts of JSON responses that all routes share, whole or streamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold.
+    """Log-prob as a number that JSON supports.
 
     >>> finite(-0.5), finite(float("-inf")), finite(float("nan"))
     (-0.5, -9999.0, -9999.0)
@@ -62,7 +62,7 @@ def token_text(codec: TextCodec, token_id: int, as_id: bool) -> str:
 
 
 def chat_logprobs(piece: Piece, codec: TextCodec, as_ids: bool = False) -> Json:
-    """The drawn tokens and their log-probabilities, with the tokens as text."""
+    """Generated tokens and their log-probs, with the tokens as text."""
     content = []
     for token_id, logprob in zip(piece.token_ids, piece.logprobs, strict=True):
         text = token_text(codec, token_id, as_ids)
@@ -87,12 +87,12 @@ class Form(Protocol):
         ...
 
     def usage_chunk(self, samples: list[Sample]) -> Json:
-        """The last event of a stream, where the client asked for it."""
+        """Last event of a stream, if the client requested it."""
         ...
 
 
 class WholeReply(Response):
-    """All completions of a request in one answer, once the last has ended."""
+    """All completions of a request in one response, after the last has ended."""
 
     def __init__(self, requests: InFlightRequests, asked: Asked, form: Form) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class WholeReply(Response):
 
 
 class StreamReply(Response):
-    """Completions as they are made, as server-sent events."""
+    """Stream completions as server-sent events."""
 
     def __init__(self, requests: InFlightRequests, asked: Asked, form: Form, tells_usage: bool) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class StreamReply(Response):
         try:
             async for chunk in self._chunks(in_flight):
                 yield _event(chunk)
-        except (Refused, EngineError) as error:  # the status was sent long ago
+        except (Refused, EngineError) as error:  # the status has already been sent
             logger.error("%s: %s", self._asked.request_id, error)
             yield _event(error_body(str(error), status_of(error)))
         yield "data: [DONE]\n\n"
@@ -139,7 +139,7 @@ class StreamReply(Response):
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The result of some work, or None as soon as the client has gone."""
+    """Result of the work, or None as soon as the client disconnects."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:

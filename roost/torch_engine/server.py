@@ -1,4 +1,4 @@
-"""The HTTP server of the built-in engine: the app with all its routes, and its start and end."""
+"""HTTP server of the built-in engine: the app with all routes, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from roost.torch_engine.in_flight import InFlightRequests, ModelNames, Served, e
 from roost.torch_engine.openai_api import adapters_router, chat_router, completions_router, models_router
 from roost.torch_engine.text import TextCodec
 
-GRACE_S = 1  # for answers on their way out
+GRACE_S = 1  # for responses in progress
 
 
 def served_engine(engine: TorchEngine, name: str | None = None) -> Served:
-    """An engine with what its routes need besides."""
+    """An engine with everything its routes need."""
     folder = engine.settings.model
     return Served(
         engine=engine,
@@ -39,7 +39,7 @@ def served_engine(engine: TorchEngine, name: str | None = None) -> Served:
 
 
 def create_app(served: Served, takes_adapters: bool = False, api_key: str | None = None) -> FastAPI:
-    """The app; clients read its list of routes to know what it can do."""
+    """Create the app; clients read its routes to learn its capabilities."""
     app = FastAPI(title="Roost's built-in engine", version=roost.__version__)
     answer_errors(app, EngineError)
     app.add_middleware(SizeLimited)
@@ -61,7 +61,7 @@ def create_app(served: Served, takes_adapters: bool = False, api_key: str | None
 
 
 class EngineServer(uvicorn.Server):
-    """Says when it is ready; when told to end, it ends the requests that are being worked on, too."""
+    """Prints a line when it is ready; on shutdown it aborts running requests."""
 
     def __init__(self, app: FastAPI, served: Served, ready_line: str, hard_end_s: float | None = None) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class EngineServer(uvicorn.Server):
         )
         self._served = served
         self._ready_line = ready_line
-        self._hard_end_s = hard_end_s  # the process ends so long after it was told to, whatever it is doing
+        self._hard_end_s = hard_end_s  # seconds after the stop signal until the process is forced to exit
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -87,12 +87,12 @@ class EngineServer(uvicorn.Server):
         self._served.in_flight.closing = True
         if self._served.engine.failure is None:
             aborting = asyncio.create_task(self._served.in_flight.abort())
-            await asyncio.wait((aborting,), timeout=GRACE_S)  # a long step must not hold up the end
+            await asyncio.wait((aborting,), timeout=GRACE_S)  # a long step must not delay shutdown
         await super().shutdown(sockets)
 
 
 def end_process_after(seconds: float) -> None:
-    """End the process without further ado if it has not ended by itself."""
+    """Force the process to exit if it has not done so by itself."""
     timer = threading.Timer(seconds, os._exit, (0,))
     timer.daemon = True
     timer.start()

@@ -75,7 +75,7 @@ WINDOW = 24
 
 
 class NoTokenizer(ValueError):
-    """Text was asked for, but there is no tokenizer."""
+    """Text was requested, but there is no tokenizer."""
 
 
 class TextCodec:
