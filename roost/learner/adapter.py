@@ -1,4 +1,4 @@
-"""A LoRA adapter within a model: put in, switched off, merged, and written as PEFT writes it."""
+"""LoRA adapter of a model: add, disable, merge, and write it in PEFT format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL_LINEAR = "all-linear"  # PEFT's word for all linear layers but the last
 
 
 def add_adapter(model: nn.Module, settings: AdapterSettings, dtype: torch.dtype) -> None:
-    """Put an adapter into the model, which as yet changes nothing; from now on only the adapter is trained."""
+    """Add an adapter, which initially changes nothing; afterwards only the adapter is trained."""
     from peft import inject_adapter_in_model
 
     model.requires_grad_(False)
@@ -39,12 +39,12 @@ def add_adapter(model: nn.Module, settings: AdapterSettings, dtype: torch.dtype)
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before the adapter."""
+    """Context with the adapter disabled."""
     layers = [layer for _, layer in _layers(model)]
     scales = [layer.scaling[ADAPTER] for layer in layers]
     try:
         for layer in layers:
-            # PEFT's own switch would also freeze the adapter, which sharding does not expect.
+            # PEFT's own switch would also freeze the adapter, which FSDP does not expect.
             layer.scaling[ADAPTER] = 0.0
         yield
     finally:
@@ -67,14 +67,14 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The adapter's whole weights by the names of PEFT; all ranks go through it together."""
+    """Whole weights of the adapter by PEFT's names; iterate on all ranks together."""
     for path, layer in _layers(model):
         yield f"base_model.model.{path}.lora_A.weight", whole(layer.lora_A[ADAPTER].weight)
         yield f"base_model.model.{path}.lora_B.weight", whole(layer.lora_B[ADAPTER].weight)
 
 
 def write_adapter(folder: Path, weights: dict[str, Tensor], settings: AdapterSettings, model: str) -> None:
-    """A folder that PEFT and engines load."""
+    """Write an adapter folder that PEFT and engines can load."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _lora(settings)
     config.base_model_name_or_path = model
@@ -86,7 +86,7 @@ def write_adapter(folder: Path, weights: dict[str, Tensor], settings: AdapterSet
 
 
 def whole(weight: Tensor) -> Tensor:
-    """A weight that may be sharded, gathered."""
+    """Gather a weight if it is sharded."""
     weight = weight.detach()
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
@@ -105,7 +105,7 @@ def _lora(settings: AdapterSettings) -> LoraConfig:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The layers with an adapter, by the names that they have without it."""
+    """Layers with an adapter, by their names without it."""
     for path, module in model.named_modules():
         if hasattr(module, "lora_A"):
             yield path, module

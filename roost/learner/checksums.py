@@ -1,4 +1,4 @@
-"""SHA-256 sums of the files of a folder, as `sha256sum --check SHA256SUMS` reads them."""
+"""SHA-256 checksums of a folder's files, in the format of `sha256sum --check SHA256SUMS`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
-THREADS = 8  # hashing does not hold the interpreter's lock
+THREADS = 8  # hashing releases the GIL
 OWN = ("*.distcp", ".metadata", "trainer.json")  # files of checkpoints; others may be added by people and file systems
 
 
 class Damaged(ValueError):
-    """Files are not as they were written."""
+    """Files differ from what was written."""
 
 
 def sums_of(files: Iterable[Path]) -> dict[str, str]:
-    """The sum of each file, by its name."""
+    """Checksum of each file by name."""
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
         named = sorted(files)
         return dict(zip((file.name for file in named), threads.map(_sum, named), strict=True))
@@ -29,7 +29,7 @@ def sums_text(sums: Mapping[str, str]) -> bytes:
 
 
 def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
-    """Write the file of sums, and make sure that it is on the disk."""
+    """Write the checksum file and sync it to disk."""
     with (folder / SUMS).open("wb") as file:
         file.write(sums_text(sums))
         file.flush()

@@ -1,4 +1,4 @@
-"""A model spread over all ranks. Only the first rank reads the checkpoint, and no rank has more of it than a layer."""
+"""Load a model and shard it over all ranks; only rank 0 reads the checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
 
 
 def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, device: torch.device) -> None:
-    """Shard a model that rank 0 has whole; the others have it without weights, on the device `meta`.
+    """Shard a model that is whole on rank 0 and on the `meta` device on the others.
 
     Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
     """
@@ -60,12 +60,12 @@ def _on(device: torch.device, tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device).contiguous()
 
 
-# What some models do to their logits after the last layer, and what it is where it does nothing.
+# Settings by which some models change their logits after the last layer, with the value that has no effect.
 CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
 
 def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) -> Outputs:
-    """The model on its device, ready to be called by all ranks. Its random parts are seeded."""
+    """Load the model onto its device, ready to be called by all ranks, with random initialization seeded."""
     check_types(settings)
     if head is Head.VALUE and settings.adapter is not None:
         raise ValueError("a critic has a last layer to learn, so it is trained whole; leave out its adapter")
@@ -97,7 +97,7 @@ def float_type(name: str) -> torch.dtype:
 
 
 def check_types(settings: LearnerSettings) -> None:
-    """Raise for types that would train badly, or not at all."""
+    """Raise ValueError for dtypes that would train badly or not at all."""
     weight, compute = float_type(settings.weight_dtype), float_type(settings.compute_dtype)
     if compute is torch.float16:
         raise ValueError("compute_dtype float16 needs its loss scaled, which is not done here; write bfloat16")
@@ -108,14 +108,14 @@ def check_types(settings: LearnerSettings) -> None:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that are sharded and recomputed one by one: what transformers itself never splits."""
+    """Layers to shard and recompute one by one: the modules that transformers does not split."""
     whole = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in whole]
 
 
 def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
     register()
-    # Weights that are not trained need no more precision than they are used with.
+    # Frozen weights need no more precision than the compute dtype.
     dtype = float_type(settings.weight_dtype if settings.adapter is None else settings.compute_dtype)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
     kind = AutoModelForTokenClassification if head is Head.VALUE else AutoModelForCausalLM
