@@ -18,8 +18,8 @@ from rollout_workload import Talk, Workload, shown
 from roost.config.train import SamplingSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
 from roost.rollout.episode import Split
+from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, LocalEpisodeRunner
 from roost.rollout.fleet_sampling import FleetDraws
-from roost.rollout.playing import EpisodeRequest, EpisodeRunner, LocalEpisodeRunner
 
 HERE = Path(__file__).parent
 LIMIT_S = 600.0

@@ -31,8 +31,8 @@ from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.episode import Draw, Episode, EpisodeReward, Split, Task, Transcript
+from roost.rollout.episode_runner import EpisodeRequest
 from roost.rollout.gateway import Gateway
-from roost.rollout.playing import EpisodeRequest
 from roost.runtime.worker import WorkerGroup
 
 JOB = Path(__file__).with_name("job.yaml")

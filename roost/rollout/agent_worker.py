@@ -12,8 +12,8 @@ from typing import Any
 from roost.procs.user_code import call
 from roost.rollout.env_worker import RemoteEnvironments, import_from, run_in_environment
 from roost.rollout.episode import Episode, Scenario
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner, close_scenario
 from roost.rollout.gateway import Contact, GatewayDraws
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner, close_scenario
 from roost.runtime.result import ref_future
 from roost.runtime.worker import Worker, WorkerGroup
 from roost.transport.failure import WaitedTooLong, WorkerFailed

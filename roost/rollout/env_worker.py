@@ -16,7 +16,7 @@ from roost.procs.user_code import GRACE_S, call, called
 from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.episode import Scenario, Task
-from roost.rollout.playing import told, whole_traceback
+from roost.rollout.episode_runner import told, whole_traceback
 from roost.runtime.worker import Worker
 
 IDLE_S = 3600.0  # an environment not called for this long is closed

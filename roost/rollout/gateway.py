@@ -19,7 +19,7 @@ from roost.engines.http_calls import HttpCalls
 from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan
 from roost.net.server import LoopServer
 from roost.rollout.episode import Draw
-from roost.rollout.playing import OpenPolicy
+from roost.rollout.episode_runner import OpenPolicy
 
 PATH = "/draws"
 DRAW_LIMIT_S = 24 * 3600.0  # the driver has its own limits for requests and episodes

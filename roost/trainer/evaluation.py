@@ -11,9 +11,9 @@ import numpy as np
 from roost.config.train import RolloutSettings, TrainSettings
 from roost.procs.user_code import call
 from roost.rollout.episode import Group, Scenario, Split
-from roost.rollout.group_play import GroupRollout, raise_fatal
+from roost.rollout.episode_runner import EpisodeRunner, task_of
+from roost.rollout.group_rollout import GroupRollout, raise_fatal
 from roost.rollout.order import TaskOrder
-from roost.rollout.playing import EpisodeRunner, task_of
 from roost.trainer.figures import of_lengths, of_parts
 
 

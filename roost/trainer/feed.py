@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from roost.config.train import RolloutSettings
 from roost.rollout.episode import Group, Scenario, Split
-from roost.rollout.group_play import GroupRollout, may_end, raise_fatal
+from roost.rollout.episode_runner import EpisodeRunner, task_of
+from roost.rollout.group_rollout import GroupRollout, may_end, raise_fatal
 from roost.rollout.order import TaskOrder
-from roost.rollout.playing import EpisodeRunner, task_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from roost.procs.user_code import within
 from roost.rollout.agent_worker import AgentGroup, AgentWorker, finish_workers
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, run_in_environment
 from roost.rollout.episode import Scenario
+from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, close_scenario
 from roost.rollout.fleet_sampling import FleetDraws
 from roost.rollout.gateway import Gateway
-from roost.rollout.playing import EpisodeRunner, LocalEpisodeRunner, close_scenario
 from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.rollout.rewards.worker import RewardWorker

@@ -11,7 +11,7 @@ from pathlib import Path
 from roost.config.findings import counted
 from roost.engines.fleet import Fleet
 from roost.rollout.episode import Episode, Group
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import Evaluation

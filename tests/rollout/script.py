@@ -4,7 +4,7 @@ import asyncio
 
 from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.rollout.episode import EpisodeReward, Task
-from roost.rollout.playing import LocalEpisodeRunner
+from roost.rollout.episode_runner import LocalEpisodeRunner
 from tests.limits import HANG_S
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from roost.config.train import EvaluationSettings, LearnerSettings, RolloutSettings, TrainSettings
 from roost.rollout.episode import EpisodeReward, Split, Task
-from roost.rollout.playing import LocalEpisodeRunner
+from roost.rollout.episode_runner import LocalEpisodeRunner
 from roost.trainer.evaluation import VersionChanged, evaluate
 from roost.trainer.rollout_workers import EVALUATION, draws_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from roost.rollout.episode import Task
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
 from roost.trainer import watching as failures
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.summary import print_summary

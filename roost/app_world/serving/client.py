@@ -15,7 +15,7 @@ from typing import Any
 from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
 from roost.app_world.serving.hosts import GivenServer, Host, LocalServer, appworld_server, own_server
-from roost.app_world.serving.told import GUARD
+from roost.app_world.serving.replies import GUARD
 from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import Split, Task
 from roost.sandbox.limits import Limits

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from roost.app_world.serving.command_line import ServingLimits
-from roost.app_world.serving.told import Refused, told_report, told_task
+from roost.app_world.serving.replies import Refused, told_report, told_task
 from roost.app_world.serving.worlds import ServedWorld, Worlds, known_task
 from roost.net.errors import SizeLimited, told
 from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from roost.app_world.evaluate import Report, evaluate
 from roost.app_world.serving.command_line import ServingLimits
-from roost.app_world.serving.told import Refused, told_execution
+from roost.app_world.serving.replies import Refused, told_execution
 from roost.app_world.state import Json, Snapshot
 from roost.app_world.tasks.task import AppTask
 from roost.app_world.tasks.task_set import make_task

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.procs.user_code import called, within
 from roost.rollout.episode import Episode
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, EpisodeRunner, leave_place, whole_traceback
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, leave_place, whole_traceback
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite, prepare_reward
 from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed

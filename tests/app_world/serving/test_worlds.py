@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from roost.app_world.serving.command_line import ServingLimits
-from roost.app_world.serving.told import Refused
+from roost.app_world.serving.replies import Refused
 from roost.app_world.serving.worlds import Worlds
 from roost.sandbox.limits import Limits
 from tests.app_world.serving.play import NOTE, solution

@@ -6,7 +6,7 @@ from roost.engines.protocol import ContextFull
 from roost.rollout.agents import scenario as module
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.episode import Split, Task, Transcript
-from roost.rollout.playing import checked_score
+from roost.rollout.episode_runner import checked_score
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine
 from tests.rollout.agents.world import TASK, Noting, Worlds, python
 from tests.rollout.script import others_running, ran, settled

@@ -18,8 +18,8 @@ from roost.rollout.agent_worker import AgentGroup, AgentWorker
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
 from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import EpisodeReward, Task
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest
 from roost.rollout.gateway import Gateway
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest
 from roost.trainer.targets import class_name_of, load_scenario, load_tokenizer
 from tests.limits import HANG_S
 from tests.rollout.script import completion

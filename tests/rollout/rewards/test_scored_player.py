@@ -7,7 +7,7 @@ import pytest
 
 from roost.config.train import RolloutSettings
 from roost.rollout.episode import Episode, EpisodeReward, Task
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, Place, leave_place
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, Place, leave_place
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import RewardFailed
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards

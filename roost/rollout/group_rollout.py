@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from roost.config.train import RolloutSettings
 from roost.rollout.episode import Episode, Group, Task
-from roost.rollout.playing import EpisodeRequest, EpisodeRunner, Place
+from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, Place
 from roost.transport.failure import WorkerFailed
 
 

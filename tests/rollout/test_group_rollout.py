@@ -7,8 +7,8 @@ from roost.config.train import RolloutSettings
 from roost.procs import user_code as bounded
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import EpisodeReward, Split, Task
-from roost.rollout.group_play import GroupRollout
-from roost.rollout.playing import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
+from roost.rollout.group_rollout import GroupRollout
 from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
 
@@ -110,7 +110,7 @@ def test_an_episode_that_fails_is_played_again_then_counted():
         2,
     ]  # the attempt that it drew as
     assert (group.failed, group.cancelled) == (1, 0)
-    assert group.last_error.startswith("OSError: no 2.2 (test_group_play.py:"), "and where in the scenario"
+    assert group.last_error.startswith("OSError: no 2.2 (test_group_rollout.py:"), "and where in the scenario"
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), SystemExit("bye"), GeneratorExit()], ids=repr)
@@ -142,7 +142,7 @@ def test_an_episode_that_exits_fails_and_the_loop_goes_on(error, where):
 
     group = ran(run_episode())
     assert group.failed == (2 if where == "before it is awaited" else 1)
-    assert type(error).__name__ in group.last_error and "(test_group_play.py:" in group.last_error
+    assert type(error).__name__ in group.last_error and "(test_group_rollout.py:" in group.last_error
 
 
 @pytest.mark.parametrize(
