@@ -144,11 +144,10 @@ def test_nothing_of_a_sibling_is_in_memory():
 
 
 def test_randomness_is_not_shared():
-    drawing = (
-        "import os, random, tempfile, uuid; print(random.random(), uuid.uuid4(), os.urandom(8), tempfile.mktemp())"
-    )
-    drawn = [executed(drawing)[0].output.split() for _ in range(2)]
-    assert all(one != other for one, other in zip(*drawn, strict=True))
+    sources = "random.random(), uuid.uuid4(), os.urandom(8).hex(), tempfile.mktemp()"
+    code = f"import os, random, tempfile, uuid; print({sources})"
+    first, second = [executed(code)[0].output.split() for _ in range(2)]
+    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 def test_a_sandbox_leads_a_session_of_its_own():
