@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
+AGAIN_S = 0.05  # enough for a finalizer to end
 
 
 class SigtermInterrupts:
     """While this holds, the first SIGTERM raises KeyboardInterrupt, as Ctrl-C does; the next ends the process at once.
 
     An exception of its own would not arrive everywhere: Ray raises a new KeyboardInterrupt for one that ends a wait.
+    Python drops an interrupt that arrives in a finalizer (`__del__`); it is sent again.
     """
 
     def __init__(self) -> None:
         self._came_at: float | None = None
+        self._was_dropped = False
 
     @property
     def came(self) -> bool:
@@ -29,20 +34,34 @@ class SigtermInterrupts:
 
     def __enter__(self) -> SigtermInterrupts:
         self._before = signal.signal(signal.SIGTERM, self._interrupt)
+        self._hook_before, sys.unraisablehook = sys.unraisablehook, self._send_again
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._hook_before
         if not self.came:  # else a second signal of `timeout` may follow while Python ends
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def _interrupt(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if self._came_at is None:
-            self._came_at = now
+        if self._came_at is None or self._was_dropped:
+            self._came_at, self._was_dropped = self._came_at or now, False
             raise KeyboardInterrupt
         if now - self._came_at >= SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def _send_again(self, dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._hook_before(dropped)
+            return
+        self._was_dropped = True
+        number, main = signal.SIGTERM if self.came else signal.SIGINT, threading.main_thread().ident
+        if main is not None:
+            # Later and from another thread: the finalizer that dropped it is still running here.
+            timer = threading.Timer(AGAIN_S, signal.pthread_kill, (main, number))
+            timer.daemon = True
+            timer.start()
 
 
 @contextlib.contextmanager

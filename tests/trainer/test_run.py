@@ -128,6 +128,26 @@ def test_sigterm_interrupts_once_and_then_ends_the_process():
     assert (ended.stdout, ended.returncode) == ("came\n", -signal.SIGTERM)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupt_that_a_finalizer_swallows_arrives_later(number):
+    code = f"""
+        import os, signal, time
+        from roost.procs import signals
+        class Resource:
+            def __del__(self):
+                os.kill(os.getpid(), {int(number)})
+                time.sleep(0)  # a signal handler runs between two instructions
+        with signals.SigtermInterrupts() as sigterm:
+            try:
+                Resource()
+                time.sleep({HANG_S})
+            except KeyboardInterrupt:
+                print("SIGTERM" if sigterm.came else "SIGINT")
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == (f"{number.name}\n", "")
+
+
 def test_a_signal_during_a_relaunch_tells_what_is_done():
     assert str(EndedAtStart(signal.SIGTERM, 0)).startswith("SIGTERM ended the run before its first step; ")
     error = EndedAtStart(signal.SIGTERM, 500)
