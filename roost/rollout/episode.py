@@ -93,6 +93,7 @@ class Transcript:
             self._begun_turns = 0  # over all branches: each turn is sampled with its own seed
             self._newest = self  # the branch that was extended last
             self._is_closed = False
+            self.max_length: int | None = None  # tokens of a sequence; a turn gets at most those that are left
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -119,7 +120,7 @@ class Transcript:
         shown, turn = self.token_ids, first._begun_turns
         first._begun_turns += 1
         try:
-            made = await self._draw(shown, turn, max_tokens)
+            made = await self._draw(shown, turn, self._at_most(max_tokens))
         except ContextFull:
             self.finish = Finish.LENGTH
             self._parts.append(Part(len(shown), len(shown), turn, self.finish))
@@ -129,6 +130,15 @@ class Transcript:
         self._add(made.token_ids, made.logprobs, token_versions(made), turn, made.finish)
         self.finish = made.finish
         return made.token_ids
+
+    def _at_most(self, max_tokens: int | None) -> int | None:
+        """Limit of the next turn. Raise ContextFull if the sequence has no room for one."""
+        if self._first.max_length is None:
+            return max_tokens
+        left = self._first.max_length - len(self._token_ids)
+        if left < 1:
+            raise ContextFull(f"{len(self._token_ids)} tokens leave no room in a sequence of {self._first.max_length}")
+        return left if max_tokens is None else min(max_tokens, left)
 
     def leave_out(self, start: int, count: int) -> None:
         """Mark generated tokens as given, so that they are not learnt from."""

@@ -31,6 +31,7 @@ class WatchedEnvironment:
         self._environment, self._transcript = environment, transcript
         self._steps: list[tuple[Any, Observation]] = []
         self._rewards: list[tuple[int, float]] = []  # (turns so far, reward)
+        self.metrics: Mapping[str, float] = {}  # of the episode so far, where the environment tells them
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         return await self._environment.reset(task, seed)
@@ -39,6 +40,7 @@ class WatchedEnvironment:
         turns = self._transcript.turns
         seen = await self._environment.step(action)
         self._steps.append((action, seen))
+        self.metrics = seen.info.get("metrics", self.metrics)
         self._rewards.append((turns, float(seen.reward)))
         return seen
 
@@ -123,8 +125,8 @@ class AgentScenario:
     """Runs tasks with agents in environments.
 
     `tasks` names a source of tasks by `_target_`, `environment` a class of `Environments`, `agent` a class of agents:
-    a new agent runs each episode, for at most `max_turns`. `template` holds arguments for the chat template; see
-    `ChatFormat` for `keeps_reasoning`.
+    a new agent runs each episode, for at most `max_turns`, and until a sequence has `max_sequence_length` tokens.
+    `template` holds arguments for the chat template; see `ChatFormat` for `keeps_reasoning`.
     """
 
     config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {
@@ -142,12 +144,14 @@ class AgentScenario:
         max_turns: int = 40,
         keeps_reasoning: bool = False,
         template: Mapping[str, Any] | None = None,
+        max_sequence_length: int | None = None,
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns is {max_turns}; an episode has at least 1")
         self._tasks: TaskSource = _made(tasks)
         self._agent, self._environment, self._max_turns = dict(agent), environment, max_turns
         self._format = ChatFormat(tokenizer, keeps_reasoning, template)
+        self._max_length = max_sequence_length
         self._environments: Environments | None = None
         self._recorder = Recorder()
 
@@ -182,6 +186,7 @@ class AgentScenario:
                 await self._environments.close()
 
     async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> EpisodeReward:
+        transcript.max_length = self._max_length
         first = await environment.reset(task, seed_of(task))
         agent, policy = make_agent(self._agent, task, self._recorder), ChatPolicy(transcript, self._format)
         playing: Any = agent.run_episode(policy, environment, first, self._max_turns)
@@ -196,7 +201,13 @@ class AgentScenario:
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
         said = None if policy.last_reply is None else policy.last_reply.text
-        return EpisodeReward(await environment.score(), environment.told(), environment.rewards_of_turns, answer=said)
+        return EpisodeReward(
+            await environment.score(),
+            environment.told(),
+            environment.rewards_of_turns,
+            answer=said,
+            parts=environment.metrics,
+        )
 
 
 def seed_of(task: Task) -> int:

@@ -279,5 +279,8 @@ class RewardedEpisodeRunner:
         weight = self._rewards.routing.own_weight(asked.task.tag)
         turn_rewards = tuple(weight * reward for reward in given.turn_rewards) if weight else ()
         return replace(
-            episode, score=replace(given, reward=scored.reward, turn_rewards=turn_rewards, parts=scored.parts)
+            episode,
+            score=replace(
+                given, reward=scored.reward, turn_rewards=turn_rewards, parts={**given.parts, **scored.parts}
+            ),
         )
