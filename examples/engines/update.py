@@ -26,7 +26,7 @@ from roost.engines import (
     Sampling,
     ServerSpec,
     SharedMemoryCarrier,
-    Way,
+    WeightRoute,
     make_probe,
     write_tiny_model,
 )
@@ -46,7 +46,7 @@ class Learner:
         for weight in self.model.parameters():
             weight.add_(torch.randn_like(weight) * 0.05 * weight.std())
         self.version += 1
-        sender = LocalSender(ModuleSource(self.model), Way.SHARED_MEMORY, SharedMemoryCarrier)
+        sender = LocalSender(ModuleSource(self.model), WeightRoute.SHARED_MEMORY, SharedMemoryCarrier)
         return Release(self.version, make_probe(self.model, self.model.config.vocab_size), sender)
 
 

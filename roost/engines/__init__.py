@@ -32,7 +32,7 @@ _HOMES = {
     "worker": ("EngineGroup",),
     "residency": ("HandOver",),
     "tiny_model": ("write_tiny_model",),
-    "weights.release": ("LocalSender", "Release", "Way"),
+    "weights.release": ("LocalSender", "Release", "WeightRoute"),
     "weights.source": ("ModuleSource",),
     "weights.carriers": ("LiveDeviceCarrier", "PackedDeviceCarrier", "SharedMemoryCarrier", "device_carrier"),
     "weights.broadcast": ("BroadcastSender",),

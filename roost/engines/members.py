@@ -14,7 +14,7 @@ from roost.engines.command import ServerSpec
 from roost.engines.owner import Owner
 from roost.engines.protocol import Capabilities, Engine, EngineLost, EnginesBehind
 from roost.engines.weights.probe import Probe
-from roost.engines.weights.release import Way
+from roost.placement.routes import WeightRoute
 from roost.trace.spans import MOST_SPANS, Clock, Span
 
 
@@ -101,7 +101,7 @@ class Member:
         self.adapter: str | None = None  # name of the adapter that is the policy, if any
         self.work = WorkTimes()
         self.abilities = Capabilities(frozenset())
-        self.useless_ways: set[Way] = set()  # weight routes that failed verification with this server
+        self.useless_routes: set[WeightRoute] = set()  # weight routes that failed verification with this server
         self.answers_before: tuple[float, ...] | None = None  # probe answers before the current update
         self.probe: Probe | None = None  # the learner's probe of its weights, if known
         self.baseline = 0.0  # difference of its probe answers from the learner's with equal weights

@@ -11,10 +11,11 @@ from roost.engines.command import EngineKind, ServerSpec
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.residency import ClassResidency, Decision
 from roost.placement.plan import Plan
-from roost.placement.routes import Reach
+from roost.placement.routes import ServerRoute, WeightRoute, server_routes
 
 DEFAULT_KIND = EngineKind.TORCH
 STRICTEST = (Decision.RESTART, Decision.SLEEP, Decision.KEEP)
+BACKENDS = {WeightRoute.DEVICE: "ipc", WeightRoute.BROADCAST: "nccl"}  # for engines that must know at start
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class EnginePlan:
     component: str
     servers: tuple[ServerSpec, ...]
     decision: Decision  # the strictest of those below
-    reaches: tuple[Reach | None, ...]  # distance of each server from the learner; None if it gets no weights
+    routes: tuple[ServerRoute, ...] = ()  # weight route to each server; empty if it has weights of its own
     decisions: tuple[Decision, ...] = ()  # per server: if only some share devices, the others stay
 
     @property
@@ -49,12 +50,14 @@ def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineK
     residencies = plan.residency.of(component)
     decisions = _decisions(part, residencies)
     decision = _strictest(decisions)
-    reaches = _reaches(plan, component, part.world_size)
     defaults = replace(defaults, kind=kind or engine_kind(part.model.strategy, defaults.kind))
+    takes_packed = defaults.kind is not EngineKind.SGLANG
+    routes = server_routes(plan.components, part, takes_packed, on_gpu=defaults.device != "cpu")
     servers = tuple(
-        _server(part, rank, defaults, residencies, decision, reaches[rank]) for rank in range(part.world_size)
+        _server(part, rank, defaults, residencies, decision, routes[rank] if routes else None)
+        for rank in range(part.world_size)
     )
-    return EnginePlan(component, servers, decision, reaches, decisions)
+    return EnginePlan(component, servers, decision, routes, decisions)
 
 
 def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> EngineKind:
@@ -77,20 +80,20 @@ def _server(
     defaults: ServerSpec,
     residencies: tuple[ClassResidency, ...],
     decision: Decision,
-    reach: Reach | None,
+    route: ServerRoute | None,
 ) -> ServerSpec:
-    has_devices = bool(part.table[rank].visible_accelerators)
+    device = defaults.device if part.table[rank].visible_accelerators else "cpu"
+    backend = BACKENDS.get(route.route) if route is not None and device != "cpu" else None
     return replace(
         defaults,
         model=part.model.path or defaults.model,
         name=f"{part.name}-{rank}",
-        device=defaults.device if has_devices else "cpu",
+        device=device,
         tensor=part.parallel.tensor,
         pipeline=part.parallel.pipeline,
         memory_fraction=_fraction(part, residencies, defaults),
         sleeps=decision is Decision.SLEEP,
-        lora_rank=defaults.lora_rank,
-        weight_transfer=_transfer(reach, defaults),
+        weight_transfer=backend or defaults.weight_transfer,
     )
 
 
@@ -113,26 +116,6 @@ def _fraction(part: ComponentPlan, residencies: tuple[ClassResidency, ...], defa
     shares = [one.sharing.inference_fraction for one in residencies if one.sharing is not None]
     decided = [share for share in shares if share is not None]
     return min(decided) if decided else part.model.memory_fraction or defaults.memory_fraction
-
-
-def _transfer(reach: Reach | None, defaults: ServerSpec) -> str | None:
-    if reach is Reach.SAME_DEVICE:
-        return "ipc"
-    if reach in (Reach.SAME_NODE, Reach.OTHER_NODE):
-        return "nccl"
-    return defaults.weight_transfer
-
-
-def _reaches(plan: Plan, component: str, count: int) -> tuple[Reach | None, ...]:
-    """The farthest of each server's shards: all of them take the same way."""
-    routes = next((one for one in plan.routes.engines if one.component == component), None)
-    if routes is None:
-        return (None,) * count
-    every = list(Reach)
-    farthest = [-1] * count
-    for process, reach in zip(routes.processes.tolist(), routes.reaches.tolist(), strict=True):
-        farthest[process] = max(farthest[process], reach)
-    return tuple(every[index] if index >= 0 else None for index in farthest)
 
 
 def _engines(plan: Plan) -> str:

@@ -21,6 +21,56 @@ from roost.placement.memory.phases import takes_policy, trains_policy
 from roost.placement.table import PlacementTable
 
 
+class WeightRoute(StrEnum):
+    """Means by which an engine gets new weights."""
+
+    SHARED_MEMORY = "shared memory"
+    DEVICE = "shared device"
+    BROADCAST = "broadcast"
+    RELOAD = "reload from disk"
+    ADAPTER = "adapter"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRoute:
+    """Weight route to one engine, and the learner rank that sends."""
+
+    route: WeightRoute
+    sender: int = 0
+
+
+def server_routes(
+    components: Sequence[ComponentPlan], engine: ComponentPlan, takes_packed: bool, on_gpu: bool
+) -> tuple[ServerRoute, ...]:
+    """Decide the weight route to each process of `engine`; none if it does not serve the policy.
+
+    Weights go by handles on a shared device, else by a broadcast from rank 0. A broadcast cannot have two members on
+    one device, so each engine has its own route. An engine sharded over several devices of the learner would need
+    handles of several ranks at once and reads from disk instead; so does one that takes no packed handles from a
+    sharded learner. On one node without GPUs all weights go through shared memory.
+    """
+    learner = _learner(components)
+    if learner is None or not takes_policy(engine.name, engine.role):
+        return ()
+    if not (on_gpu and _holds_accelerators(learner.table) and _holds_accelerators(engine.table)):
+        is_one_node = set(engine.table.nodes.tolist()) == {int(learner.table.nodes[0])}
+        route = WeightRoute.SHARED_MEMORY if is_one_node else WeightRoute.BROADCAST
+        return (ServerRoute(route),) * engine.world_size
+    takes_handles = takes_packed or learner.world_size == 1
+    senders = {device: process.rank for process in learner.table for device in process.devices}
+    found = []
+    for devices in (process.devices for process in engine.table):
+        shared = [device for device in devices if device in senders]
+        if not shared:
+            found.append(ServerRoute(WeightRoute.BROADCAST))
+        elif len(devices) == 1 and takes_handles:
+            found.append(ServerRoute(WeightRoute.DEVICE, senders[shared[0]]))
+        else:
+            found.append(ServerRoute(WeightRoute.RELOAD, senders[shared[0]]))
+    return tuple(found)
+
+
 class Reach(StrEnum):
     """Distance that a shard's weights travel."""
 
@@ -74,11 +124,15 @@ class Routes:
 
 def find_routes(components: Sequence[ComponentPlan], inventory: Inventory) -> Routes:
     """Find the routes from `actor` to every engine of the policy; other engines (a judge) have their own weights."""
-    actor = next((part for part in components if trains_policy(part.name, part.role)), None)
+    actor = _learner(components)
     if actor is None:
         return Routes(())
     engines = [part for part in components if takes_policy(part.name, part.role)]
     return Routes(tuple(_engine_routes(actor, part, inventory) for part in engines))
+
+
+def _learner(components: Sequence[ComponentPlan]) -> ComponentPlan | None:
+    return next((part for part in components if trains_policy(part.name, part.role)), None)
 
 
 def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inventory) -> EngineRoutes:

@@ -22,7 +22,6 @@ from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.group import VllmWeightGroup
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
-from roost.engines.weights.release import Way
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import ModuleSource
 from roost.learner.distributed import init_distributed
@@ -32,6 +31,7 @@ from roost.learner.learner import Learner, in_buckets
 from roost.learner.losses import Totals
 from roost.learner.model import float_type
 from roost.learner.sample import Floats, Sample
+from roost.placement.routes import WeightRoute
 from roost.runtime.worker import Worker
 from roost.transport import current
 
@@ -66,7 +66,7 @@ class Receiver:
     sleeps: bool
     api_key: str | None
     sender: int  # the rank of the learner
-    way: Way
+    route: WeightRoute
     processes: int = 1  # over which its model is sharded
 
 
@@ -159,10 +159,10 @@ class LearnerWorker(Worker):
 
         For an engine that was lost and restarted, the weights may already be offloaded to the host.
         """
-        by_way = [[one for one in receivers if one.way is way] for way in Way]
+        by_route = [[one for one in receivers if one.route is route] for route in WeightRoute]
         try:
             with self._learner.at_hand():
-                parts = [self._send_by(some, version) for some in by_way if some]
+                parts = [self._send_by(some, version) for some in by_route if some]
         except MemoryError as error:
             return replace(NOTHING, failed={one.url: UpdateFailed(str(error)) for one in receivers})
         sent = max(parts, key=lambda part: part.buckets)
@@ -182,9 +182,9 @@ class LearnerWorker(Worker):
     async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
         engines = [connect(one.kind, one.url, sleeps=one.sleeps, api_key=one.api_key) for one in receivers]
         try:
-            if receivers[0].way is Way.BROADCAST:
+            if receivers[0].route is WeightRoute.BROADCAST:
                 return await self._broadcast_sender(receivers[0], stream).send(engines, version)
-            carrier = _carrier(receivers[0].way, stream)
+            carrier = _carrier(receivers[0].route, stream)
             return await send(engines, stream, version, carrier, with_fingerprints=True)
         finally:
             await asyncio.gather(*(engine.close() for engine in engines))
@@ -239,8 +239,8 @@ class LearnerWorker(Worker):
         return WeightStream(self._learner.module, float_type(self._settings.compute_dtype))
 
 
-def _carrier(way: Way, stream: WeightStream) -> Carrier:
-    return SharedMemoryCarrier() if way is Way.SHARED_MEMORY else device_carrier(stream)
+def _carrier(route: WeightRoute, stream: WeightStream) -> Carrier:
+    return SharedMemoryCarrier() if route is WeightRoute.SHARED_MEMORY else device_carrier(stream)
 
 
 def _device(has_gpu: bool) -> torch.device:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from roost.config.findings import Findings, Where
 from roost.config.train import TrainSettings
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
@@ -27,7 +26,7 @@ from roost.rollout.episode import Scenario
 from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, close_scenario
 from roost.rollout.fleet_sampling import FleetDraws
 from roost.rollout.gateway import Gateway
-from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
+from roost.rollout.rewards.config import ConfiguredRewards
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
@@ -82,14 +81,6 @@ def restarting(groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
     return {name: LaunchOptions(restarts=RESTARTS) for name in groups}
 
 
-def build_rewards(settings: TrainSettings, placed: Collection[str], where: Where) -> ConfiguredRewards:
-    """Build the rewards that score in the driver, with the names of the others."""
-    findings = Findings()
-    made = make_rewards(settings.rewards, where, findings, placed_rewards(settings.rewards, placed))
-    findings.raise_errors()
-    return made
-
-
 @contextlib.asynccontextmanager
 async def open_stages(
     groups: Mapping[str, WorkerGroup],
@@ -98,6 +89,7 @@ async def open_stages(
     settings: TrainSettings,
     is_alone: bool,
     failures: FailureFiles,
+    configured: ConfiguredRewards | None = None,
 ) -> AsyncIterator[Stages]:
     """Open the runners of training and evaluation episodes. `is_alone`: the cluster has one node."""
     draws = draws_of(fleet, settings)
@@ -122,8 +114,11 @@ async def open_stages(
             players |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in draws.items()}
             stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None
-        if settings.rewards:
-            rewards = await _opened_rewards(settings, groups)
+        if configured is not None and settings.rewards:
+            elsewhere = {name: groups[part] for name, part in placed_rewards(settings.rewards, groups).items()}
+            for group in elsewhere.values():
+                await asyncio.to_thread(group.wait_ready)
+            rewards = Rewards(configured.routing, configured.local, elsewhere)
             stack.push_async_callback(rewards.close)
             await _prepared("the rewards", rewards.prepare(), REWARDS_LIMIT_S)
             players = {label: RewardedEpisodeRunner(player, rewards) for label, player in players.items()}
@@ -137,15 +132,6 @@ def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
     tried = replace(settings.sampling, temperature=settings.evaluation.eval_temperature)
     by_label = {TRAINING: settings.sampling, EVALUATION: tried}
     return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
-
-
-async def _opened_rewards(settings: TrainSettings, groups: Mapping[str, WorkerGroup]) -> Rewards:
-    components = placed_rewards(settings.rewards, groups)
-    made = build_rewards(settings, groups, Where(path=("train", "rewards")))
-    elsewhere = {name: groups[component] for name, component in components.items()}
-    for group in elsewhere.values():
-        await asyncio.to_thread(group.wait_ready)
-    return Rewards(made.routing, made.local, elsewhere)
 
 
 async def _finish(scenario: Scenario) -> None:

@@ -26,13 +26,14 @@ from roost.engines.residency import HandOver
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.placement.rules.rewards import placed_rewards
 from roost.rollout.episode import Scenario, Split
+from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
 from roost.runtime.cluster import Cluster
 from roost.runtime.ray_address import running_here
 from roost.runtime.worker import GroupSpec, LaunchOptions
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.learner_worker import LearnerWorker
-from roost.trainer.learners import devices_of
 from roost.trainer.loop import WEIGHT, DeviceSwitch
 from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
 from roost.trainer.resuming import (
@@ -40,7 +41,6 @@ from roost.trainer.resuming import (
     plain,
     reopened,
 )
-from roost.trainer.rollout_workers import build_rewards
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.targets import check_named, load_tokenizer, make_scenario
 
@@ -119,8 +119,7 @@ def _offloads(plan: Plan, name: str, settings: TrainSettings) -> tuple[str, ...]
 
 
 def _devices(plan: Plan, name: str) -> set[tuple[int, int]]:
-    part = plan[name]
-    return {device for rank in range(part.world_size) for device in devices_of(part, rank)}
+    return {device for process in plan[name].table for device in process.devices}
 
 
 def threads_of(plan: Plan, learning: Sequence[str], lag: int, cores: int) -> tuple[int, int]:
@@ -233,7 +232,7 @@ def planned(job: Job, cluster: Cluster) -> Plan:
 
 
 def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
-    """Return the scenario of a job and the tokenizer it was built with."""
+    """Load the scenario of a job, and the tokenizer it was built with."""
     findings = Findings()
     check_named(settings, job, findings)
     findings.raise_errors()
@@ -245,8 +244,16 @@ def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
     findings.raise_errors()
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
-    build_rewards(settings, {part.name for part in job.components}, setting_place("rewards", job))
     return scenario, tokenizer
+
+
+def load_rewards(job: Job, settings: TrainSettings) -> ConfiguredRewards:
+    """Build the rewards that score in the driver, for one attempt: they belong to its event loop."""
+    findings = Findings()
+    placed = placed_rewards(settings.rewards, {part.name for part in job.components})
+    rewards = make_rewards(settings.rewards, setting_place("rewards", job), findings, placed)
+    findings.raise_errors()
+    return rewards
 
 
 def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:

@@ -20,18 +20,19 @@ from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import TrainSettings
 from roost.config.train_read import setting_place
-from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import EngineError, EnginesBehind
 from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
+from roost.placement.routes import WeightRoute
 from roost.procs.files import check_room, full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.signals import first_signal
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import Scenario
+from roost.rollout.rewards.config import ConfiguredRewards
 from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
@@ -41,7 +42,7 @@ from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
 from roost.trainer.guards import SkippedSteps
-from roost.trainer.learners import Learners, plan_sending, receiver_at
+from roost.trainer.learners import Learners, receiver_at
 from roost.trainer.live_view import LiveView
 from roost.trainer.loop import Loop, Models
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
@@ -70,6 +71,7 @@ from roost.trainer.setup import (
     launch_options,
     layout_of,
     learner_groups,
+    load_rewards,
     load_scenario,
     open_cluster,
     open_run,
@@ -107,6 +109,7 @@ class Launch:
     settings: TrainSettings
     scenario: Scenario
     tokenizer: Any
+    rewards: ConfiguredRewards
     options: RunOptions
     say: Say
     open_view: OpenView
@@ -192,6 +195,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             check_models(job, settings, say)
             say("loading the tokenizer and the task")
             scenario, tokenizer = load_scenario(job, settings)
+            rewards = load_rewards(job, settings)
             settings = with_step_count(settings, scenario, say)
             if state is not None:
                 if is_finished(run, settings, state):
@@ -201,7 +205,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
                 run.check_free()  # again, under the lock: another run may have just ended here
-            return attempts(Launch(job, settings, scenario, tokenizer, options, say, open_view, show), state)
+            return attempts(Launch(job, settings, scenario, tokenizer, rewards, options, say, open_view, show), state)
     except Exception as error:
         if is_disk_full(error, run.path):
             raise out_of_room(error, run, settings) from error
@@ -240,6 +244,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
             if failures > RESTARTS or not broken.is_retryable:
                 raise broken.error from None
             say(f"{broken}\ncontinuing from step {start.step}")
+            launch = replace(launch, rewards=load_rewards(launch.job, settings))  # the others are closed
 
 
 def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:
@@ -267,8 +272,7 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
                 contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
             ):
                 watching = Watching(run, sinks, live, decoder(launch.tokenizer))
-                tokenizer_class = class_name_of(launch.tokenizer)
-                running = Trainer(cluster, plan, settings, launch.scenario, tokenizer_class, run, start, watching)
+                running = Trainer(cluster, plan, launch, run, start, watching)
                 _run_to_end(running, cluster, start.step, settings.step_count)
     except ControlLost as error:
         raise Broken(error, 0, was_stopped=False, had_folder=has_folder) from error
@@ -324,22 +328,16 @@ class Trainer:
     """All processes and state of one attempt on a cluster."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        plan: Plan,
-        settings: TrainSettings,
-        scenario: Scenario,
-        tokenizer_class: str,
-        run: RunFolder,
-        state: TrainerState,
-        watching: Watching,
+        self, cluster: Cluster, plan: Plan, launch: Launch, run: RunFolder, state: TrainerState, watching: Watching
     ) -> None:
         self.state = state
         self.was_stopped = False
         self.ended_start: signal.Signals | None = None  # the signal that ended the run while it was starting
         self._is_starting = True
-        self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, scenario
-        self._tokenizer_class, self._run, self._watching = tokenizer_class, run, watching
+        settings = launch.settings
+        self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, launch.scenario
+        self._rewards, self._tokenizer_class = launch.rewards, class_name_of(launch.tokenizer)
+        self._run, self._watching = run, watching
         self._layout = layout_of(plan, settings, has_gpus(cluster))
         has_critic = CRITIC in self._layout.scorers
         self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
@@ -395,7 +393,9 @@ class Trainer:
     async def _run_stages(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         is_alone = self._cluster.num_nodes == 1
         failures = FailureFiles(self._run.failures, self._watching.note)
-        async with open_stages(around, self._scenario, models.fleet, self._settings, is_alone, failures) as stages:
+        async with open_stages(
+            around, self._scenario, models.fleet, self._settings, is_alone, failures, self._rewards
+        ) as stages:
             self._stages = stages
             self._watching.watch_rewards(stages.rewards.routing if stages.rewards is not None else None)
             try:
@@ -419,15 +419,17 @@ class Trainer:
     # Beginning ----------------------------------------------------------------------------------------------------
 
     def _meet(self, groups: Mapping[str, WorkerGroup], fleet: Fleet) -> Models:
-        sending = plan_sending(self._plan, ROLLOUT, ACTOR, EngineKind(self._settings.engine), self._layout.on_gpu)
-        from_disk = [name for name, way in sending.ways.items() if way is None]
+        engines = self._layout.engines
+        routes = {server.name: route for server, route in zip(engines.servers, engines.routes, strict=True)}
+        from_disk = [name for name, planned in routes.items() if planned.route is WeightRoute.RELOAD]
         if from_disk and self._settings.learner.adapter is None:
             self._watching.note(f"{', '.join(from_disk)}: new weights go by disk, as engine and learner share devices")
-        find = partial(receiver_at, fleet=fleet, sending=sending)
+        find = partial(receiver_at, fleet=fleet, routes=routes)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
-        made = {name: Learners(group, sending.ways, find, adapters) for name, group in groups.items()}
-        sharing = tuple(made[name] for name in self._layout.sharing)
-        return Models(fleet, made[ACTOR], made.get(CRITIC), made.get(REFERENCE), made.get(INFERENCE), sharing)
+        learners = {name: Learners(group, routes, find, adapters) for name, group in groups.items()}
+        sharing = tuple(learners[name] for name in self._layout.sharing)
+        critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
+        return Models(fleet, learners[ACTOR], critic, reference, inference, sharing)
 
     async def _prepare_learner(self, models: Models) -> None:
         """Restore the checkpoint, if any, and offload shared devices before engines start there."""

@@ -12,7 +12,7 @@ from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
 from roost.engines.weights.delivery import Delivery
 from roost.engines.weights.parcel import Manifest
 from roost.engines.weights.probe import Probe
-from roost.engines.weights.release import Release, Way
+from roost.engines.weights.release import Release, WeightRoute
 from roost.engines.weights.send import Sent
 from tests.engines.vllm_standin import NEW, OLD, running_standin
 from tests.limits import HANG_S
@@ -34,11 +34,11 @@ class Owner:
 class SentByAnother:
     """Sends with a client of its own, as a learner does from its own process."""
 
-    def __init__(self, way):
-        self._way = way
+    def __init__(self, route):
+        self._route = route
 
-    def way_to(self, server):
-        return self._way
+    def route_to(self, server):
+        return self._route
 
     async def send(self, engines, version):
         for engine in engines:
@@ -52,17 +52,17 @@ class SentByAnother:
         pass
 
 
-def release_by(way):
-    if way is Way.ADAPTER:
+def release_by(route):
+    if route is WeightRoute.ADAPTER:
         return Release(7, PROBE, adapter="adapter")
-    if way in (Way.RELOAD, Way.RESTART):
+    if route in (WeightRoute.RELOAD, WeightRoute.RESTART):
         return Release(7, PROBE, checkpoint="checkpoint")
-    return Release(7, PROBE, SentByAnother(way))
+    return Release(7, PROBE, SentByAnother(route))
 
 
 @pytest.mark.parametrize("routes", [OLD | {"/v1/load_lora_adapter"}, NEW], ids=["0.22", "0.32"])
-@pytest.mark.parametrize("way", [Way.DEVICE, Way.RELOAD, Way.RESTART, Way.ADAPTER])
-def test_tokens_are_put_down_to_the_release_by_every_way(way, routes, tmp_path):
+@pytest.mark.parametrize("route", [WeightRoute.DEVICE, WeightRoute.RELOAD, WeightRoute.RESTART, WeightRoute.ADAPTER])
+def test_tokens_are_put_down_to_the_release_by_every_route(route, routes, tmp_path):
     # Without the route for tokens no server tells spans, so the client's own count is what tokens are put down to.
     with running_standin(routes, opens_token_route=False) as (url, server):
         told = [None, {"6": {"logprob": -0.5}}]
@@ -76,9 +76,9 @@ def test_tokens_are_put_down_to_the_release_by_every_way(way, routes, tmp_path):
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
             member.standing = EngineState.UPDATING
-            if way is Way.RESTART:
-                member.useless_ways = {Way.RELOAD}
-            delivery = Delivery(release_by(way), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
+            if route is WeightRoute.RESTART:
+                member.useless_routes = {WeightRoute.RELOAD}
+            delivery = Delivery(release_by(route), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
             errors = await delivery.bring([member])
             made = await member.engine.generate([1], Sampling(max_tokens=2))
             version = await member.engine.version()
@@ -98,11 +98,11 @@ def test_an_update_that_did_not_take_is_reported_with_what_is_done_instead(tmp_p
     off = "the probe (log-probabilities of fixed tokens) is off by 1.5, and 0.1 is allowed"
     told = [text.replace(text[text.index("http") : text.index(" does not")], "URL") for text in found]
     assert told == [
-        f"one failed to load version 7 by {way}: URL does not answer with the new weights: {off}; {instead}"
-        for way, instead in [
+        f"one failed to load version 7 by {route}: URL does not answer with the new weights: {off}; {instead}"
+        for route, instead in [
             ("shared device", "next: reload from disk"),
             ("reload from disk", "next: restart"),
-            ("restart", "there is no other way"),
+            ("restart", "no route is left"),
         ]
     ]
 
@@ -124,7 +124,7 @@ def brought_by_probe(tmp_path, baseline):
             await member.connect(connect(EngineKind.VLLM, url))
             member.standing, member.baseline = EngineState.UPDATING, baseline
             member.probe = probe = Probe((5, 6), (-2.0,), tolerance=0.1)  # the learner has hardly moved
-            release = Release(7, probe, SentByAnother(Way.DEVICE), "checkpoint")
+            release = Release(7, probe, SentByAnother(WeightRoute.DEVICE), "checkpoint")
             delivery = Delivery(release, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, said.append)
             async with asyncio.timeout(HANG_S):
                 await delivery.bring([member])

@@ -9,7 +9,7 @@ from roost.config.job import Role
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import engine_kind, plan_engines
 from roost.placement.memory.residency import Decision
-from roost.placement.routes import Reach
+from roost.placement.routes import WeightRoute
 
 DEFAULTS = ServerSpec(EngineKind.TORCH, "some/model", dtype="bfloat16", max_context=4096)
 GPU = {"accelerators": 4, "accelerator_model": "H100", "memory_gb": 80}
@@ -33,13 +33,19 @@ def loop(learning, inference, memory=(None, None), per_server=1):
 
 
 @pytest.mark.parametrize(
-    ("plan", "decision", "reach", "transfer", "sleeps", "fraction"),
+    ("plan", "decision", "route", "transfer", "sleeps", "fraction"),
     [
         pytest.param(
-            rlinf({"actor": "0-1", "rollout": "2-3"}), Decision.KEEP, Reach.SAME_NODE, "nccl", False, None, id="apart"
+            rlinf({"actor": "0-1", "rollout": "2-3"}),
+            Decision.KEEP,
+            WeightRoute.BROADCAST,
+            "nccl",
+            False,
+            None,
+            id="apart",
         ),
         pytest.param(
-            rlinf({"actor,rollout": "all"}), Decision.KEEP, Reach.SAME_DEVICE, "ipc", False, None, id="together"
+            rlinf({"actor,rollout": "all"}), Decision.KEEP, WeightRoute.DEVICE, "ipc", False, None, id="together"
         ),
         pytest.param(
             rlinf(
@@ -47,7 +53,7 @@ def loop(learning, inference, memory=(None, None), per_server=1):
                 actor={"offload_weight": True, "offload_grad": True, "offload_optimizer": True},
             ),
             Decision.SLEEP,
-            Reach.SAME_DEVICE,
+            WeightRoute.DEVICE,
             "ipc",
             True,
             None,
@@ -56,24 +62,24 @@ def loop(learning, inference, memory=(None, None), per_server=1):
         pytest.param(
             rlinf({"actor": "0-3", "rollout": "4-7"}, nodes=2),
             Decision.KEEP,
-            Reach.OTHER_NODE,
+            WeightRoute.BROADCAST,
             "nccl",
             False,
             None,
             id="on another node",
         ),
         pytest.param(
-            loop([0, 1], [0, 1], (35, 35)), Decision.KEEP, Reach.SAME_DEVICE, "ipc", False, 0.475, id="both fit"
+            loop([0, 1], [0, 1], (35, 35)), Decision.KEEP, WeightRoute.DEVICE, "ipc", False, 0.475, id="both fit"
         ),
         pytest.param(
-            loop([0, 1], [0, 1], (75, 75)), Decision.SLEEP, Reach.SAME_DEVICE, "ipc", True, None, id="do not fit"
+            loop([0, 1], [0, 1], (75, 75)), Decision.SLEEP, WeightRoute.DEVICE, "ipc", True, None, id="do not fit"
         ),
     ],
 )
-def test_servers_follow_from_the_plan(plan, decision, reach, transfer, sleeps, fraction):
+def test_servers_follow_from_the_plan(plan, decision, route, transfer, sleeps, fraction):
     engines = plan_engines(plan, "rollout", DEFAULTS)
     assert engines.decision is decision
-    assert set(engines.reaches) == {reach}
+    assert {one.route for one in engines.routes} == {route}
     for rank, server in enumerate(engines.servers):
         assert server == replace(
             DEFAULTS,
@@ -98,7 +104,7 @@ def test_without_accelerators_servers_run_on_the_cpu():
     }
     engines = plan_engines(roost.plan(config, inventory), "rollout", DEFAULTS)
     assert [server.device for server in engines.servers] == ["cpu"]
-    assert engines.reaches == (Reach.HOST,)
+    assert [one.route for one in engines.routes] == [WeightRoute.SHARED_MEMORY]
 
 
 @pytest.mark.parametrize(

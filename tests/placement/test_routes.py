@@ -3,7 +3,7 @@
 import pytest
 
 import roost
-from roost.placement.routes import Reach
+from roost.placement.routes import Reach, ServerRoute, WeightRoute, server_routes
 
 
 def collocated(nodes, actor_size, rollout_size, layout=None):
@@ -109,3 +109,59 @@ def test_processes_without_accelerators_meet_on_the_host():
 def test_a_job_without_a_learner_has_no_routes():
     config = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"rollout,env": "all"}}}
     assert roost.plan(config).routes.engines == ()
+
+
+def plan_of(placement, nodes=1):
+    inventory = roost.Inventory.from_dict({"nodes": [{"accelerators": 4, "memory_gb": 80}] * nodes})
+    return roost.plan({"cluster": {"num_nodes": nodes, "component_placement": placement}}, inventory)
+
+
+def routes_of(plan, takes_packed=True, on_gpu=True):
+    return server_routes(plan.components, plan["rollout"], takes_packed, on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "on_gpu", "expected", "ranks"),
+    [
+        pytest.param(
+            {"actor,rollout": "0-3"}, 1, True, [WeightRoute.DEVICE] * 4, [0, 1, 2, 3], id="each from its own device"
+        ),
+        pytest.param(
+            {"actor": "0-3", "rollout": "0-3:0-1"},
+            1,
+            True,
+            [WeightRoute.RELOAD] * 2,
+            [0, 2],
+            id="engines of two devices each",
+        ),
+        pytest.param({"actor": "0-1", "rollout": "2-3"}, 1, True, [WeightRoute.BROADCAST] * 2, [0, 0], id="apart"),
+        pytest.param(
+            {"actor": "0-1", "rollout": "1-2"},
+            1,
+            True,
+            [WeightRoute.DEVICE, WeightRoute.BROADCAST],
+            [1, 0],
+            id="some shared, some not",
+        ),
+        pytest.param(
+            {"actor": "0", "rollout": "0-1:0"}, 1, True, [WeightRoute.RELOAD], [0], id="one of its devices shared"
+        ),
+        pytest.param(
+            {"actor": "0-1", "rollout": "2"}, 1, False, [WeightRoute.SHARED_MEMORY], [0], id="CPUs of one machine"
+        ),
+        pytest.param(
+            {"actor": "0-3", "rollout": "4"}, 2, False, [WeightRoute.BROADCAST], [0], id="CPUs of two machines"
+        ),
+    ],
+)
+def test_route_and_sender_of_each_server(placement, nodes, on_gpu, expected, ranks):
+    routes = routes_of(plan_of(placement, nodes), on_gpu=on_gpu)
+    assert routes == tuple(map(ServerRoute, expected, ranks))
+
+
+@pytest.mark.parametrize(
+    ("learners", "route"), [("0", WeightRoute.DEVICE), ("0-1", WeightRoute.RELOAD)], ids=["whole", "sharded"]
+)
+def test_an_engine_that_takes_no_packed_handles(learners, route):
+    plan = plan_of({"actor": learners, "rollout": "0"})
+    assert routes_of(plan, takes_packed=False) == (ServerRoute(route),)

@@ -228,7 +228,7 @@ def run_with(folder, *steps):
 
 
 def launch_of(job, folder, said, **options):
-    return Launch(job, job.training, None, None, RunOptions(folder, **options), said.append, None, None)
+    return Launch(job, job.training, None, None, None, RunOptions(folder, **options), said.append, None, None)
 
 
 def losing_ray(patch, before=lambda address: None):

@@ -12,9 +12,10 @@ from roost.engines.weights.buckets import BUCKET_BYTES
 from roost.engines.weights.carriers import BroadcastCarrier
 from roost.engines.weights.group import VllmWeightGroup, WeightGroup
 from roost.engines.weights.parcel import GroupInvitation
-from roost.engines.weights.release import LocalSender, Way
+from roost.engines.weights.release import LocalSender
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import WeightSource
+from roost.placement.routes import WeightRoute
 
 JOIN_LIMIT_S = 300.0
 
@@ -37,7 +38,7 @@ class BroadcastSender(LocalSender):
         bucket_bytes: int = BUCKET_BYTES,
         open_group: Callable[[GroupInvitation, torch.device], WeightGroup | VllmWeightGroup] | None = None,
     ) -> None:
-        super().__init__(source, Way.BROADCAST, self._carrier, bucket_bytes)
+        super().__init__(source, WeightRoute.BROADCAST, self._carrier, bucket_bytes)
         self._address, self._free_port, self._device, self._processes = address, free_port, device, processes
         self._open_group = open_group or _own_group
         self._group: WeightGroup | VllmWeightGroup | None = None

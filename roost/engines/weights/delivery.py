@@ -21,9 +21,10 @@ from roost.engines.protocol import (
     WeightsRefused,
 )
 from roost.engines.weights.probe import Probe
-from roost.engines.weights.release import Release, Way
+from roost.engines.weights.release import Release
 from roost.engines.weights.send import Sent
 from roost.engines.weights.verify import Expected, NotTaken, judge_answers, verify_by_fingerprints, verify_by_probe
+from roost.placement.routes import WeightRoute
 
 
 class CurrentRelease:
@@ -167,7 +168,7 @@ def raise_first(outcomes: Iterable[EngineError | None]) -> None:
             raise error
 
 
-SENT = (Way.DEVICE, Way.SHARED_MEMORY, Way.BROADCAST)
+SENT = (WeightRoute.DEVICE, WeightRoute.SHARED_MEMORY, WeightRoute.BROADCAST)
 RELOADS = {
     EngineKind.TORCH: "/collective_rpc",
     EngineKind.VLLM: "/collective_rpc",
@@ -181,27 +182,29 @@ UPDATES = {
 Connect = Callable[[ServerSpec, str], Engine]
 
 
-def ways_for(release: Release, spec: ServerSpec, abilities: Capabilities, useless: set[Way]) -> tuple[Way, ...]:
-    """Weight routes by which a server can load a release, best first; a restart is last."""
+def routes_for(
+    release: Release, spec: ServerSpec, abilities: Capabilities, useless: set[WeightRoute]
+) -> tuple[WeightRoute, ...]:
+    """Routes to try, in order: the planned one if the server takes it, then from disk."""
     if release.adapter is not None:
-        return (Way.ADAPTER,) if abilities.takes_adapters else ()
-    found: list[Way] = []
-    way = None if release.sender is None else release.sender.way_to(spec.name)
-    if way is not None and _takes(way, spec, abilities):
-        found.append(way)
+        return (WeightRoute.ADAPTER,) if abilities.takes_adapters else ()
+    found: list[WeightRoute] = []
+    if release.sender is not None and _takes(planned := release.sender.route_to(spec.name), spec, abilities):
+        found.append(planned)
     if abilities.has(RELOADS[spec.kind]):
-        found.append(Way.RELOAD)
-    found.append(Way.RESTART)
-    return tuple(way for way in found if way not in useless)
+        found.append(WeightRoute.RELOAD)
+    found.append(WeightRoute.RESTART)
+    return tuple(route for route in found if route not in useless)
 
 
-def _takes(way: Way, spec: ServerSpec, abilities: Capabilities) -> bool:
-    if not abilities.has(UPDATES[spec.kind]):
+def _takes(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> bool:
+    """Return True if a running server takes weights that are sent by this route."""
+    if route not in SENT or not abilities.has(UPDATES[spec.kind]):
         return False
-    if way is Way.SHARED_MEMORY:
+    if route is WeightRoute.SHARED_MEMORY:
         return abilities.takes_shared_memory
     # The built-in engine supports every route; vLLM must have been started for one.
-    backend = "ipc" if way is Way.DEVICE else "nccl"
+    backend = "ipc" if route is WeightRoute.DEVICE else "nccl"
     return spec.kind is not EngineKind.VLLM or spec.weight_transfer == backend
 
 
@@ -232,37 +235,41 @@ class Delivery:
         """Load the release on all members, each by the best route that works; return the errors of the others."""
         release = self._release
         left = {
-            member: list(ways_for(release, member.spec, member.abilities, member.useless_ways)) for member in members
+            member: list(routes_for(release, member.spec, member.abilities, member.useless_routes))
+            for member in members
         }
         errors: dict[Member, EngineError] = {
-            member: UpdateFailed(f"{member.name} has no way to load version {release.version}") for member in left
+            member: UpdateFailed(f"{member.name} has no route to load version {release.version}") for member in left
         }
-        not_taken: dict[Member, set[Way]] = {member: set() for member in left}
+        not_taken: dict[Member, set[WeightRoute]] = {member: set() for member in left}
         tried: set[Member] = set()  # members for which a route failed
         began = asyncio.get_running_loop().time()
-        while left := {member: ways for member, ways in left.items() if ways}:
+        while left := {member: routes for member, routes in left.items() if routes}:
             for member, error in (await self._try_next(left)).items():
-                way = left[member].pop(0)
+                route = left[member].pop(0)
                 if error is None:
                     del left[member], errors[member]
                     if member in tried:
                         seconds = asyncio.get_running_loop().time() - began
-                        self._report(f"{member.name} loaded version {release.version} by {way}, after {seconds:.0f} s")
+                        self._report(
+                            f"{member.name} loaded version {release.version} by {route}, after {seconds:.0f} s"
+                        )
                     member.version, member.probe = release.version, release.probe
-                    member.useless_ways |= not_taken[member]  # another route worked, so these were at fault
+                    member.useless_routes |= not_taken[member]  # another route worked, so these were at fault
                     continue
                 errors[member] = error
                 member.last_error = str(error)
                 if isinstance(error, NotTaken):
-                    not_taken[member].add(way)
-                elif member.abilities.undoes_updates and (isinstance(error, WeightsRefused) or way is Way.RELOAD):
+                    not_taken[member].add(route)
+                elif member.abilities.undoes_updates and (
+                    isinstance(error, WeightsRefused) or route is WeightRoute.RELOAD
+                ):
                     left[member].clear()  # the weights are wrong: a restart would only lose the old ones
                 tried.add(member)
-                last = "it is started again" if isinstance(error, EngineLost) else "there is no other way"
+                last = "it is started again" if isinstance(error, EngineLost) else "no route is left"
                 instead = f"next: {left[member][0]}" if left[member] else last
-                self._report(
-                    f"{member.name} failed to load version {release.version} by {way}: {_first_line(error)}; {instead}"
-                )
+                why = str(error).partition("\n")[0]
+                self._report(f"{member.name} failed to load version {release.version} by {route}: {why}; {instead}")
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         return {member.name: error for member, error in errors.items()}
 
@@ -271,9 +278,9 @@ class Delivery:
         if self._release.adapter is None and members:
             await self._checkpoint(members[0])
 
-    async def _try_next(self, left: dict[Member, list[Way]]) -> dict[Member, EngineError | None]:
+    async def _try_next(self, left: dict[Member, list[WeightRoute]]) -> dict[Member, EngineError | None]:
         """Try the next route of each member; members on sent routes share one transfer."""
-        together = [member for member, ways in left.items() if ways[0] in SENT]
+        together = [member for member, routes in left.items() if routes[0] in SENT]
         alone = [member for member in left if member not in together]
         outcomes = await self._send(together) if together else {}
         tried = await outcomes_of(self._alone(member, left[member][0]) for member in alone)
@@ -291,10 +298,10 @@ class Delivery:
         except EngineError:
             return
 
-    async def _alone(self, member: Member, way: Way) -> None:
-        if way is Way.RESTART:
+    async def _alone(self, member: Member, route: WeightRoute) -> None:
+        if route is WeightRoute.RESTART:
             await self._restart(member)
-        elif way is Way.ADAPTER:
+        elif route is WeightRoute.ADAPTER:
             await self._adapt(member)
         else:
             await self._reload(member)
@@ -303,7 +310,7 @@ class Delivery:
         """Send the weights to all members in one transfer; return the error of each."""
         sender = self._release.sender
         if sender is None:
-            raise ValueError(f"version {self._release.version} has nobody who sends it")
+            raise ValueError(f"version {self._release.version} has no sender")
         await asyncio.gather(*(self._note_answers(member) for member in members))
         opened = await outcomes_of(self._open(member) for member in members)
         outcomes = dict(zip(members, opened, strict=True))
@@ -405,7 +412,3 @@ class Delivery:
                     )
                 await self._release.sender.write(member.spec.model, str(self.folder))
         return str(self.folder)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from roost.engines.protocol import Engine, EngineError, UpdateFailed
@@ -15,24 +14,14 @@ from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import Probe
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import WeightSource
-
-
-class Way(StrEnum):
-    """Weight routes to an engine."""
-
-    SHARED_MEMORY = "shared memory"
-    DEVICE = "shared device"
-    BROADCAST = "broadcast"
-    RELOAD = "reload from disk"
-    ADAPTER = "adapter"
-    RESTART = "restart"
+from roost.placement.routes import WeightRoute
 
 
 class Sender(Protocol):
     """Holder of a version's weights that can send them; in a job, the learner."""
 
-    def way_to(self, server: str) -> Way | None:
-        """Weight route to a server by its name; None if it must read the weights from disk."""
+    def route_to(self, server: str) -> WeightRoute:
+        """Weight route to a server by its name."""
         ...
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
@@ -48,15 +37,15 @@ class LocalSender:
     """Sender of weights held by this process."""
 
     def __init__(
-        self, source: WeightSource, way: Way, carrier: Callable[[], Carrier], bucket_bytes: int = BUCKET_BYTES
+        self, source: WeightSource, route: WeightRoute, carrier: Callable[[], Carrier], bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         self.source = source
-        self._way = way
+        self._route = route
         self._new_carrier = carrier
         self._bucket_bytes = bucket_bytes
 
-    def way_to(self, server: str) -> Way:
-        return self._way
+    def route_to(self, server: str) -> WeightRoute:
+        return self._route
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
         return await send(

@@ -9,7 +9,7 @@ from roost.engines.protocol import Sampling
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import make_probe
-from roost.engines.weights.release import LocalSender, Release, Way
+from roost.engines.weights.release import LocalSender, Release, WeightRoute
 from roost.engines.weights.source import ModuleSource
 
 PROMPT = tuple(range(40, 60))
@@ -49,8 +49,8 @@ class Policy:
         model = self.version(number)
         return make_probe(model, model.config.vocab_size)
 
-    def release(self, number, source=None, carrier=SharedMemoryCarrier, way=Way.SHARED_MEMORY):
-        sender = LocalSender(source or self.source(number), way, carrier, SMALL_BUCKETS)
+    def release(self, number, source=None, carrier=SharedMemoryCarrier, route=WeightRoute.SHARED_MEMORY):
+        sender = LocalSender(source or self.source(number), route, carrier, SMALL_BUCKETS)
         return Release(number, self.probe(number), sender)
 
     def written(self, number, folder):

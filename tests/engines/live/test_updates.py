@@ -18,7 +18,7 @@ from roost.engines.residency import HandOver
 from roost.engines.supervision import Watchfulness
 from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import SharedMemoryCarrier
-from roost.engines.weights.release import Release, Way
+from roost.engines.weights.release import Release, WeightRoute
 from roost.engines.weights.source import ModuleSource
 from roost.net.addresses import PortLeases
 from roost.placement.memory.residency import Decision
@@ -97,7 +97,7 @@ def test_new_weights_answer(loop, fleet, policy, number, engine_kind):
     assert [span.version for span in made.versions] == [number]
     assert loop.run(only(fleet).engine.version()) == number
     # On some CPUs, vLLM answers 200 to a reload in place and then computes with a mix of both: there, a restart did it.
-    assert only(fleet).useless_ways <= ({Way.RELOAD} if engine_kind is EngineKind.VLLM else set())
+    assert only(fleet).useless_routes <= ({WeightRoute.RELOAD} if engine_kind is EngineKind.VLLM else set())
 
 
 def test_a_checkpoint_on_disk_does_too(loop, fleet, policy, number, tmp_path):
@@ -185,9 +185,9 @@ class FlippedBit(SharedMemoryCarrier):
 def test_damage_on_the_way_is_noticed_and_mended(loop, fleet, policy, number, built_in):
     """One bit of each first element: far too little for a probe, but not for fingerprints."""
     loop.run(fleet.update(policy.release(number, carrier=FlippedBit)))
-    assert only(fleet).useless_ways == {Way.SHARED_MEMORY}
+    assert only(fleet).useless_routes == {WeightRoute.SHARED_MEMORY}
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number)
-    only(fleet).useless_ways.clear()
+    only(fleet).useless_routes.clear()
 
 
 def test_weights_by_broadcast(loop, fleet, policy, number, built_in):
@@ -196,7 +196,7 @@ def test_weights_by_broadcast(loop, fleet, policy, number, built_in):
     loop.run(fleet.update(Release(number, policy.probe(number), sender)))
     leases.close()
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number)
-    assert not only(fleet).useless_ways
+    assert not only(fleet).useless_routes
 
 
 @pytest.mark.parametrize("in_flight", list(InFlight))
