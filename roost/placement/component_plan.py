@@ -55,9 +55,14 @@ class Process:
     """One process of a component with its placement, environment, interpreter and devices."""
 
     placement: Placement
-    env: Mapping[str, str]
+    start_env: Mapping[str, str]  # the user's variables and those of the accelerator's vendor
     interpreter: str | None
     hardware: tuple[Mapping[str, Any], ...] = ()  # configs of its declared devices
+    masks: Mapping[str, str] = field(default_factory=dict)  # its visible devices in the plan's numbers
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**self.start_env, **self.masks}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,16 +126,11 @@ class ComponentPlan:
         kind = self.table.kinds[self.table.labels.index(placement.node_group_label)]
         hardware = inventory.nodes[placement.cluster_node_rank].hardware
         declared = hardware.get(kind, ()) if kind not in (ACCELERATOR, NODE) else ()
+        vendor = self.registry.accelerator(placement.accelerator_type) if placement.visible_accelerators else None
         return Process(
             placement,
-            env={**dict(software.env_vars), **_visibility(placement, self.registry), **dict(self.env)},
+            start_env={**dict(software.env_vars), **dict(vendor.extra_environment if vendor else ()), **dict(self.env)},
             interpreter=software.python_interpreter_path,
             hardware=tuple(declared[rank] for rank in placement.local_hardware_ranks) if declared else (),
+            masks=vendor.masks(placement.visible_accelerators) if vendor else {},
         )
-
-
-def _visibility(placement: Placement, registry: HardwareRegistry) -> dict[str, str]:
-    accelerator = registry.accelerator(placement.accelerator_type)
-    if accelerator is None or not placement.visible_accelerators:
-        return {}
-    return accelerator.visibility(placement.visible_accelerators)

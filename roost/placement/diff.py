@@ -244,11 +244,7 @@ def _environment(old: Process, new: Process) -> tuple[str, str]:
     sides = []
     for own, other in ((old, new), (new, old)):
         words = [f"interpreter {own.interpreter}"] if own.interpreter and own.interpreter != other.interpreter else []
-        words += [
-            f"{key}={value}"
-            for key, value in own.env.items()
-            if other.env.get(key) != value and "VISIBLE_DEVICES" not in key
-        ]
+        words += [f"{key}={value}" for key, value in own.start_env.items() if other.start_env.get(key) != value]
         if own.hardware != other.hardware:
             words += [" ".join(f"{key}={value}" for key, value in item.items()) for item in own.hardware]
         sides.append(" ".join(words))

@@ -170,7 +170,7 @@ def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
 def _process_to_dict(process: Process) -> dict[str, Any]:
     described = process.placement._asdict()
     described["devices"] = [list(device) for device in process.placement.devices]
-    described |= {"env": dict(process.env), "interpreter": process.interpreter}
+    described |= {"env": process.env, "interpreter": process.interpreter}
     if process.hardware:
         described["hardware"] = [dict(item) for item in process.hardware]
     return described

@@ -14,7 +14,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType
-from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
+from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory, Node
 from roost.cluster.resources import ACCELERATOR
 from roost.config.findings import Findings, did_you_mean
@@ -95,14 +95,6 @@ def component_of(
     return ComponentPlan(name, name, type(where).__name__, np.zeros(0, np.int64), table, registry=registry)
 
 
-# The plan's visible devices use its own numbering, perhaps of another vendor; only the live node knows the real ids.
-MASKS = {
-    name
-    for accelerator in BUILT_IN.accelerators
-    for name in (accelerator.visible_devices_variable, *accelerator.mirrored_variables)
-}
-
-
 def process_env(
     address: Address,
     world_size: int,
@@ -140,10 +132,10 @@ def process_env(
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
         "ACCELERATOR_TYPE": placement.accelerator_type,
     }
+    # The plan's masks use its own numbering, perhaps of another vendor; only the live node knows the real ids.
     masks = vendor.visibility([name for _, name in visible]) if vendor is not None else {}
-    given = {name: value for name, value in process.env.items() if name not in MASKS}
     network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    return {**network, **given, **{name: str(value) for name, value in place.items()}, **masks}
+    return {**network, **process.start_env, **{name: str(value) for name, value in place.items()}, **masks}
 
 
 def visible_devices(
@@ -288,7 +280,7 @@ def runtime_env(process: Process, options: LaunchOptions) -> dict[str, Any] | No
 
     The plan's own variables are set by the worker itself: Ray takes twice as long to start a process with variables.
     """
-    written = {name: value for name, value in process.env.items() if name not in MASKS} | dict(options.env)
+    written = {**process.start_env, **options.env}
     env: dict[str, Any] = {"env_vars": written} if written else {}
     if process.interpreter is not None:
         env["py_executable"] = process.interpreter

@@ -80,10 +80,13 @@ class Accelerator:
         >>> INTEL.visibility([0, 1])["ONEAPI_DEVICE_SELECTOR"]
         'level_zero:0,1'
         """
+        return {**dict(self.extra_environment), **self.masks(ids)}
+
+    def masks(self, ids: Sequence[str | int]) -> dict[str, str]:
+        """Return the variables that list these devices, or hide every device if there are none."""
         names = [str(device) for device in ids]
         if len(set(names)) < len(names):
             # CUDA answers a repeated id by hiding every device, far from where the mistake was made.
             raise ValueError(f"device ids {','.join(names)} name a device twice; give each id once")
         value = self.id_prefix + ",".join(names) if names else self.hidden_value
-        masks = dict.fromkeys((self.visible_devices_variable, *self.mirrored_variables), value)
-        return {**dict(self.extra_environment), **masks}
+        return dict.fromkeys((self.visible_devices_variable, *self.mirrored_variables), value)
