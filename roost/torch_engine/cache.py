@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,7 +139,10 @@ def new_cache(
 
     def room(heads: int, size: int) -> Tensor:
         # Zeros, because padded rows are masked, but NaN times zero would still be NaN.
-        return torch.zeros(blocks + 1, block_size, heads, size, dtype=dtype, device=device)
+        shape = (blocks + 1, block_size, heads, size)
+        if device.type == "cpu":  # numpy's zeros take no memory before they are written to; torch writes them
+            return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     return [(room(layer.heads, layer.key_size), room(layer.heads, layer.value_size)) for layer in layers]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import psutil
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roost.torch_engine.cache import ROOT, BlockPool, block_hash
+from roost.torch_engine.cache import ROOT, BlockPool, LayerShape, block_hash, bytes_per_block, new_cache
 
 COUNT, SIZE = 6, 2
 NAMES = [block_hash(ROOT, [number]) for number in range(5)]
@@ -79,3 +81,14 @@ def test_the_end_of_a_sequence_is_reused_before_its_beginning() -> None:
     pool.give_back(blocks)
     assert pool.take() == blocks[1]
     assert pool.find(NAMES[:2]) == [blocks[0]]
+
+
+def test_a_cache_on_the_host_takes_memory_only_where_it_is_used() -> None:
+    layer, blocks = LayerShape(2, 64, 64), 1 << 16
+    whole = blocks * bytes_per_block([layer], 16, torch.bfloat16)
+    before = psutil.Process().memory_info().rss
+    [(keys, values)] = new_cache([layer], blocks, 16, torch.bfloat16, torch.device("cpu"))
+    assert keys.shape == values.shape == (blocks + 1, 16, 2, 64) and keys.dtype is torch.bfloat16
+    keys[7] = 1.0
+    assert keys[7].sum() == 16 * 2 * 64 and not keys[8].any() and not values[7].any()
+    assert whole == 1 << 29 and psutil.Process().memory_info().rss - before < whole // 8
