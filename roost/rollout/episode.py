@@ -263,7 +263,7 @@ class Episode:
     @property
     def made_by(self) -> Ints:
         """Policy versions of all generated tokens."""
-        return np.concatenate([tokens.made_by for tokens in self.sequences])
+        return np.concatenate([np.array([], np.int64), *(tokens.made_by for tokens in self.sequences)])
 
     @property
     def made(self) -> int:
@@ -281,6 +281,13 @@ class Episode:
         """Finish reason of the last turn; empty if not known."""
         turns = [part for tokens in self.sequences for part in tokens.parts if part.turn != NOT_MADE]
         return max(turns, key=lambda part: part.turn).finish if turns else ""
+
+    @property
+    def num_turns(self) -> int:
+        """Number of turns that the policy had."""
+        begun = [part.turn for tokens in self.sequences for part in tokens.parts]  # also one without tokens
+        made = [int(tokens.turns.max(initial=NOT_MADE)) for tokens in self.sequences]
+        return 1 + max(begun + made, default=NOT_MADE)
 
     @property
     def is_truncated(self) -> bool:

@@ -21,8 +21,9 @@ from roost.placement.plan import Plan
 from roost.placement.rules.rewards import placed_rewards
 from roost.procs.user_code import within
 from roost.rollout.agent_worker import AgentGroup, AgentWorker, finish_workers
+from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, run_in_environment
-from roost.rollout.episode import Scenario
+from roost.rollout.episode import Scenario, Split
 from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, close_scenario
 from roost.rollout.fleet_sampling import FleetDraws
 from roost.rollout.gateway import Gateway
@@ -90,6 +91,7 @@ async def open_stages(
     is_alone: bool,
     failures: FailureFiles,
     configured: ConfiguredRewards | None = None,
+    decode: Decode = token_numbers,
 ) -> AsyncIterator[Stages]:
     """Open the runners of training and evaluation episodes. `is_alone`: the cluster has one node."""
     draws = draws_of(fleet, settings)
@@ -121,7 +123,11 @@ async def open_stages(
             rewards = Rewards(configured.routing, configured.local, elsewhere)
             stack.push_async_callback(rewards.close)
             await _prepared("the rewards", rewards.prepare(), REWARDS_LIMIT_S)
-            players = {label: RewardedEpisodeRunner(player, rewards) for label, player in players.items()}
+            splits = {TRAINING: Split.TRAIN, EVALUATION: Split.EVALUATION}
+            players = {
+                label: RewardedEpisodeRunner(player, rewards, decode, splits[label])
+                for label, player in players.items()
+            }
         players = {label: RecordingEpisodeRunner(player, failures) for label, player in players.items()}
         training, evaluation = (Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION))
         yield Stages(training, evaluation, rewards)

@@ -393,8 +393,9 @@ class Trainer:
     async def _run_stages(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         is_alone = self._cluster.num_nodes == 1
         failures = FailureFiles(self._run.failures, self._watching.note)
+        decode = self._watching.decode
         async with open_stages(
-            around, self._scenario, models.fleet, self._settings, is_alone, failures, self._rewards
+            around, self._scenario, models.fleet, self._settings, is_alone, failures, self._rewards, decode
         ) as stages:
             self._stages = stages
             self._watching.watch_rewards(stages.rewards.routing if stages.rewards is not None else None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from roost.config.findings import counted
 from roost.engines.fleet import Fleet
+from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.episode import Episode, Group
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
@@ -18,7 +19,7 @@ from roost.trainer.evaluation import Evaluation
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import FanOut
 from roost.trainer.run_folder import RunFolder
-from roost.trainer.samples import Decode, samples_of, token_numbers
+from roost.trainer.samples import samples_of
 
 MOST_REASONS = 50  # files in the folder
 _TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # a task's name, which differs in every group
@@ -96,7 +97,7 @@ def idle_rewards(routing: Routing, tags: Sequence[str]) -> dict[str, str]:
         route.name: f"reward {route.name} scores nothing in this step: its tags are {', '.join(sorted(route.tags))}, "
         f"and the tasks have {had}"
         for route in routing.routes
-        if tags and not any(map(route.takes, tags))
+        if tags and not route.domain and not any(map(route.takes, tags))
     }
 
 
@@ -108,7 +109,7 @@ class Watching:
 
     def __init__(self, run: RunFolder, sinks: FanOut, live: LiveView, decode: Decode = token_numbers) -> None:
         self._run, self._sinks, self._live = run, sinks, live
-        self._decode = decode  # token IDs to text
+        self.decode = decode  # token IDs to text
         self._fleet: Fleet | None = None
         self._worked: dict[str, int] = {}
         self._routing: Routing | None = None
@@ -137,7 +138,7 @@ class Watching:
         self._sinks.write(state.step, told)
         self._live.step(told)
         self._run.add_learnt(state.step, [group.number for group in groups])
-        self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self._decode))
+        self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self.decode))
         if self._routing is not None and not any(group.failed for group in groups):  # failures go unscored
             for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
                 if name not in self._idle:
@@ -147,7 +148,7 @@ class Watching:
     def evaluated(self, step: int, found: Evaluation) -> None:
         self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
         self._sinks.evaluated(step, {"version": found.version, **found.figures})
-        tried = samples_of(found.groups, "evaluation", step, found.version, self._decode, len(found.groups))
+        tried = samples_of(found.groups, "evaluation", step, found.version, self.decode, len(found.groups))
         self._run.add_samples(tried)
         failed = found.figures["samples/failed"]
         told = f", {failed:,.0f} failed" if failed else ""

@@ -7,6 +7,7 @@ import pytest
 
 from roost.engines.protocol import ContextFull, Finish
 from roost.rollout.agents.chat import ChatPolicy
+from roost.rollout.conversation import token_numbers
 from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript
 from roost.trainer import samples
 from roost.trainer.samples import conversation, samples_of
@@ -132,7 +133,7 @@ def test_scenarios_without_messages_show_the_text_of_their_tokens():
 
 
 def test_episodes_that_were_stored_without_parts_are_told_by_turns():
-    (sample,) = samples_of([made_group(0, [1.0])], "train", 1, 0, samples.token_numbers)
+    (sample,) = samples_of([made_group(0, [1.0])], "train", 1, 0, token_numbers)
     assert [(one["role"], one["content"]) for one in sample["messages"]] == [("prompt", "1 2"), ("assistant", "100")]
     assert sample["truncated"] is False
 

@@ -13,13 +13,13 @@ from typing import Any
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.procs.user_code import begun, call, within
 from roost.rollout.check_target import NotLocated, located
-from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite
+from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored
 
-OFFERED = ("answer", "task", "data", "text", "reward")  # the answer and its parts
+OFFERED = ("answer", "task", "data", "text", "reward", "messages")  # the answer and its parts
 
 
 class Function:
-    """Calls a function, asynchronous or not, with those of `answer`, `task`, `data`, `text` and `reward` that it names.
+    """Calls a function, asynchronous or not, with those of `OFFERED` that it names.
 
     >>> def short(text, most=10):
     ...     return len(text) <= most
@@ -45,14 +45,17 @@ class Function:
         self._is_async = inspect.iscoroutinefunction(self._function)
         self._places = asyncio.Semaphore(threads)  # limit_s counts from when a slot is free
 
-    async def score(self, answer: Answer) -> float:
-        offered = dict(zip(OFFERED, (answer, answer.task, answer.task.data, answer.text, answer.reward), strict=True))
+    async def score(self, answer: Answer) -> Scored | float:
+        parts = answer, answer.task, answer.task.data, answer.text, answer.reward, answer.messages
+        offered = dict(zip(OFFERED, parts, strict=True))
         arguments = {name: offered[name] for name in self._named} | self._keys
         try:
             async with self._places if not self._is_async else contextlib.nullcontext():
-                return finite(await within(self._limit_s, self._called(arguments)), self._name)
+                value = await within(self._limit_s, self._called(arguments))
         except TimeoutError as error:
             raise RewardFailed(f"{self._name} was not over after {self._limit_s:g} s") from error
+        scored = as_scored(value, self._name, answer.turns)
+        return scored if scored.parts or scored.turn_rewards else scored.reward
 
     async def close(self) -> None:
         """Do nothing: threads cannot be killed; one that still runs is abandoned."""
@@ -93,19 +96,22 @@ SCENARIO = "scenario"  # the name under which the scenario's own reward is weigh
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A reward's name, tags and weight."""
+    """A reward's name, the tasks it scores, and its weight."""
 
     name: str
-    tags: frozenset[str] = frozenset()  # tags of the tasks it scores; empty: all tasks
+    tags: frozenset[str] = frozenset()  # tags of the tasks it scores; empty: all tasks, unless it has a domain
     weight: float = 1.0
+    domain: str = ""  # it alone scores tasks with this `domain` in their data, whatever their tag
+    is_fallback: bool = False  # it scores tasks that no other reward scores
+    is_cached: bool = False  # equal answers to equal tasks are scored once
 
     def takes(self, tag: str) -> bool:
-        return not self.tags or tag in self.tags
+        return tag in self.tags if self.tags or self.domain else True
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Routes of all rewards. The total is the weighted sum of the rewards that match a task's tag.
+    """Routes of all rewards. The total is the weighted sum of the rewards that match a task.
 
     The scenario's own reward is added only if it has a weight. An answer that no reward matches keeps it.
 
@@ -117,39 +123,46 @@ class Routing:
     routes: tuple[Route, ...] = ()
     own: Route | None = None  # the scenario's own reward
 
-    def of(self, tag: str) -> tuple[Route, ...]:
-        """Routes that match a tag."""
-        return tuple(route for route in self.routes if route.takes(tag))
+    def of(self, tag: str, domain: str = "") -> tuple[Route, ...]:
+        """Routes that match a task: those of its domain, else of its tag, else the fallback.
 
-    def total(self, tag: str, own: float, scores: Mapping[str, float]) -> float:
+        >>> routing = Routing((Route("exact", domain="math", is_fallback=True), Route("tests", frozenset({"code"}))))
+        >>> [routing.of(*task)[0].name for task in (("code",), ("code", "math"), ("chat",))]
+        ['tests', 'exact', 'exact']
+        """
+        by_domain = tuple(route for route in self.routes if domain and route.domain == domain)
+        by_tag = tuple(route for route in self.routes if route.takes(tag))
+        return by_domain or by_tag or tuple(route for route in self.routes if route.is_fallback)
+
+    def total(self, tag: str, own: float, scores: Mapping[str, float], domain: str = "") -> float:
         """Total reward of an answer, from the scenario's own reward and the matching rewards."""
-        chosen = self.of(tag)
+        chosen = self.of(tag, domain)
         if not chosen:
             return own
-        return sum((route.weight * scores[route.name] for route in chosen), self.own_weight(tag) * own)
+        return sum((route.weight * scores[route.name] for route in chosen), self.own_weight(tag, domain) * own)
 
-    def own_weight(self, tag: str) -> float:
+    def own_weight(self, tag: str, domain: str = "") -> float:
         """Weight of the scenario's own reward, and so of its turn rewards, for a task.
 
         >>> Routing((Route("exact"),)).own_weight(""), Routing((Route("exact", frozenset({"math"})),)).own_weight("")
         (0.0, 1.0)
         """
-        if not self.of(tag):
+        if not self.of(tag, domain):
             return 1.0
         return self.own.weight if self.own is not None and self.own.takes(tag) else 0.0
 
-    def parts(self, tag: str, own: float, scores: Mapping[str, float]) -> dict[str, float]:
+    def parts(self, tag: str, own: float, scores: Mapping[str, float], domain: str = "") -> dict[str, float]:
         """Rewards that make up the total, before weighting.
 
         >>> Routing((Route("exact"),), Route(SCENARIO)).parts("", 9.0, {"exact": 1.0}), Routing().parts("", 9.0, {})
         ({'exact': 1.0, 'scenario': 9.0}, {'scenario': 9.0})
         """
-        counts_own = not self.of(tag) or (self.own is not None and self.own.takes(tag))
+        counts_own = not self.of(tag, domain) or (self.own is not None and self.own.takes(tag))
         return {**scores, **({SCENARIO: own} if counts_own else {})}
 
 
-ROUTE_KEYS = ("tags", "weight")
-NEEDED = ("score", "close")
+ROUTE_KEYS = ("tags", "weight", "cache", "domain", "fallback")
+SCORING = ("score", "score_batch", "close")
 EXAMPLE = "write a name, and under it _target_: roost.rollout.rewards.math_answer.ExactAnswer"
 
 
@@ -171,7 +184,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
     ...     Findings(),
     ... )
     >>> made.routing.routes
-    (Route(name='exact', tags=frozenset({'math'}), weight=1.0),)
+    (Route(name='exact', tags=frozenset({'math'}), weight=1.0, domain='', is_fallback=False, is_cached=False),)
     """
     if not isinstance(config, Mapping):
         findings.error("RST-A004", where, "is not a mapping of rewards", f"it is {shown(config)}", EXAMPLE)
@@ -211,16 +224,33 @@ def make_reward(name: str, keys: Mapping[str, Any]) -> Reward:
 
 
 def _route(name: str, keys: Mapping[str, Any], where: Where, findings: Findings) -> Route:
-    return Route(name, _tags(keys.get("tags"), where, findings), _weight(keys.get("weight", 1.0), where, findings))
+    flags = {key: keys.get(key, False) for key in ("fallback", "cache")}
+    for key, value in flags.items():
+        if not isinstance(value, bool):
+            fix = f"write {key}: true or {key}: false"
+            findings.error("RST-C027", where.under(key), f"is {shown(value)}; it must be true or false", fix=fix)
+    domain = keys.get("domain") or ""
+    if not isinstance(domain, str):
+        fix = "write the word that the column `domain` of its tasks has"
+        findings.error("RST-C028", where.under("domain"), f"is {shown(domain)}; it must be a word", fix=fix)
+        domain = ""
+    return Route(
+        name,
+        _tags(keys.get("tags"), bool(domain), where, findings),
+        _weight(keys.get("weight", 1.0), where, findings),
+        domain,
+        is_fallback=flags["fallback"] is True,
+        is_cached=flags["cache"] is True,
+    )
 
 
-def _tags(written: Any, where: Where, findings: Findings) -> frozenset[str]:
+def _tags(written: Any, has_domain: bool, where: Where, findings: Findings) -> frozenset[str]:
     tags = [written] if isinstance(written, str) else [] if written is None else written
     if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
         fix = "write a tag, or a list of tags; leave tags out for all tasks"
         findings.error("RST-A015", where.under("tags"), "are no tags", f"they are {shown(written)}", fix)
         return frozenset()
-    if written is not None and not tags:
+    if written is not None and not tags and not has_domain:
         fix = "leave tags out for all tasks, or the reward"
         findings.error("RST-A015", where.under("tags"), "is an empty list", "it would score no task", fix)
     return frozenset(tags)
@@ -235,10 +265,11 @@ def _weight(written: Any, where: Where, findings: Findings) -> float:
 
 
 def _check_scenario(keys: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    known = ("tags", "weight")
     for key in keys:
-        if key not in ROUTE_KEYS:
-            why = f"the scenario's own reward has {', '.join(ROUTE_KEYS)}"
-            fix = did_you_mean(key, (*ROUTE_KEYS, "_target_")) or "remove it"
+        if key not in known:
+            why = f"the scenario's own reward has {', '.join(known)}"
+            fix = did_you_mean(key, (*known, "_target_")) or "remove it"
             findings.error("RST-A006", where.under(str(key)), "is not a key here", why, fix)
 
 
@@ -312,7 +343,8 @@ def _made(written: str, make: Callable[[], Any], where: Where, findings: Finding
             "RST-A010", where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix
         )
         return None
-    missing = [name for name in NEEDED if not inspect.iscoroutinefunction(getattr(made, name, None))]
+    there = {name for name in SCORING if inspect.iscoroutinefunction(getattr(made, name, None))}
+    missing = ([] if there - {"close"} else ["score"]) + ([] if "close" in there else ["close"])
     if missing:
         why = f"it has no asynchronous {', '.join(missing)}"
         findings.error("RST-A003", where, f"{written} is no reward", why, "see roost.rollout.rewards.reward.Reward")

@@ -1,15 +1,16 @@
-"""The protocol of rewards, and errors of scoring."""
+"""The protocol of rewards, their results, and errors of scoring."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
 from roost.config.findings import did_you_mean, shown
 from roost.procs.user_code import called
-from roost.rollout.episode import Task
+from roost.rollout.episode import Split, Task
 
 
 class RewardFailed(RuntimeError):
@@ -71,6 +72,66 @@ class Answer:
     task: Task  # its data has what the reward needs: the right answer, unit tests, a rubric
     text: str  # output of the policy, as the scenario wants it scored
     reward: float = 0.0  # the scenario's own reward
+    # The conversation in order: `role`, `content`, `generated`, and `turn` of the policy's messages.
+    messages: Sequence[Mapping[str, Any]] = ()
+    turns: int = 1  # of the policy
+    tokens: int = 0  # that the policy generated
+    split: Split = Split.TRAIN
+
+    @property
+    def question(self) -> str:
+        """The last message of the user before the policy's first turn; the task's name if there is none.
+
+        >>> shown = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "generated": True}]
+        >>> Answer(Task("sum"), "4", messages=shown).question, Answer(Task("sum"), "4").question
+        ('2+2?', 'sum')
+        """
+        found = self.task.name
+        for message in self.messages:
+            if message.get("generated"):
+                break
+            found = str(message["content"]) if message["role"] == "user" else found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The reward of an answer, the parts that metrics and samples show, and rewards of turns.
+
+    `reward` includes the rewards of turns; `parts` are for reading only.
+    """
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: tuple[float, ...] = ()  # one for each turn, or none
+
+
+def as_scored(value: Any, giver: str, turns: int = 1) -> Scored:
+    """What a reward returned: a number, a mapping of parts, a list with a number for each turn, or a `Scored`.
+
+    Parts and turns are added up.
+
+    >>> as_scored({"right": 1, "format": 0.5}, "mine")
+    Scored(reward=1.5, parts={'right': 1.0, 'format': 0.5}, turn_rewards=())
+    >>> as_scored([0.5, 0, 1], "mine", turns=3)
+    Scored(reward=1.5, parts={}, turn_rewards=(0.5, 0.0, 1.0))
+    """
+    match value:
+        case Scored():
+            found = value
+        case Mapping():
+            found = Scored(math.fsum(finite(part, giver) for part in value.values()), value)
+        case list() | tuple():
+            found = Scored(math.fsum(finite(reward, giver) for reward in value), turn_rewards=tuple(value))
+        case _:
+            return Scored(finite(value, giver))
+    if found.turn_rewards and len(found.turn_rewards) != turns:
+        raise RewardFailed(f"{giver} gives {len(found.turn_rewards)} rewards of turns, but the policy had {turns}")
+    return Scored(
+        finite(found.reward, giver),
+        {str(name): finite(part, giver) for name, part in found.parts.items()},
+        tuple(finite(reward, giver) for reward in found.turn_rewards),
+    )
 
 
 class Reward(Protocol):
@@ -86,10 +147,12 @@ class Reward(Protocol):
         async def close(self):
             pass
 
-    A reward with slow startup, such as loading a model, may do it in an asynchronous `prepare()`.
+    `score` may return whatever `as_scored` takes. A reward with slow startup, such as loading a model, may do it in an
+    asynchronous `prepare()`. One that scores many answers at once has an asynchronous `score_batch(answers)` instead of
+    `score`, or beside it; it returns what `score` would for each.
     """
 
-    async def score(self, answer: Answer) -> float:
+    async def score(self, answer: Answer) -> Any:
         """Return the reward of an answer."""
         ...
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.procs.user_code import called, within
-from roost.rollout.episode import Episode
+from roost.rollout.conversation import Decode, LazyMessages, token_numbers
+from roost.rollout.episode import Episode, Split, Task
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, leave_place, whole_traceback
 from roost.rollout.rewards.config import Route, Routing
-from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, finite, prepare_reward
+from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored, finite, prepare_reward
 from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ LARGEST = 64  # answers per call
 
 class _Waiting(NamedTuple):
     answer: Answer
-    score: asyncio.Future[float]
+    score: asyncio.Future[Any]
 
 
 def spread(loads: Mapping[int, int], count: int) -> list[int]:
@@ -63,7 +66,7 @@ class RemoteReward:
         if wrong:
             raise RewardFailed(wrong[0])
 
-    async def score(self, answer: Answer) -> float:
+    async def score(self, answer: Answer) -> Any:
         if self._is_closed:
             raise self._closed()
         loop = asyncio.get_running_loop()
@@ -175,11 +178,115 @@ CLOSE_LIMIT_S = 30.0
 COUNTS_LIMIT_S = 10.0  # metrics only: not worth a long wait
 
 
-class Scored(NamedTuple):
-    """Total reward of an answer, and each reward before weighting."""
+class BatchedReward:
+    """Gives a reward with `score_batch` answers together: those that arrive within `gather_s`."""
 
-    reward: float
-    parts: dict[str, float]
+    def __init__(self, reward: Any, gather_s: float = GATHER_S, largest: int = LARGEST) -> None:
+        self._reward, self._gather_s, self._largest = reward, gather_s, largest
+        self._gathered: list[_Waiting] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def counts(self) -> Any:
+        return getattr(self._reward, "counts", {})
+
+    async def prepare(self) -> None:
+        await prepare_reward(self._reward)
+
+    async def score(self, answer: Answer) -> Any:
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(answer, loop.create_future())
+        self._gathered.append(waiting)
+        if len(self._gathered) == 1:
+            loop.call_later(self._gather_s, self._send)
+        return await waiting.score
+
+    async def close(self) -> None:
+        for task in self._calls:
+            task.cancel()
+        _fail(self._gathered, RewardFailed("it was closed"))
+        await called(self._reward.close)
+
+    def _send(self) -> None:
+        wanted = [waiting for waiting in self._gathered if not waiting.score.done()]  # some were cancelled
+        self._gathered = []
+        for begin in range(0, len(wanted), self._largest):
+            task = asyncio.create_task(self._answered(wanted[begin : begin + self._largest]))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+    async def _answered(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            _settle(batch, await score_batch(self._reward, [waiting.answer for waiting in batch]))
+        except Exception as error:  # anything a user's reward raises
+            _fail(batch, error)
+        except asyncio.CancelledError:
+            _fail(batch, RewardFailed("it was closed"))
+            raise
+
+
+async def score_batch(reward: Any, answers: Sequence[Answer]) -> Sequence[Any]:
+    """Call `score_batch` of a reward, and check that it scores every answer."""
+    found = list(await called(reward.score_batch, answers))
+    if len(found) != len(answers):
+        raise RewardFailed(f"score_batch returned {len(found)} rewards for {len(answers)} answers")
+    return found
+
+
+CACHED = 10_000  # answers
+
+
+class CachedReward:
+    """Scores equal answers to equal tasks once; equal ones in flight wait for the first."""
+
+    def __init__(self, reward: Reward, most: int = CACHED) -> None:
+        self._reward, self._most = reward, most
+        self._found: dict[bytes, asyncio.Task[Any]] = {}  # the oldest first
+        self._hits = 0
+
+    async def counts(self) -> dict[str, int]:
+        return {**await _counts(self._reward), "cached": self._hits}
+
+    async def prepare(self) -> None:
+        await prepare_reward(self._reward)
+
+    async def score(self, answer: Answer) -> Any:
+        key = answer_key(answer)
+        scoring = self._found.get(key)
+        if scoring is None:
+            scoring = asyncio.create_task(self._scored(key, answer))
+            self._found[key] = scoring
+            if len(self._found) > self._most:
+                del self._found[next(iter(self._found))]
+        else:
+            self._hits += 1
+        return await asyncio.shield(scoring)  # others may wait for it when this caller is cancelled
+
+    async def close(self) -> None:
+        for scoring in self._found.values():
+            scoring.cancel()
+        await called(self._reward.close)
+
+    async def _scored(self, key: bytes, answer: Answer) -> Any:
+        try:
+            return await called(self._reward.score, answer)
+        except BaseException:
+            self._found.pop(key, None)  # the next one tries again
+            raise
+
+
+def answer_key(answer: Answer) -> bytes:
+    """Digest of everything of an answer that a reward may read.
+
+    >>> from roost.rollout.episode import Task
+    >>> one, other = (Answer(Task("1+1", {"answer": right}), "2") for right in (2, 3))
+    >>> answer_key(one) == answer_key(one), answer_key(one) == answer_key(other)
+    (True, False)
+    """
+    task, said = answer.task, [(message["role"], message["content"]) for message in answer.messages]
+    data = sorted((str(name), repr(value)) for name, value in task.data.items())
+    read = (task.name, task.tag, data, answer.text, answer.reward, said, answer.turns, answer.split)
+    return hashlib.blake2b(repr(read).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Rewards:
@@ -194,8 +301,12 @@ class Rewards:
     ) -> None:
         self.routing, self._limit_s = routing, limit_s
         self._counted: dict[str, int] = {}
+        batched = {name: BatchedReward(one) if hasattr(one, "score_batch") else one for name, one in local.items()}
         remote = {name: RemoteReward(group) for name, group in (groups or {}).items()}
-        self._rewards: dict[str, Reward] = {**local, **remote}
+        self._rewards: dict[str, Reward] = {**batched, **remote}
+        for route in routing.routes:
+            if route.is_cached and route.name in self._rewards:
+                self._rewards[route.name] = CachedReward(self._rewards[route.name])
         missing = [route.name for route in routing.routes if route.name not in self._rewards]
         if missing:
             raise ValueError(f"there is no reward {', '.join(missing)}; there is {', '.join(self._rewards) or 'none'}")
@@ -206,16 +317,23 @@ class Rewards:
 
     async def score(self, answer: Answer) -> Scored:
         """Score an answer. Raise RewardFailed if a matching reward fails."""
-        tag = answer.task.tag
-        routes = self.routing.of(tag)
+        tag, domain = answer.task.tag, domain_of(answer.task)
+        routes = self.routing.of(tag, domain)
         # Wait for all, even if one fails, so that none keeps running unnoticed.
-        scores = await asyncio.gather(*(self._scored(route, answer) for route in routes), return_exceptions=True)
-        for score in scores:
-            if isinstance(score, BaseException):
-                raise score
-        found = {route.name: score for route, score in zip(routes, scores, strict=True) if isinstance(score, float)}
-        total = finite(self.routing.total(tag, answer.reward, found), "the sum of all rewards")
-        return Scored(total, self.routing.parts(tag, answer.reward, found))
+        found = await asyncio.gather(*(self._scored(route, answer) for route in routes), return_exceptions=True)
+        scored: dict[Route, Scored] = {}
+        for route, one in zip(routes, found, strict=True):
+            if isinstance(one, BaseException):
+                raise one
+            scored[route] = one
+        rewards = {route.name: one.reward for route, one in scored.items()}
+        total = finite(self.routing.total(tag, answer.reward, rewards, domain), "the sum of all rewards")
+        inner = {f"{route.name}/{name}": part for route, one in scored.items() for name, part in one.parts.items()}
+        by_turn = [(route.weight, one.turn_rewards) for route, one in scored.items() if one.turn_rewards]
+        turn_rewards = tuple(
+            sum(weight * rewards[turn] for weight, rewards in by_turn) for turn in range(answer.turns if by_turn else 0)
+        )
+        return Scored(total, self.routing.parts(tag, answer.reward, rewards, domain) | inner, turn_rewards)
 
     async def counts(self) -> dict[str, dict[str, int]]:
         """Counters of the rewards, such as timeouts; nothing for one that fails to return them."""
@@ -237,9 +355,10 @@ class Rewards:
         closing = (within(CLOSE_LIMIT_S, called(reward.close)) for reward in self._rewards.values())
         await asyncio.gather(*closing, return_exceptions=True)
 
-    async def _scored(self, route: Route, answer: Answer) -> float:
+    async def _scored(self, route: Route, answer: Answer) -> Scored:
         try:
-            return finite(await within(self._limit_s, called(self._rewards[route.name].score, answer)), route.name)
+            value = await within(self._limit_s, called(self._rewards[route.name].score, answer))
+            return as_scored(value, route.name, answer.turns)
         except WorkerFailed:
             raise  # a worker other than a reward's failed: more is lost than this answer
         except RewardFailed as error:
@@ -261,23 +380,37 @@ async def _prepared(name: str, reward: Reward) -> None:
         raise RewardFailed(f"reward {name}: {error}") from error
 
 
-class RewardedEpisodeRunner:
-    """Runs episodes with another runner, then scores them with rewards."""
+def domain_of(task: Task) -> str:
+    """The `domain` in a task's data; empty if there is none."""
+    domain = task.data.get("domain")
+    return domain if isinstance(domain, str) else ""
 
-    def __init__(self, player: EpisodeRunner, rewards: Rewards) -> None:
-        self._player, self._rewards = player, rewards
+
+class RewardedEpisodeRunner:
+    """Runs episodes with another runner, then scores them with rewards. `decode` makes the text of messages."""
+
+    def __init__(
+        self, player: EpisodeRunner, rewards: Rewards, decode: Decode = token_numbers, split: Split = Split.TRAIN
+    ) -> None:
+        self._player, self._rewards, self._decode, self._split = player, rewards, decode, split
 
     async def run_episode(self, asked: EpisodeRequest) -> Episode:
         episode = await self._player.run_episode(asked)
         given = episode.score
         leave_place()  # let engines run other episodes meanwhile
+        turns = len(given.turn_rewards) or episode.num_turns
         try:
             text = given.shown if given.answer is None else given.answer
-            scored = await self._rewards.score(Answer(asked.task, text, given.reward))
+            messages = LazyMessages(episode, self._decode)
+            scored = await self._rewards.score(
+                Answer(asked.task, text, given.reward, messages, turns, episode.made, self._split)
+            )
         except RewardFailed as error:
             raise EpisodeFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
-        weight = self._rewards.routing.own_weight(asked.task.tag)
-        turn_rewards = tuple(weight * reward for reward in given.turn_rewards) if weight else ()
+        weight = self._rewards.routing.own_weight(asked.task.tag, domain_of(asked.task))
+        own = [weight * reward for reward in given.turn_rewards] if weight else []
+        by_turn = zip_longest(own, scored.turn_rewards, fillvalue=0.0)
+        turn_rewards = tuple(one + other for one, other in by_turn)
         return replace(
             episode,
             score=replace(

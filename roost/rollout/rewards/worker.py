@@ -9,8 +9,8 @@ from typing import Any
 from roost.procs.user_code import called, within
 from roost.rollout.env_worker import import_from
 from roost.rollout.rewards.config import make_reward
-from roost.rollout.rewards.reward import Answer, RewardFailed, finite, prepare_reward
-from roost.rollout.rewards.scoring import LIMIT_S
+from roost.rollout.rewards.reward import Answer, RewardFailed, Scored, as_scored, prepare_reward
+from roost.rollout.rewards.scoring import LIMIT_S, score_batch
 from roost.runtime.worker import Worker
 
 AT_A_TIME = 256  # answers that a worker scores concurrently; a reward may have a lower limit
@@ -38,12 +38,19 @@ class RewardWorker(Worker):
         try:
             await prepare_reward(self._reward)
         except Exception as error:  # anything a user's reward raises
-            return str(error) if isinstance(error, RewardFailed) else f"{type(error).__name__}: {error}"
+            return _reason(error)
         return ""
 
-    async def score(self, answers: Sequence[Answer]) -> list[float | str]:
+    async def score(self, answers: Sequence[Answer]) -> list[Scored | str]:
         """Return for each answer its reward, or the error as text."""
-        return list(await asyncio.gather(*map(self._scored, answers)))
+        if not hasattr(self._reward, "score_batch"):
+            return list(await asyncio.gather(*map(self._scored, answers)))
+        async with self._places:
+            try:
+                found = await within(self._limit_s, score_batch(self._reward, answers))
+                return [as_scored(one, self._name, answer.turns) for one, answer in zip(found, answers, strict=True)]
+            except Exception as error:  # anything a user's reward raises
+                return [_reason(error)] * len(answers)
 
     async def counts(self) -> dict[str, int]:
         return dict(getattr(self._reward, "counts", {}))
@@ -51,12 +58,15 @@ class RewardWorker(Worker):
     async def close_reward(self) -> None:
         await called(self._reward.close)
 
-    async def _scored(self, answer: Answer) -> float | str:
+    async def _scored(self, answer: Answer) -> Scored | str:
         async with self._places:
             try:
                 # The driver has timed out by then, but a hanging answer must free its slot.
-                return finite(await within(self._limit_s, called(self._reward.score, answer)), self._name)
-            except RewardFailed as error:
-                return str(error)
+                value = await within(self._limit_s, called(self._reward.score, answer))
+                return as_scored(value, self._name, answer.turns)
             except Exception as error:  # anything a user's reward raises
-                return f"{type(error).__name__}: {error}"
+                return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RewardFailed) else f"{type(error).__name__}: {error}"

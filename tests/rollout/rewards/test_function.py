@@ -43,7 +43,7 @@ async def outcome(reward):
         pytest.param(lambda data, text: data["most"] >= len(text), {}, 1.0, id="data and a bool"),
         pytest.param(lambda task: task.tag == "code", {}, 0.0, id="task"),
         pytest.param(lambda answer: answer.reward, {}, 0.25, id="answer"),
-        pytest.param(lambda **all: len(all), {}, 5.0, id="all that is offered"),
+        pytest.param(lambda **all: len(all), {}, 6.0, id="all that is offered"),
         pytest.param(lambda: 7, {}, 7.0, id="nothing"),
         pytest.param(lambda text, most: len(text) - most, {"most": 3}, 2.0, id="a key of the config"),
         pytest.param(lambda text: len(text), {"text": "mine"}, 4.0, id="a key instead of what is offered"),
@@ -64,7 +64,7 @@ def test_scores(function, keys, expected):
 
 @pytest.mark.parametrize(
     "value",
-    [None, "1", float("nan"), float("inf"), 1j, [1.0], np.array([1.0, 2.0]), np.nan, 10**400],
+    [None, "1", float("nan"), float("inf"), 1j, {1.0}, np.array([1.0, 2.0]), np.nan, 10**400],
     ids=lambda value: str(value)[:12],
 )
 def test_what_is_no_finite_number(value):

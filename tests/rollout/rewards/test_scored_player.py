@@ -1,18 +1,19 @@
 """Episodes that rewards score once they were played."""
 
 import asyncio
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from roost.config.train import RolloutSettings
-from roost.rollout.episode import Episode, EpisodeReward, Task
+from roost.rollout.episode import Episode, EpisodeReward, Task, Transcript
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, Place, leave_place
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import RewardFailed
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.trainer.feed import Feed
-from tests.rollout.script import Script, ran
+from tests.rollout.script import Script, completion, ran
 
 
 class Hears:
@@ -139,3 +140,37 @@ def test_what_turns_earned_counts_as_the_scenario_s_reward_does(routing, reward,
     )
     score = ran(player.run_episode(EpisodeRequest(Task("a"), 0, 0))).score
     assert (score.reward, score.turn_rewards) == (reward, turn_rewards)
+
+
+def test_rewards_read_the_whole_conversation():
+    heard = []
+
+    async def reads(answer):
+        heard.append(pickle.loads(pickle.dumps(answer)))
+        return 0.0
+
+    async def draw(token_ids, turn, max_tokens):
+        return completion([(7, 8), (9,)][turn])
+
+    transcript = Transcript(draw)
+
+    async def talk():
+        transcript.give([1, 2], [("user", "say it")])
+        await transcript.take()
+        transcript.give([3])
+        await transcript.take()
+        return Episode(transcript.sequences(), EpisodeReward(0.0), 1.0)
+
+    class Talks:
+        async def run_episode(self, asked):
+            return await talk()
+
+    asyncio.run(scored_by(Talks(), reads).run_episode(EpisodeRequest(Task("t"), 0, 0)))
+    (answer,) = heard
+    assert [(one["role"], one["content"]) for one in answer.messages] == [
+        ("user", "say it"),
+        ("assistant", "7 8"),
+        ("context", "3"),
+        ("assistant", "9"),
+    ]
+    assert (answer.question, answer.turns, answer.tokens) == ("say it", 2, 3)

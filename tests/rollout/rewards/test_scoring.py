@@ -4,7 +4,7 @@ import pytest
 
 from roost.rollout.episode import Task
 from roost.rollout.rewards.config import SCENARIO, Route, Routing
-from roost.rollout.rewards.reward import Answer, RewardFailed
+from roost.rollout.rewards.reward import Answer, RewardFailed, Scored
 from roost.rollout.rewards.scoring import Rewards
 from tests.limits import HANG_S
 
@@ -68,7 +68,7 @@ def test_parts_are_what_each_gave_before_it_was_weighted(tag, own, parts):
 
 def test_an_answer_that_nobody_takes_is_the_scenarios_alone():
     rewards = Rewards(Routing((Route("math", frozenset({"math"})),)), {"math": Says(1.0)})
-    assert asyncio.run(rewards.score(answer_of("chat"))) == (9.0, {"scenario": 9.0})
+    assert asyncio.run(rewards.score(answer_of("chat"))) == Scored(9.0, {"scenario": 9.0})
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,77 @@ def test_those_that_prepare_are_prepared_and_what_fails_is_told_with_its_name():
     failing = {"judge": Prepares(RewardFailed("no engine"))}
     with pytest.raises(RewardFailed, match="reward judge: no engine"):
         asyncio.run(Rewards(Routing((Route("judge"),)), failing).prepare())
+
+
+class Together:
+    """A reward that scores in batches."""
+
+    def __init__(self):
+        self.batches = []
+
+    async def score_batch(self, answers):
+        self.batches.append([answer.text for answer in answers])
+        return [{"length": len(answer.text), "bonus": 0.5} for answer in answers]
+
+    async def close(self):
+        pass
+
+
+def test_answers_are_batched_and_have_parts():
+    async def run():
+        reward = Together()
+        rewards = Rewards(Routing((Route("both", weight=2.0),)), {"both": reward})
+        found = await asyncio.gather(*(rewards.score(Answer(Task("t"), text)) for text in ("a", "bb")))
+        return reward.batches, found
+
+    batches, found = asyncio.run(run())
+    assert batches == [["a", "bb"]]
+    assert found[1] == Scored(5.0, {"both": 2.5, "both/length": 2.0, "both/bonus": 0.5})
+
+
+def test_a_batch_that_leaves_answers_out_fails_them():
+    class Short(Together):
+        async def score_batch(self, answers):
+            return []
+
+    rewards = Rewards(Routing((Route("short"),)), {"short": Short()})
+    with pytest.raises(RewardFailed, match="0 rewards for 1 answers"):
+        asyncio.run(rewards.score(Answer(Task("t"), "a")))
+
+
+def test_equal_answers_are_scored_once():
+    class Counts(Says):
+        calls = 0
+
+        async def score(self, answer):
+            self.calls += 1
+            if answer.text == "fails":
+                raise ValueError("no")
+            return 1.0
+
+    async def run():
+        reward = Counts(1.0)
+        rewards = Rewards(Routing((Route("once", is_cached=True),)), {"once": reward})
+        task = Task("t", {"answer": [1]})
+        answers = [Answer(task, "a"), Answer(task, "a"), Answer(task, "b"), Answer(Task("t", {"answer": [2]}), "a")]
+        await asyncio.gather(*map(rewards.score, answers))
+        await rewards.score(Answer(Task("t", {"answer": [1]}), "b"))
+        failing = [rewards.score(Answer(task, "fails")) for _ in range(2)]
+        errors = [await asyncio.gather(one, return_exceptions=True) for one in failing]
+        return reward.calls, await rewards.counts(), errors
+
+    calls, counts, errors = asyncio.run(run())
+    assert (calls, counts) == (5, {"once": {"cached": 2}})  # what fails is tried again
+    assert all(isinstance(error, RewardFailed) for (error,) in errors)
+
+
+def test_turn_rewards_are_weighted_and_counted():
+    async def run(turns):
+        rewards = Rewards(
+            Routing((Route("steps", weight=2.0), Route("end"))), {"steps": Says([0.5, 1.0]), "end": Says(1.0)}
+        )
+        return await rewards.score(Answer(Task("t"), "a", turns=turns))
+
+    assert asyncio.run(run(2)) == Scored(4.0, {"steps": 1.5, "end": 1.0}, (1.0, 2.0))
+    with pytest.raises(RewardFailed, match="gives 2 rewards of turns, but the policy had 3"):
+        asyncio.run(run(3))
