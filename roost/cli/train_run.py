@@ -19,10 +19,10 @@ from roost.trainer.feed import NothingFinishes
 from roost.trainer.guards import Diverged
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import MetricSettings
-from roost.trainer.policy_export import described
 from roost.trainer.report import write_plots, write_report
 from roost.trainer.resuming import RunInUse
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.saving import described
 from roost.trainer.summary import print_summary
 from roost.trainer.train import EndedAtStart, EndedEarly, Outcome, RunOptions, train
 from roost.transport.failure import WorkerFailed

@@ -66,6 +66,11 @@ class Models:
         everybody = (self.policy, self.critic, self.reference, self.inference)
         return [learners for learners in everybody if learners is not None]
 
+    @property
+    def trained(self) -> list[Learners]:
+        """The policy, and the critic if there is one."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
     async def follow_policy(self) -> None:
         """Copy the policy's weights to `inference`, if there is one."""
         if self.inference is not None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -27,7 +27,7 @@ from roost.engines.worker import EngineGroup
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
 from roost.placement.routes import WeightRoute
-from roost.procs.files import check_room, full_shared_memory, is_disk_full, private_files
+from roost.procs.files import full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.signals import first_signal
 from roost.procs.user_code import contain_tasks
@@ -37,7 +37,7 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
-from roost.trainer.checkpoints import Checkpoints, TrainerState, best_checkpoint
+from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
@@ -46,7 +46,6 @@ from roost.trainer.learners import Learners, receiver_at
 from roost.trainer.live_view import LiveView
 from roost.trainer.loop import Loop, Models
 from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
-from roost.trainer.policy_export import export_policy
 from roost.trainer.preflight import check_models
 from roost.trainer.resuming import (
     Say,
@@ -59,6 +58,7 @@ from roost.trainer.resuming import (
 )
 from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.saving import Saver
 from roost.trainer.setup import (
     ACTOR,
     CRITIC,
@@ -114,6 +114,22 @@ class Launch:
     say: Say
     open_view: OpenView
     show: Callable[[Plan], None]
+
+
+class Attempt(Protocol):
+    """One attempt at a run, on a cluster: its processes and its progress."""
+
+    state: TrainerState
+    was_stopped: bool
+    ended_start: signal.Signals | None  # the signal that ended the run while it was starting
+
+    def launch(self) -> None:
+        """Start the processes. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
+        ...
+
+    async def train(self) -> None:
+        """From the processes of `launch` to the end of the run, or until it is stopped."""
+        ...
 
 
 class Broken(Exception):
@@ -280,7 +296,7 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
     return Outcome(run, running.state, running.was_stopped)
 
 
-def _run_to_end(running: Trainer, cluster: Cluster, first: int, last: int) -> None:
+def _run_to_end(running: Attempt, cluster: Cluster, first: int, last: int) -> None:
     """Run the steps after `first`; convert what ends them early into Broken, EndedAtStart or EndedEarly."""
     try:
         running.launch()
@@ -320,7 +336,6 @@ async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster
     task.result()
 
 
-PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the weights alone
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
 
@@ -339,13 +354,8 @@ class Trainer:
         self._rewards, self._tokenizer_class = launch.rewards, class_name_of(launch.tokenizer)
         self._run, self._watching = run, watching
         self._layout = layout_of(plan, settings, has_gpus(cluster))
-        has_critic = CRITIC in self._layout.scorers
-        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
         self._recorder = current.get().recorder
-        self._saved_at = state.step if state.step else -1
-        self._checkpoint_bytes = 0  # of one checkpoint; 0: not known yet
-        self._is_due = False  # a checkpoint is due
-        self._is_writing = False  # a checkpoint is being written in the background
+        self._saver = Saver(run, settings, CRITIC in self._layout.scorers, state.step, self._recorder)
         self._models: Models | None = None
         self._loop: Loop | None = None
         self._first_probe: Probe | None = None  # of the weights before the first step
@@ -437,7 +447,7 @@ class Trainer:
         if self.state.step or self._layout.switch.is_shared:  # else `_prepare_engines` takes it
             self._first_probe = await models.policy.probe()
         if self.state.step:
-            checkpoint = self._checkpoints.at(self.state.step)
+            checkpoint = self._saver.at(self.state.step)
             await models.policy.all("restore", str(checkpoint.learner))
             if models.critic is not None:
                 await models.critic.all("restore", str(checkpoint.critic))
@@ -498,18 +508,13 @@ class Trainer:
         return found | of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
 
     async def _after_learning(self, state: TrainerState) -> None:
-        every = self._settings.checkpoint.checkpoint_every
-        self._is_due = self._is_due or bool(every and state.step % every == 0)
-        # After a skipped optimizer step the weights may be broken: keep the earlier checkpoint instead.
-        if self._models is not None and self._is_due and not self._skipped.in_row:
-            await self._save(self._models, state)
+        if self._models is not None:
+            await self._saver.after_learning(self._models.trained, state, self._skipped)
 
     async def _after_step(self, state: TrainerState) -> None:
         self.state = state
-        if self._saved_at == state.step:
-            self._end_save()
         if self._models is not None:
-            await self._check_saved(self._models)
+            await self._saver.after_step(self._models.trained, state, self._skipped)
         await self._evaluate_if_due()
 
     async def _evaluate_if_due(self) -> None:
@@ -528,35 +533,6 @@ class Trainer:
             found = await models.fleet.serve(trying)
         self._watching.evaluated(self.state.step, found)
 
-    async def _save(self, models: Models, state: TrainerState) -> None:
-        """Start a checkpoint while the learner holds its devices; files are written in the background."""
-        learners = [each for each in (models.policy, models.critic) if each is not None]
-        with self._recorder.timer("save", "work", True, step=state.step):
-            if not self._checkpoint_bytes:
-                self._checkpoint_bytes = sum([sum(await each.all("checkpoint_bytes")) for each in learners])
-            check_room(self._run.checkpoints, self._checkpoint_bytes, f"the checkpoint of step {state.step}")
-            checkpoint = self._checkpoints.at(state.step)
-            checkpoint.begin()
-            await models.policy.all("save", str(checkpoint.learner))
-            if models.critic is not None:
-                await models.critic.all("save", str(checkpoint.critic))
-        self._saved_at, self._is_due, self._is_writing = state.step, False, True
-
-    def _end_save(self) -> None:
-        """Write the trainer state: metrics and samples of the step are on disk, so a run may resume from here."""
-        self._checkpoints.at(self.state.step).write_state(self.state, CRITIC in self._layout.scorers)
-
-    async def _check_saved(self, models: Models) -> None:
-        """Raise if writing the last checkpoint failed; once it is written, prune old ones."""
-        learners = [each for each in (models.policy, models.critic) if each is not None]
-        if self._is_writing and all([all(await each.all("is_saved")) for each in learners]):
-            self._is_writing = False
-            self._prune(self._skipped.confirmed)
-
-    def _prune(self, confirmed: int | None) -> None:
-        best = best_checkpoint(self._run)
-        self._checkpoints.prune(confirmed, best.step if best is not None else None)
-
     # Ending -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, models: Models) -> None:
@@ -566,17 +542,7 @@ class Trainer:
         if self._layout.switch.is_shared:
             await models.fleet.stop_servers()
             await self._layout.switch.load(models.sharing)
-        if self._saved_at != self.state.step:
-            await self._save(models, self.state)
-            self._end_save()
-        for learners in (models.policy, models.critic):
-            if learners is not None:
-                await learners.all("wait_saved")
-        self._prune(self._skipped.confirmed if self._skipped.in_row else None)
-        if self.state.step:
-            check_room(self._run.path, self._checkpoint_bytes // PARTS_OF_CHECKPOINT, "the policy")
-            has_adapter, steps = self._settings.learner.adapter is not None, self._settings.step_count
-            await export_policy(models.policy, self._run.policy, self.state, steps, has_adapter, self._watching.note)
+        await self._saver.finish(models.trained, self.state, self._skipped, self._watching.note)
         if not self.was_stopped:
             self._run.finish(self.state.step)
 

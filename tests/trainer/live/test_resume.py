@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from roost.trainer.checkpoints import Checkpoints, best_checkpoint
-from roost.trainer.policy_export import described
 from roost.trainer.run_folder import RunFolder
+from roost.trainer.saving import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of
 
