@@ -22,7 +22,19 @@ A config says which machines there are and which component runs where, in the no
 ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus)."""
 
 # Each is `<name>_command` in the module of that name; listed in this order.
-COMMANDS = ("plan", "check", "diff", "convert", "explain", "explain-finding", "inventory", "report", "schema", "train")
+COMMANDS = (
+    "plan",
+    "check",
+    "diff",
+    "convert",
+    "explain",
+    "explain-finding",
+    "inventory",
+    "report",
+    "schema",
+    "sft",
+    "train",
+)
 
 
 def _show_version(wanted: bool) -> None:

@@ -21,41 +21,65 @@ from roost.procs.signals import SigtermInterrupts
 from roost.trainer.preflight import check_before_launch, check_hub_models
 from roost.view.text import print_findings
 
+ConfigFile = Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
+]
+Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."),
+]
+ResumeFrom = Annotated[
+    int | None,
+    typer.Option(
+        "--resume-from",
+        min=0,
+        metavar="STEP",
+        help="As --resume STEP; 0: from the beginning. Checkpoints of later steps are set aside.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", help="The Ray cluster; one that runs on this machine, or this machine, if left out."),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option("--metrics", metavar="NAME", help="Also tell: tensorboard, wandb, trackio or prometheus."),
+]
+
 
 def train_command(
-    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    config: ConfigFile,
     overrides: Overrides = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
-    ] = None,
-    runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."),
-    ] = False,
-    resume_from: Annotated[
-        int | None,
-        typer.Option(
-            "--resume-from",
-            min=0,
-            metavar="STEP",
-            help="As --resume STEP; 0: from the beginning. Checkpoints of later steps are set aside.",
-        ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", help="The Ray cluster; one that runs on this machine, or this machine, if left out."),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metrics", metavar="NAME", help="Also tell: tensorboard, wandb, trackio or prometheus."),
-    ] = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
+    address: Address = None,
+    metrics: Metrics = None,
     notation: NotationChoice = None,
 ) -> None:
     """Train: plan the job, launch it on Ray, and run it to its end.
 
     Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
+    run_from_terminal(config, list(overrides or ()), name, runs, resume, resume_from, address, metrics, notation)
+
+
+def run_from_terminal(
+    config: Path,
+    overrides: list[str],
+    name: str | None,
+    runs: Path,
+    resume: bool,
+    resume_from: int | None,
+    address: str | None,
+    metrics: list[str] | None,
+    notation: Notation | None,
+    more: Sequence[str] = (),
+) -> None:
+    """Check a job and run it; `more` are overrides of the command itself."""
     console = open_console()
 
     def say(text: str) -> None:
@@ -64,9 +88,9 @@ def train_command(
     import_from_here()
     with SigtermInterrupts() as sigterm:
         try:
-            config, resume_from, changes = _step_of_resume(resume, resume_from, config, overrides or [])
+            config, resume_from, changes = _step_of_resume(resume, resume_from, config, overrides)
             say(f"checking {config}")
-            job, settings = _checked(config, changes, notation, address, say)
+            job, settings = _checked(config, [*changes, *more], notation, address, say)
             say("loading torch and Ray")
             run_job = _loaded_run_job()
             folder = runs / (name or settings.name or config.stem)

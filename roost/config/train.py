@@ -63,6 +63,13 @@ class AdvantageEstimator(StrEnum):
     GAE = "gae"  # from a critic's values
 
 
+class Objective(StrEnum):
+    """Training by reinforcement, or on given completions."""
+
+    RL = "rl"
+    SFT = "sft"
+
+
 class ImportanceSamplingLevel(StrEnum):
     """Unit over which the importance ratio is computed and clipped."""
 
@@ -373,6 +380,16 @@ class TrainSettings:
         roll="exp_name",
         loop="experiment_name",
     )
+    objective: Objective = setting(
+        Objective.RL, "rl: from rewards of generated samples; sft: on given completions, without engines."
+    )
+    completion: str = setting(
+        "",
+        "With objective: sft, the column with the text to learn. Default: the assistant messages, else the answer.",
+    )
+    max_sequence_tokens: int | None = setting(
+        None, "With objective: sft, leave out conversations of more tokens.", minimum=1
+    )
     task: Mapping[str, Any] = setting(
         {}, "The scenario: `_target_`, a class that makes tasks and runs episodes, and its arguments."
     )
@@ -456,6 +473,16 @@ class TrainSettings:
         steps = bound if self.max_steps is None else min(bound, self.max_steps)
         optimizer = replace(self.learner.optimizer, total_steps=steps * self.ppo_epochs * self.minibatches)
         return replace(self, max_steps=steps, max_epochs=None, learner=replace(self.learner, optimizer=optimizer))
+
+
+# Settings without a meaning in supervised training: there are no engines, rewards and advantages.
+NOT_IN_SFT = frozenset(
+    (
+        *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine", "engine_options"),
+        *("eval_samples", "eval_temperature", "num_generations", "extra_generations", "rollout_fraction"),
+        *("group_fraction", "dynamic_sampling", "episode_attempts", "max_concurrent_episodes", "episode_timeout_s"),
+    )
+)
 
 
 # Where each class is in TrainSettings, in the order of the settings page.

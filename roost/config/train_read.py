@@ -11,6 +11,7 @@ from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSettin
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
 from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
 from roost.config.train import (
+    NOT_IN_SFT,
     SETTINGS,
     SETTINGS_OF,
     AdapterSettings,
@@ -18,8 +19,11 @@ from roost.config.train import (
     AdvantageSettings,
     CheckpointSettings,
     EvaluationSettings,
+    ImportanceSamplingLevel,
     LearnerSettings,
+    LossAggregation,
     LossSettings,
+    Objective,
     OldLogprobs,
     OptimizerSettings,
     RolloutSettings,
@@ -97,6 +101,8 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
     if "engine_options" in usual and "engine_options" in values:
         values["engine_options"] = {**usual["engine_options"], **values["engine_options"]}
     values = {**usual, **values}
+    if values.get("objective") is Objective.SFT:
+        values = _supervised(values, written, usual, root, job.notation)
     if not values.get("task"):
         train.error("RST-T003", "task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):
@@ -110,6 +116,41 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
         return None, ()
     settings = _settings(values, job, root)
     return settings, resolve_settings(settings, root, job.notation, written, values)
+
+
+# The loss is the negative log-likelihood: a policy gradient with advantage 1 and no ratio, at temperature 1.
+OF_SFT: Mapping[str, Any] = {
+    "num_generations": 1,
+    "temperature": 1.0,
+    "advantage_estimator": AdvantageEstimator.REWARD,
+    "importance_sampling_level": ImportanceSamplingLevel.NONE,
+    "old_logprobs": OldLogprobs.ROLLOUT,
+    "loss_aggregation": LossAggregation.TOKEN_MEAN,
+}
+
+
+def _supervised(
+    values: Values, written: Mapping[str, Where], usual: Values, root: Section, notation: Notation
+) -> Values:
+    """The values that supervised training uses; one note names the keys that count for nothing there."""
+    idle = NOT_IN_SFT.union(*({each.name for each in SETTINGS_OF[part]} for part in ("sampling", "advantage")))
+    idle |= {each.name for each in SETTINGS_OF["learner.loss"]} - {"loss_aggregation"}
+    given = {name: value for name, value in values.items() if name not in usual or name in written}
+    keys = [
+        where.key_path
+        for name in given
+        if name in idle and name not in OF_SFT
+        for where in ((written[name],) if name in written else deciding_keys(root, notation, name))
+    ]
+    if keys:
+        what = f"{', '.join(dict.fromkeys(keys))} {'is' if len(keys) == 1 else 'are'} not used by supervised training"
+        why = "there are no engines, rewards and advantages"
+        root.findings.note("RST-T043", root.where("train"), what, why, "remove what is not for another command")
+    kept = {name: value for name, value in values.items() if name not in idle and name != "minibatches"}
+    if "prompts_per_step" not in given and "minibatch_size" in kept:
+        kept["prompts_per_step"] = kept.pop("minibatch_size")
+    aggregation = {"loss_aggregation": kept["loss_aggregation"]} if "loss_aggregation" in given else {}
+    return {**kept, **OF_SFT, **aggregation}
 
 
 def setting_place(name: str, job: Job) -> Where:

@@ -42,7 +42,7 @@ class Arithmetic:
 
     def task(self, split: Split, index: int) -> Task:
         left, right = divmod(index, self._count)
-        return Task(f"{left}+{right}=", {"answer": str(left + right)})
+        return Task(f"{left}+{right}=", {"prompt_text": f"{left}+{right}=", "answer": str(left + right)})
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         answer = self._ids(task.data["answer"])

@@ -212,15 +212,23 @@ def _free_name(folder: Path) -> Path:
 
 
 EVALUATION, TRAINING = "evaluation", "training"
+HELD_OUT = "loss/held_out"  # of an evaluation in supervised training
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A step with a checkpoint and the best mean reward."""
+    """A step with a checkpoint and the best mean reward, or the lowest held-out loss."""
 
     step: int
     reward: float
-    by: str  # EVALUATION or TRAINING
+    by: str  # EVALUATION, TRAINING or HELD_OUT
+
+    @property
+    def told(self) -> str:
+        """The figure by which the checkpoint is the best."""
+        return (
+            f"held-out loss {-self.reward:.3f}" if self.by == HELD_OUT else f"mean {self.by} reward {self.reward:.3f}"
+        )
 
 
 def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Collection[int]) -> Best | None:
@@ -239,7 +247,9 @@ def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Colle
         found = max((pair for pair in known if pair[1] in among), default=None)
         if found is not None:
             return Best(found[1], found[0], by)
-    return None
+    losses = [(-loss, one["step"]) for one in evaluations if (loss := number_of(one, HELD_OUT)) is not None]
+    lowest = max((pair for pair in losses if pair[1] in among), default=None)
+    return None if lowest is None else Best(lowest[1], lowest[0], HELD_OUT)
 
 
 def best_checkpoint(run: RunFolder) -> Best | None:

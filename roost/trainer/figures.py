@@ -16,7 +16,7 @@ from roost.trainer.batch import staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
-PHASES = ("generate", "switch", "score", "learn", "sync")
+PHASES = ("read", "generate", "switch", "score", "learn", "sync")
 PERCENTILES = (50, 90, 99)
 DRIFT = "drift"  # like mismatch, but the learner's weights have moved since generation
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}

@@ -18,7 +18,7 @@ from roost.cluster.inventory import Inventory
 from roost.config.findings import Findings, Severity, Where, shown
 from roost.config.job import Job, Notation
 from roost.config.model_files import ModelPlace, model_place
-from roost.config.train import TrainSettings
+from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_place
 from roost.engines.installed import ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
@@ -267,7 +267,7 @@ def _plan_errors(job: Job, findings: Findings, machine: ThisMachine | None = Non
 
 def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
     """Check that the interpreter of the engines has the engine installed."""
-    if settings.engine not in ENGINES:
+    if settings.engine not in ENGINES or settings.objective is Objective.SFT:
         return
     name, ask = ENGINES[settings.engine]
     written = settings.engine_options.get("python")

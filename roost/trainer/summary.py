@@ -29,13 +29,14 @@ def print_summary(run: RunFolder, console: Console) -> None:
     rewards = [reward for step in steps if (reward := number_of(step, "reward/mean")) is not None]
     if rewards:
         console.print(f"reward   {sparkline(tuple(rewards))}  {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+    losses = tuple(loss for step in steps if (loss := number_of(step, "loss/supervised")) is not None)
+    if losses:
+        console.print(f"loss     {sparkline(losses)}  {losses[0]:.3f} -> {losses[-1]:.3f}")
     _print_samples(run, console)
     best = best_checkpoint(run)
     if best is not None:
         folder = Checkpoints(run.checkpoints, 1).at(best.step).folder
-        console.print(
-            Text(f"best     step {best.step}, mean {best.by} reward {best.reward:.3f}: {folder}"), soft_wrap=True
-        )
+        console.print(Text(f"best     step {best.step}, {best.told}: {folder}"), soft_wrap=True)
     if steps:
         _print_failures(run, steps, console)
         _print_skipped(steps, console)

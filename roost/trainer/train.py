@@ -18,7 +18,7 @@ import psutil
 from roost.config.findings import counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
-from roost.config.train import TrainSettings
+from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_place
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import EngineError, EnginesBehind
@@ -78,6 +78,7 @@ from roost.trainer.setup import (
     planned,
     with_step_count,
 )
+from roost.trainer.sft import Conversations, SftTrainer
 from roost.trainer.targets import class_name_of, decoder
 from roost.trainer.watching import FailureFiles, Watching
 from roost.transport import current
@@ -288,7 +289,14 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
                 contextlib.closing(open_metrics(run, options.metrics, live.note, start.step)) as sinks,
             ):
                 watching = Watching(run, sinks, live, decoder(launch.tokenizer))
-                running = Trainer(cluster, plan, launch, run, start, watching)
+                running: Attempt
+                if settings.objective is Objective.SFT:
+                    rows = Conversations(
+                        launch.scenario, launch.tokenizer, settings.completion, settings.max_sequence_tokens
+                    )
+                    running = SftTrainer(cluster, plan, settings, run, start, watching, rows)
+                else:
+                    running = Trainer(cluster, plan, launch, run, start, watching)
                 _run_to_end(running, cluster, start.step, settings.step_count)
     except ControlLost as error:
         raise Broken(error, 0, was_stopped=False, had_folder=has_folder) from error

@@ -14,7 +14,7 @@ from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.episode import Episode, Group
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
-from roost.trainer.checkpoints import TrainerState
+from roost.trainer.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.evaluation import Evaluation
 from roost.trainer.live_view import LiveView
 from roost.trainer.metrics.fan_out import FanOut
@@ -153,6 +153,12 @@ class Watching:
         failed = found.figures["samples/failed"]
         told = f", {failed:,.0f} failed" if failed else ""
         self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{told}")
+
+    def held_out(self, state: TrainerState, figures: Mapping[str, float]) -> None:
+        """Report the loss of supervised training on held-out rows."""
+        self._run.add_evaluation({"step": state.step, "version": state.version, **figures})
+        self._sinks.evaluated(state.step, {"version": state.version, **figures})
+        self.note(f"held-out loss after step {state.step}: {figures[HELD_OUT]:.3f}")
 
     def _busy(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Share of the step in which learner and engines were busy."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from roost.config.findings import Findings, Where
-from roost.config.train import HIGHEST_RATE, AdvantageEstimator, OldLogprobs, TrainSettings, unlike_usual
+from roost.config.train import HIGHEST_RATE, AdvantageEstimator, Objective, OldLogprobs, TrainSettings, unlike_usual
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.rules.rewards import check_rewards
 
 COMPARING = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO)
 BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
 LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
+SUPERVISED = ("actor", "sft_train")  # the learner's component in supervised training
 At = Callable[[str], Where]  # a setting's place, or a component's
 
 
 def check_training(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
     """Check all rules."""
     by_name = {part.name: part for part in components}
+    if settings.objective is Objective.SFT:
+        _check_supervised(settings, by_name, at, findings)
+        return
     _check_components(settings, by_name, at, findings)
     _check_batches(settings, by_name, at, findings)
     _check_sampling(settings, at, findings)
@@ -26,6 +30,21 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     _check_learners(settings, by_name, at, findings)
     _check_in_flight(settings, at, findings)
     check_rewards(settings.rewards, by_name, at("rewards"), findings)
+
+
+def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    learner = next((parts[name] for name in SUPERVISED if name in parts), None)
+    if learner is None:
+        findings.error("RST-T023", at("task"), "needs actor, a learner, which is not placed", fix="place actor")
+    elif settings.minibatch_size < learner.world_size:
+        findings.error(
+            "RST-T026",
+            at("prompts_per_step"),
+            f"a minibatch of {settings.minibatch_size} rows cannot be spread over {learner.world_size} learners",
+            fix="use larger minibatches, or fewer learners",
+        )
+    _check_types(settings, at, findings)
+    _check_learners(settings, parts, at, findings)
 
 
 def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

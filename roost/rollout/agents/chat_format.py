@@ -126,6 +126,46 @@ class ChatFormat:
         self._expect_shown(messages, 0, written, tools)
         return self.ids(written)
 
+    def conversations(self, messages: Messages, tools: Tools = None) -> list[list[tuple[Ids, bool]]]:
+        """Token IDs of a conversation to learn from, in pieces; True for those that the assistant wrote.
+
+        A piece of the assistant ends with its end-of-turn token. Some templates render an earlier turn differently once
+        others follow it; such a turn is a sequence of its own, with what came before it.
+        """
+        whole = self._written(messages, tools, prompts=False)
+        alone, spans = [], []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self._written(messages[:index], tools)
+            ended = self._written(messages[: index + 1], tools, prompts=False)
+            if not ended.startswith(prompt):  # e.g. empty think tags in the generation prompt only
+                prompt = self._written(messages[:index], tools, prompts=False)
+            if not ended.startswith(prompt):
+                raise TemplateRefused("the chat template renders a prompt differently once its answer follows")
+            if whole.startswith(ended):
+                spans.append((len(prompt), len(ended)))
+            else:
+                alone.append((ended, [(len(prompt), len(ended))]))
+        return [self._pieces(text, within) for text, within in (*alone, *([(whole, spans)] if spans else []))]
+
+    def _pieces(self, text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[Ids, bool]]:
+        pieces: list[tuple[Ids, bool]] = []
+        before, place = "", 0
+        for start, end in spans:
+            said = self._ended_turn(self.ids_after(text[:start], text[start:end]))
+            pieces += [(self.ids_after(before, text[place:start]) if before else self.ids(text[:start]), False)]
+            pieces += [(said[0], True), (said[1], False)]
+            before, place = text[:end], end
+        return [piece for piece in pieces if piece[0]]
+
+    def _ended_turn(self, token_ids: Ids) -> tuple[Ids, Ids]:
+        """Split after the last end-of-sequence token: what follows it is the template's."""
+        end = self._tokenizer.eos_token_id
+        places = [index for index, token in enumerate(token_ids) if token == end]
+        cut = places[-1] + 1 if places else len(token_ids)
+        return token_ids[:cut], token_ids[cut:]
+
     def continuation(
         self, known: Messages, made: Sequence[int], ending: int | None, new: Messages, tools: Tools = None
     ) -> Ids | None:

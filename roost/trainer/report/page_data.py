@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from roost.placement.plan import Plan
-from roost.trainer.checkpoints import best_checkpoint
+from roost.trainer.checkpoints import HELD_OUT, best_checkpoint
 from roost.trainer.metrics.json_lines import Record, number_of
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.samples import shortened
@@ -337,7 +337,7 @@ def page_data(run: RunFolder) -> dict[str, Any]:
 
 def _best(run: RunFolder) -> dict[str, Any] | None:
     best = best_checkpoint(run)
-    return None if best is None else {"step": best.step, "reward": best.reward, "by": best.by}
+    return None if best is None else {"step": best.step, "told": best.told}
 
 
 def duration(steps: Sequence[Record]) -> float | None:
@@ -366,10 +366,12 @@ def _keys(steps: Sequence[Record]) -> list[str]:
 
 
 def _evaluations(evaluations: Sequence[Record]) -> dict[str, Any]:
-    shown = [record for record in evaluations if number_of(record, "reward/mean") is not None]
+    """Evaluations of the policy: mean rewards, or held-out losses of supervised training."""
+    key = HELD_OUT if any(number_of(record, HELD_OUT) is not None for record in evaluations) else "reward/mean"
+    shown = [record for record in evaluations if number_of(record, key) is not None]
     return {
         "steps": [record["step"] for record in shown],
-        "rewards": [record["reward/mean"] for record in shown],
+        "rewards": [record[key] for record in shown],
         "samples": [number_of(record, "samples") for record in shown],
     }
 

@@ -13,7 +13,9 @@ const SMALL = [
 ];
 
 function drawReward(run) {
-  const rewards = run.series.get("reward/mean") ?? run.steps.map(() => null);
+  const isSupervised = run.series.has("loss/supervised");
+  const rewards = run.series.get(isSupervised ? "loss/supervised" : "reward/mean") ?? run.steps.map(() => null);
+  if (isSupervised) within("reward", "h2").textContent = "Loss";
   const tried = run.evaluations;
   const also = ["reward/std", "reward/max"].filter((key) => run.series.has(key));
   const series = [
@@ -40,11 +42,11 @@ function drawReward(run) {
     make("span", {}, swatch(BLUE, "line"), "smoothed"),
     ...(points ? [make("span", {}, swatch(points.colour, "diamond"), "evaluation")] : []),
   );
-  lineChart(within("reward", ".chart"), run.steps, series, { label: "Reward over steps", points });
+  lineChart(within("reward", ".chart"), run.steps, series, { label: `${isSupervised ? "Loss" : "Reward"} over steps`, points });
 }
 
 function drawSmall(run) {
-  const used = new Set(["reward/mean", "version", ...SMALL.flatMap((chart) => chart.keys)]);
+  const used = new Set(["reward/mean", "loss/supervised", "version", ...SMALL.flatMap((chart) => chart.keys)]);
   for (const { title, keys, zero, hidden } of SMALL) {
     const there = keys.filter((key) => run.series.has(key) && !hidden?.(run.series.get(key)));
     if (there.length) byId("small").append(smallChart(run, title, there, zero));

@@ -18,6 +18,7 @@ function drawHeader(run) {
 }
 
 function tiles(run) {
+  const losses = known(run.series.get("loss/supervised") ?? []);
   const rewards = run.series.get("reward/mean") ?? [];
   const rated = rewards.map((reward, index) => ({ reward, step: run.steps[index] })).filter((one) => isNumber(one.reward));
   const made = [];
@@ -30,13 +31,14 @@ function tiles(run) {
       tile("best reward", spell(best.reward), `step ${best.step}`),
     );
   }
+  if (losses.length) made.push(tile("first loss", spell(losses[0]), ""), tile("last loss", spell(losses.at(-1)), "", trend(losses.at(-1) - losses[0])));
   const { steps, rewards: tried } = run.evaluations;
   if (tried.length) {
     const last = tried.length - 1;
     const since = last ? `from ${spell(tried[0])} at step ${steps[0]}` : "";
-    made.push(tile("evaluation", spell(tried[last]), since || `step ${steps[last]}`, last ? trend(tried[last] - tried[0]) : null));
+    made.push(tile(losses.length ? "held-out loss" : "evaluation", spell(tried[last]), since || `step ${steps[last]}`, last ? trend(tried[last] - tried[0]) : null));
   }
-  if (run.best) made.push(tile("best checkpoint", `step ${run.best.step}`, `mean ${run.best.by} reward ${spell(run.best.reward)}`));
+  if (run.best) made.push(tile("best checkpoint", `step ${run.best.step}`, run.best.told));
   for (const [key, name, format] of [
     ["time/step", "a step took", spellSeconds],
     ["tokens/per_second", "tokens a second", spell],

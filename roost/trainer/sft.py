@@ -1,0 +1,274 @@
+"""Supervised training: the learner of a job on given completions, without engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+
+from roost.config.model_files import resolve_model
+from roost.config.train import TrainSettings
+from roost.learner.heads import Head
+from roost.learner.sample import NOT_MADE, Sample
+from roost.placement.plan import Plan
+from roost.placement.rules.training import SUPERVISED
+from roost.procs.signals import first_signal
+from roost.procs.user_code import call
+from roost.rollout.agents.chat import for_template
+from roost.rollout.agents.chat_format import ChatFormat
+from roost.rollout.episode import Scenario, Split, Task
+from roost.rollout.episode_runner import task_of
+from roost.rollout.order import TaskOrder, sample_seed
+from roost.runtime.cluster import Cluster
+from roost.runtime.worker import LaunchOptions
+from roost.trainer.batch import Batch, minibatches
+from roost.trainer.checkpoints import HELD_OUT, TrainerState
+from roost.trainer.figures import of_learning, of_memory, of_time
+from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explained
+from roost.trainer.learner_worker import LearnerWorker
+from roost.trainer.learners import Learners, totals_of
+from roost.trainer.run_folder import RunFolder
+from roost.trainer.saving import Saver
+from roost.trainer.setup import PATIENT, has_gpus
+from roost.trainer.watching import Watching
+from roost.transport import current
+from roost.transport.failure import Address
+
+ASSISTANT = "assistant"
+TOLD = ("loss/total", "grad/norm", "learning_rate", "entropy", "steps/skipped")
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """The tasks of a scenario as samples, with loss on what the assistant says alone.
+
+    A task has `messages` with the assistant's turns, or `messages` or `prompt_text` and a completion in another column.
+    """
+
+    scenario: Scenario
+    tokenizer: Any
+    completion: str = ""  # column of the completion; by default the assistant's messages, else `answer`
+    most_tokens: int | None = None
+
+    def size(self, split: Split) -> int:
+        return int(call(self.scenario.size, split))
+
+    def samples(self, split: Split, indices: Sequence[int]) -> tuple[list[Sample], int]:
+        """Samples of the tasks at these indices, and the number left out because they are too long."""
+        found = [sample for index in indices for sample in self.samples_of(task_of(self.scenario, split, index))]
+        kept = [sample for sample in found if self.most_tokens is None or len(sample) <= self.most_tokens]
+        return kept, len(found) - len(kept)
+
+    def samples_of(self, task: Task) -> list[Sample]:
+        """Samples of one task; several if the chat template changes earlier turns."""
+        data, chat = task.data, self._format
+        messages = [for_template(message) for message in data.get("messages") or ()]
+        if not any(message["role"] == ASSISTANT for message in messages) or self.completion:
+            said = self._completion(task)
+            if not messages:
+                prompt = chat.ids(str(data["prompt_text"])) if "prompt_text" in data else chat.ids(task.name)
+                return [_sample([(prompt, False), (self._ended(str(data.get("prompt_text", task.name)), said), True)])]
+            messages.append({"role": ASSISTANT, "content": said})
+        return [_sample(pieces) for pieces in chat.conversations(messages, data.get("tools") or None)]
+
+    @property
+    def _format(self) -> ChatFormat:
+        """The scenario's own format, which has its template and arguments, else the tokenizer's."""
+        own = getattr(self.scenario, "chat_format", None)
+        return own if isinstance(own, ChatFormat) else ChatFormat(self.tokenizer)
+
+    def _completion(self, task: Task) -> str:
+        column = self.completion or "answer"
+        if task.data.get(column) is None:
+            there = ", ".join(sorted(str(name) for name in task.data)) or "none"
+            raise ValueError(
+                f"task {task.name!r:.80} has no completion to learn: no assistant message, and no column {column}; "
+                f"columns: {there}. Write train.completion: COLUMN"
+            )
+        return str(task.data[column])
+
+    def _ended(self, prompt: str, said: str) -> tuple[int, ...]:
+        """Tokens of a completion after its prompt, with the end-of-sequence token."""
+        end = self.tokenizer.eos_token_id
+        return (*self._format.ids_after(prompt, said), *(() if end is None else (end,)))
+
+
+def _sample(pieces: Sequence[tuple[Sequence[int], bool]]) -> Sample:
+    """A sample with advantage 1; each piece of the assistant is a turn."""
+    turns: list[int] = []
+    for number, (ids, is_said) in enumerate(pieces):
+        turns += [number if is_said else NOT_MADE] * len(ids)
+    token_ids = np.array([token for ids, _ in pieces for token in ids], np.int64)
+    return Sample(
+        token_ids, np.array(turns, np.int64), np.zeros(len(turns), np.float32), np.ones(len(turns), np.float32)
+    )
+
+
+class SftTrainer:
+    """All processes and state of one attempt at a supervised run. A step is `prompts_per_step` rows."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        settings: TrainSettings,
+        run: RunFolder,
+        state: TrainerState,
+        watching: Watching,
+        data: Conversations,
+    ) -> None:
+        self.state = state
+        self.was_stopped = False
+        self.ended_start: signal.Signals | None = None
+        self._is_starting = True
+        self._cluster, self._plan, self._settings, self._run = cluster, plan, settings, run
+        self._watching, self._data = watching, data
+        self._name = next(name for name in SUPERVISED if name in {part.name for part in plan.components})
+        self._recorder = current.get().recorder
+        self._saver = Saver(run, settings, False, state.step, self._recorder)
+        self._skipped = SkippedSteps()
+        self._order = TaskOrder(data.size(Split.TRAIN), settings.seed)
+
+    def launch(self) -> None:
+        """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
+        self._watching.phase("start")
+        began, on_gpu, learner = time.perf_counter(), has_gpus(self._cluster), self._settings.learner
+        recomputes = learner.activation_checkpointing
+        learner = replace(
+            learner,
+            model=resolve_model(learner.model),
+            activation_checkpointing=on_gpu if recomputes is None else recomputes,
+        )
+        on_node = np.bincount(self._plan[self._name].table.nodes).max()
+        threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))
+        self._watching.note("starting learners")
+        group = LearnerWorker.create_group(learner, Head.POLICY, threads)
+        options = {} if on_gpu else {self._name: LaunchOptions(env=PATIENT)}
+        launched = self._cluster.launch(self._plan, {self._name: group}, options)
+        self._learners = Learners(launched[self._name], {}, _no_engine)
+        self._began = began
+
+    async def train(self) -> None:
+        """From the processes of `launch` to the end of the run, or until it is stopped."""
+        with first_signal(partial(self._stop, asyncio.current_task())):
+            await self._learners.ready()
+            if self.state.step:
+                await self._learners.all("restore", str(self._saver.at(self.state.step).learner))
+            self._watching.note(f"learners are ready after {time.perf_counter() - self._began:.0f} s")
+            self._is_starting = False
+            try:
+                await self._steps()
+            finally:
+                self._cluster.write_trace(self._run.trace_file, {Address("trainer", 0): self._recorder.drain()})
+            self._watching.phase("save")
+            await self._saver.finish([self._learners], self.state, self._skipped, self._watching.note)
+            if not self.was_stopped:
+                self._run.finish(self.state.step)
+
+    async def _steps(self) -> None:
+        every, last = self._settings.evaluation.eval_every, self._settings.step_count
+        ahead = asyncio.create_task(self._read(self.state.step))
+        try:
+            while self.state.step < last and not self.was_stopped:
+                if every and self.state.step % every == 0:
+                    await self._evaluate()
+                ahead = await self._step(ahead)
+        finally:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+        if not self.was_stopped:
+            await self._evaluate()
+
+    async def _read(self, step: int) -> tuple[list[Sample], int]:
+        """Samples of the step after `step`, read and tokenized in a thread while the learner works."""
+        rows = self._settings.rollout.prompts_per_step
+        indices = [self._order.index(number) for number in range(step * rows, (step + 1) * rows)]
+        return await asyncio.to_thread(self._data.samples, Split.TRAIN, indices)
+
+    async def _step(self, ahead: asyncio.Task[tuple[list[Sample], int]]) -> asyncio.Task[tuple[list[Sample], int]]:
+        settings, began = self._settings, time.perf_counter()
+        self._watching.phase("read")
+        with self._recorder.timer("read", "work", True, step=self.state.step):
+            samples, left_out = await ahead
+        read = time.perf_counter()
+        following = asyncio.create_task(self._read(self.state.step + 1))
+        try:
+            figures = await self._learn(samples)
+        except BaseException:
+            following.cancel()
+            raise
+        seconds = {"read": read - began, "learn": time.perf_counter() - read}
+        state = TrainerState(self.state.step + 1, self.state.version + 1)
+        trained = float(sum(sample.made for sample in samples))
+        figures |= {
+            "epoch": state.step * settings.rollout.prompts_per_step / self._order.size,
+            "samples/learnt": float(len(samples)),
+            "samples/left_out": float(left_out),
+            "tokens/trained": trained,
+            "tokens/mean": trained / max(1, len(samples)),
+        }
+        figures |= of_time(seconds, time.perf_counter() - began, float(sum(map(len, samples))))
+        figures |= of_memory(self._name, await self._learners.all("memory"))
+        figures |= of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
+        try:
+            check_skipped(self._skipped, settings)
+            await self._saver.after_learning([self._learners], state, self._skipped)
+        except Diverged as error:
+            following.cancel()
+            self._watching.step_done(state, figures, ())
+            raise explained(error, settings, state.step, figures) from None
+        self.state = state
+        self._watching.step_done(state, figures, ())
+        await self._saver.after_step([self._learners], state, self._skipped)
+        return following
+
+    async def _learn(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One optimizer step for each minibatch."""
+        self._watching.phase("learn")
+        batch = Batch(tuple(samples), ())
+        told: list[Mapping[str, float]] = []
+        with self._recorder.timer("learn", "work", True, step=self.state.step):
+            seed = sample_seed(self._settings.seed, self.state.step)
+            for part in minibatches(batch, self._settings.minibatches, seed) if samples else ():
+                totals = totals_of(part, self._settings.sampling.max_new_tokens)
+                if totals.tokens and not self._skipped.exceeds(self._settings):
+                    told.append(await self._learners.learn(part, totals))
+                    self._skipped = self._skipped.after(told[-1], self.state.step)
+        found = of_learning(told)
+        figures = {name: found[name] for name in TOLD if name in found}
+        return {"loss/supervised": figures["loss/total"], **figures} if "loss/total" in figures else figures
+
+    async def _evaluate(self) -> None:
+        """Mean loss of a token on held-out rows, unless this step was evaluated before."""
+        rows = min(self._settings.evaluation.eval_tasks, self._data.size(Split.EVALUATION))
+        if not rows or self._run.has_evaluation(self.state.step):
+            return
+        self._watching.phase("evaluate")
+        with self._recorder.timer("evaluate", "work", True, step=self.state.step):
+            samples, _ = await asyncio.to_thread(self._data.samples, Split.EVALUATION, range(rows))
+            logprobs = await self._learners.score(samples)
+        tokens = totals_of(samples, 1).tokens
+        loss = -sum(float(array.sum()) for array in logprobs) / max(1, tokens)
+        self._watching.held_out(self.state, {HELD_OUT: loss, "samples": float(len(samples)), "tokens": float(tokens)})
+
+    def _stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
+        """Stop after the current step and save; during startup, cancel the run."""
+        self.was_stopped = True
+        if self._is_starting and task is not None:
+            self.ended_start = number
+            self._watching.note("stopping: ending what was started")
+            task.cancel()
+        else:
+            self._watching.note("stopping after this step; once more to end at once")
+
+
+def _no_engine(url: str) -> Any:
+    raise LookupError(f"supervised training has no engine at {url}")

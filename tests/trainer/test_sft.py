@@ -1,0 +1,120 @@
+import pytest
+
+pytest.importorskip("torch")
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from roost.config.compose import load
+from roost.config.findings import Findings
+from roost.config.notations.notation import read_job
+from roost.config.train import ImportanceSamplingLevel, LossAggregation
+from roost.learner.sample import NOT_MADE
+from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
+from roost.rollout.episode import Split, Task
+from roost.trainer.sft import Conversations
+
+ROLES = {"user": "+", "assistant": "-"}
+# `+question=` and `-answer<end> `; the space after the end belongs to the template.
+CHAT = (
+    "{% for message in messages %}{{ '+' if message['role'] == 'user' else '-' }}{{ message['content'] }}"
+    "{{ '=' if message['role'] == 'user' else '<end> ' }}{% endfor %}{% if add_generation_prompt %}-{% endif %}"
+)
+# The same, but answers before the last are left empty, as some templates drop the reasoning of earlier turns.
+FORGETFUL = CHAT.replace(
+    "{{ message['content'] }}", "{{ message['content'] if message['role'] == 'user' or loop.last }}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(write_arithmetic_model(tmp_path_factory.mktemp("model"), hidden_size=16))
+
+
+def shown(tokenizer, sample):
+    """The whole text, and the text that is learnt."""
+    learnt = sample.token_ids[sample.turns != NOT_MADE]
+    return tokenizer.decode(sample.token_ids), tokenizer.decode(learnt)
+
+
+CONVERSATION = [
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2+2"},
+    {"role": "assistant", "content": "4"},
+]
+
+
+def test_loss_is_on_the_turns_of_the_assistant_and_their_ends(tokenizer):
+    tokenizer.chat_template = CHAT
+    (sample,) = Conversations(None, tokenizer).samples_of(Task("sums", {"messages": CONVERSATION}))
+    assert shown(tokenizer, sample) == ("+1+1=-2<end> +2+2=-4<end> ", "2<end>4<end>")
+    assert len(set(sample.turns[sample.turns != NOT_MADE])) == 2, "each answer is a turn"
+    assert np.all(sample.advantages == 1)
+
+
+def test_a_turn_that_the_template_renders_differently_later_is_learnt_in_a_sequence_of_its_own(tokenizer):
+    tokenizer.chat_template = FORGETFUL
+    samples = Conversations(None, tokenizer).samples_of(Task("sums", {"messages": CONVERSATION}))
+    found = [shown(tokenizer, sample) for sample in samples]
+    assert found == [("+1+1=-2<end> ", "2<end>"), ("+1+1=-<end> +2+2=-4<end> ", "4<end>")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param({"messages": CONVERSATION[:1], "reply": "2"}, id="messages"),
+        pytest.param({"messages": CONVERSATION[:2], "reply": "2"}, id="a column instead of the assistant's messages"),
+    ],
+)
+def test_a_completion_in_a_column_follows_the_messages(tokenizer, data):
+    tokenizer.chat_template = CHAT
+    if len(data["messages"]) == 2:
+        data = {**data, "messages": [*data["messages"], CONVERSATION[2]], "reply": "4"}
+    (sample,) = Conversations(None, tokenizer, "reply").samples_of(Task("sums", data))
+    text, learnt = shown(tokenizer, sample)
+    assert text.endswith(f"-{data['reply']}<end> ") and learnt.endswith(f"{data['reply']}<end>")
+
+
+def test_plain_prompts_and_completions_get_an_end(tokenizer):
+    samples, left_out = Conversations(Arithmetic(tokenizer, 2), tokenizer).samples(Split.TRAIN, [4, 8])
+    assert [shown(tokenizer, sample) for sample in samples] == [("1+1=2<end>", "2<end>"), ("2+2=4<end>", "4<end>")]
+    assert left_out == 0
+
+
+def test_long_conversations_are_left_out_and_counted(tokenizer):
+    data = Conversations(Arithmetic(tokenizer, 9), tokenizer, most_tokens=6)
+    samples, left_out = data.samples(Split.TRAIN, [0, 99])  # 9+9=18 has 7 tokens
+    assert (len(samples), left_out) == (1, 1)
+
+
+def test_a_row_without_a_completion_names_its_columns(tokenizer):
+    with pytest.raises(ValueError, match=r"no column reply; columns: prompt_text, text\. Write train\.completion"):
+        Conversations(None, tokenizer, "reply").samples_of(Task("1", {"prompt_text": "1", "text": "2"}))
+
+
+def read(values, **train):
+    findings = Findings()
+    task = {"_target_": "roost.rollout.arithmetic.Arithmetic"}
+    source = load({**values, "train": {"objective": "sft", "model": "m", "task": task, **train}}, (), findings)
+    return read_job(source, findings).training, findings
+
+
+PLACED = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor": 0}}}
+
+
+def test_supervised_settings_are_a_plain_likelihood_whatever_the_other_keys_say():
+    algorithm = {"adv_type": "gae", "kl_beta": 0.1, "sampling_params": {"temperature": 0.5}}
+    settings, findings = read({**PLACED, "algorithm": algorithm, "actor": {"global_batch_size": 24}})
+    assert settings.learner.loss.importance_sampling_level is ImportanceSamplingLevel.NONE
+    assert settings.learner.loss.loss_aggregation is LossAggregation.TOKEN_MEAN
+    assert (settings.learner.loss.kl_coef, settings.learner.temperature) == (0.0, 1.0)
+    assert (settings.rollout.prompts_per_step, settings.samples_per_step, settings.minibatches) == (24, 24, 1)
+    told = [finding.what for finding in findings.found if finding.code == "RST-T043"]
+    assert len(told) == 1 and "algorithm.kl_beta" in told[0]
+    assert not findings.has_errors
+
+
+def test_the_loss_aggregation_of_supervised_training_can_be_chosen():
+    settings, _ = read(PLACED, loss_aggregation="seq-mean-token-mean")
+    assert settings.learner.loss.loss_aggregation is LossAggregation.SEQ_MEAN
