@@ -111,10 +111,7 @@ def _checked(
     """The job, without any mistake that can be found before torch is loaded and Ray is started."""
     findings = Findings()
     source = load(config, overrides, findings)
-    job = None if source is None else read_job(source, findings, notation)
-    if job is not None and job.training is None and not findings.has_errors:
-        fix = "write train: {task: {_target_: roost.rollout.arithmetic.Arithmetic}}, with the class of your task"
-        findings.error("RST-T001", job.source.where(), "has no section train, which names the task", fix=fix)
+    job = None if source is None else read_job(source, findings, notation, trains=True)
     notes = open_console(stderr=True)
     print_findings(findings.found, notes)
     if job is None or job.training is None or findings.has_errors:

@@ -83,9 +83,14 @@ Values = dict[str, Any]
 NOT_GIVEN = -1  # as other programs write it
 
 
-def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[ResolvedSetting, ...]]:
-    """The settings of a job that has a section `train`, and their origins; None for a config that only places."""
-    if "train" not in root:
+def read_training(
+    root: Section, job: Job, trains: bool = False
+) -> tuple[TrainSettings | None, tuple[ResolvedSetting, ...]]:
+    """The settings of a job, and their origins; None for a config that only places.
+
+    A config trains if it has a section `train`, or if it is to (`trains`).
+    """
+    if "train" not in root and not trains:
         return None, ()
     train = root.mapping("train") or root.below("train")
     train.refuse_unknown_keys(SETTINGS)
@@ -103,6 +108,10 @@ def read_training(root: Section, job: Job) -> tuple[TrainSettings | None, tuple[
     values = {**usual, **values}
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
+    if not values.get("task") and "train" not in root:
+        fix = "write train: {task: {_target_: roost.rollout.arithmetic.Arithmetic}}, with the class of your task"
+        root.findings.error("RST-T001", root.where(), "has no section train, which names the task", fix=fix)
+        return None, ()
     if not values.get("task"):
         train.error("RST-T003", "task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
     elif not isinstance(values["task"].get("_target_"), str):

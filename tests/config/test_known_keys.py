@@ -78,6 +78,14 @@ READ_WITH = {
             "train_env_manager": None,
         },
         {"adv_estimator": "reinforce", "reward_normalization": None, "actor_infer.generating_args": None},
+        {
+            "train": {},
+            "train_env_manager.tags": ["*"],
+            "val_env_manager.tags": ["*"],
+            "custom_envs.*.env_type": "frozen_lake",
+            "custom_envs.*.env_manager_cls": "StepEnvManager",
+            "custom_envs.*.next_step_template": "",
+        },
     ],
     Notation.LOOP: [{"rl.eval.enable": True}],
 }

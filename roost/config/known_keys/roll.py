@@ -35,6 +35,11 @@ STRATEGY = Known(Effect.BACKEND, "options of a backend that Roost does not use, 
 TABLE = (
     Entry(Known(Effect.FOLLOWED, "clip_range and clip_range_high in train"), "use_pg_clip_range"),
     Entry(
+        Known(Effect.FOLLOWED, "task in train"),
+        """custom_envs.*.{env_type,env_config,env_manager_cls,max_steps,max_tokens_per_step,history_length}
+        custom_envs.*.{agent_system_template,agent_template,pre_step_template,next_step_template}""",
+    ),
+    Entry(
         PLACING,
         """num_gpus_per_node num_nodes async_generation_ratio pretrain reward_pretrain train.** system_envs.**
         prompt_length response_length sequence_length adv_estimator enable_reference use_kl_loss
@@ -63,8 +68,8 @@ TABLE = (
     ),
     Entry(
         ENVIRONMENT,
-        """custom_envs.** {train,val}_env_manager.{tags,num_groups_partition,max_traj_per_env,group_filter_cls}
-        {train,val}_env_manager.{llm_proxy.**,generating_args.**,worker_cls}
+        """custom_envs.*.** custom_envs.*.{tool_wrapper.**,agent_runner_cls}
+        {train,val}_env_manager.{llm_proxy.**,generating_args.**,worker_cls,group_filter_cls}
         batch_adjust_mode ratio_type parse_tool_call_parameter_to_dict skip_mock_system_prompt
         agent_config_common.** rollout_mock.** user_defined_rollout_loop_cls""",
     ),
@@ -75,7 +80,7 @@ TABLE = (
     ),
     Entry(
         EVALUATION,
-        """validation.data_args.** validation.generating_args.{top_p,top_k} val_batch_size val_greedy
+        """validation.data_args.** validation.generating_args.{top_p,top_k} val_greedy
         val_n_sample""",
     ),
     Entry(
@@ -122,7 +127,8 @@ TABLE = (
         ROLE.{use_dynamic_batching_in_train,max_tokens_per_microbatch_in_train,sequence_length_round_in_train}
         ROLE.{use_dynamic_batching_in_infer,max_tokens_per_microbatch_in_infer,sequence_length_round_in_infer}
         ROLE.{sequence_packing_args.**,logits_in_fp32,apply_loss_scale}
-        ROLE.data_args.{preprocessing_num_workers,cache_path,num_workers}""",
+        ROLE.data_args.{preprocessing_num_workers,cache_path,num_workers}
+        custom_envs.*.{use_thread_lock,max_env_step_concurrent} {train,val}_env_manager.max_traj_per_env""",
     ),
     Entry(
         UNREAD,

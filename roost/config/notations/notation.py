@@ -31,11 +31,13 @@ def read_job(
     layout: Layout | None = None,
     strict: bool = False,
     needs_components: bool = True,
+    trains: bool = False,
 ) -> Job | None:
     """Read a config in the notation its keys show, or in the one given.
 
     Mistakes go to `findings`; the job holds what could be read, and None means that the notation is not clear. Where
-    only the machines matter, no component need be placed on them.
+    only the machines matter, no component need be placed on them. `trains`: read how to train even without a section
+    `train`.
     """
     root = Section.root(source, findings)
     notation = notation or recognise(root)
@@ -58,12 +60,12 @@ def read_job(
             )
     if needs_components and not job.components and not findings.has_errors:
         root.findings.error("RST-N005", root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
-    training, resolved = read_training(root, job)
+    training, resolved = read_training(root, job, trains)
     lag = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
     uses = key_uses(root, notation)
     if not needs_components:
         uses = ()  # only the machines matter
-    elif "train" in root:
+    elif "train" in root or training is not None:
         uses = report_keys(uses, root, notation)
     else:
         report_unread(uses, root)

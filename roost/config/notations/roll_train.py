@@ -8,6 +8,8 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
+from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
+from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
     AGGREGATIONS,
     ESTIMATORS,
@@ -156,6 +158,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "lora_target_modules": ("actor_train.model_args.lora_target",),
     "compute_dtype": ("actor_train.model_args.dtype",),
     "engine": ("actor_infer.strategy_args.strategy_name",),
+    **GAMES_MADE_OF,
 }
 
 
@@ -183,6 +186,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "lora_rank": lora_rank(job),
         "lora_target_modules": _adapter_targets(learner.below("model_args")),
         "compute_dtype": compute_dtype(learner.below("model_args").values.get("dtype")),
+        **game_settings(root),
     }
 
 
@@ -191,6 +195,9 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below("actor_infer", "strategy_args"), "strategy_name")
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
+    turn = max_tokens_of_turns(values.get("task") or {})
+    if turn is not None:
+        found["max_new_tokens"] = turn  # agents bound each turn by their own limit
     if values.get("advantage_estimator", AdvantageEstimator.GAE) is AdvantageEstimator.GAE:
         found |= OF_GAE
     if "validation" in root or "val_env_manager" in root:
