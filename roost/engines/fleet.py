@@ -66,12 +66,17 @@ class Continuation:
 
     @property
     def prompt(self) -> list[int]:
-        return self._asked + self._tokens
+        return self._asked + self._kept
+
+    @property
+    def _kept(self) -> list[int]:
+        """Tokens to continue from: none in guided decoding, where a server begins with the start of the schema."""
+        return self._tokens if self._sampling.json_schema is None else []
 
     @property
     def sampling(self) -> Sampling:
         """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
-        made = len(self._tokens)
+        made = len(self._kept)
         seed = self._sampling.seed
         return replace(
             self._sampling,
@@ -88,7 +93,9 @@ class Continuation:
         return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, joined_spans(tuple(self._spans)))
 
     def add(self, piece: Completion) -> None:
-        start = len(self._tokens)
+        start = len(self._kept)
+        if not start:
+            self._tokens, self._logprobs, self._spans = [], [], []
         self._tokens += piece.token_ids
         self._logprobs += piece.logprobs
         self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]

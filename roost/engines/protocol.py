@@ -63,6 +63,8 @@ class Sampling:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()  # strings that end a completion; the token in which one ends is its last
+    json_schema: str | None = None  # guided decoding: the completion is JSON of this schema
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -84,7 +86,7 @@ class Sampling:
 class Finish(StrEnum):
     """Finish reason of a completion."""
 
-    STOP = "stop"  # an end-of-text or stop token, which is the last token
+    STOP = "stop"  # an end-of-text or stop token, which is the last token, or a stop string
     LENGTH = "length"  # max_tokens reached, or the context is full
     ABORT = "abort"  # aborted; it has the tokens generated so far
 

@@ -58,7 +58,13 @@ def sampling_fields(sampling: Sampling) -> Body:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
-    return fields if sampling.seed is None else {**fields, "sampling_seed": sampling.seed}
+    if sampling.seed is not None:
+        fields["sampling_seed"] = sampling.seed
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.json_schema is not None:
+        fields["json_schema"] = sampling.json_schema
+    return fields
 
 
 def generate_request(token_ids: Sequence[int], sampling: Sampling, request_id: str | None, adapter: str | None) -> Body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import pickle
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +53,13 @@ def sampling_fields(sampling: Sampling) -> Body:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
-    return fields if sampling.seed is None else {**fields, "seed": sampling.seed}
+    if sampling.seed is not None:
+        fields["seed"] = sampling.seed
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.json_schema is not None:
+        fields["structured_outputs"] = {"json": json.loads(sampling.json_schema)}
+    return fields
 
 
 def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
@@ -60,7 +67,8 @@ def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, req
     body = {
         "model": model,
         "token_ids": list(token_ids),
-        "sampling_params": {**sampling_fields(sampling), "logprobs": 0, "detokenize": False},
+        # Stop strings are found in text, so the server has to write it.
+        "sampling_params": {**sampling_fields(sampling), "logprobs": 0, "detokenize": bool(sampling.stop)},
     }
     return body if request_id is None else {**body, "request_id": request_id}
 
@@ -163,6 +171,10 @@ CORE_ROUTE = "/is_sleeping"  # answered by the engine core process, between two 
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
 CACHE_WAIT_S = 0.25
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
+NO_GUIDANCE = (
+    "the built-in engine has no guided decoding, so it cannot hold a turn to JSON; ask for JSON in a message, or use "
+    "vllm or sglang as train.engine"
+)
 TRANSFER = "start a newer vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config, or load a checkpoint instead"
 
 
@@ -229,6 +241,8 @@ class VllmEngine(ServerClient):
         scored: bool = False,
     ) -> Any:
         model = adapter or known.model
+        if sampling.json_schema is not None and known.takes_manifest:
+            raise EngineRefused(NO_GUIDANCE)
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id)
         else:

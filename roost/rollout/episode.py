@@ -70,7 +70,18 @@ class Scenario(Protocol):
         ...
 
 
-Draw = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]  # token IDs so far, turn number, max_tokens
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """Constraints on one turn, beside its length: stop strings, and a JSON schema for guided decoding."""
+
+    stop: tuple[str, ...] = ()
+    json_schema: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.stop) or self.json_schema is not None
+
+
+Draw = Callable[..., Awaitable[Completion]]  # token IDs so far, turn number, max_tokens, and a TurnForm if there is one
 
 
 class Transcript:
@@ -106,7 +117,7 @@ class Transcript:
         """
         self._add(token_ids, [0.0] * len(token_ids), [NOT_MADE] * len(token_ids), NOT_MADE, messages=tuple(messages))
 
-    async def take(self, max_tokens: int | None = None) -> tuple[int, ...]:
+    async def take(self, max_tokens: int | None = None, form: TurnForm | None = None) -> tuple[int, ...]:
         """Sample the policy's next turn; `max_tokens` can only lower the run's limit.
 
         Raise ContextFull if the engine has no room for another turn; the episode is then scored as it is.
@@ -120,7 +131,7 @@ class Transcript:
         shown, turn = self.token_ids, first._begun_turns
         first._begun_turns += 1
         try:
-            made = await self._draw(shown, turn, self._at_most(max_tokens))
+            made = await self._draw(shown, turn, self._at_most(max_tokens), *([form] if form else []))
         except ContextFull:
             self.finish = Finish.LENGTH
             self._parts.append(Part(len(shown), len(shown), turn, self.finish))
@@ -146,6 +157,12 @@ class Transcript:
         self._turns[start:end] = [NOT_MADE] * count
         self._logprobs[start:end] = [0.0] * count
         self._versions[start:end] = [NOT_MADE] * count
+
+    def take_back(self, start: int) -> None:
+        """Remove the last turn, which begins at `start` and was not delivered; it may be sampled again."""
+        for tokens in (self._token_ids, self._turns, self._logprobs, self._versions):
+            del tokens[start:]
+        self._parts = [part for part in self._parts if part.start < start]
 
     def branch(self) -> Transcript:
         """Open another, empty sequence of the same episode."""

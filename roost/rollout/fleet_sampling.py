@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from roost.config.train import SamplingSettings
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import Completion, Sampling
-from roost.rollout.episode import Draw
+from roost.rollout.episode import Draw, TurnForm
 from roost.rollout.order import sample_seed
+
+ANY_FORM = TurnForm()
 
 
 class FleetDraws:
@@ -20,7 +22,9 @@ class FleetDraws:
     def open(self, number: int, episode: int, attempt: int) -> Draw:
         """Return the sampler for one attempt at an episode. Seeds depend on the numbers alone."""
 
-        async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
+        async def draw(
+            token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm = ANY_FORM
+        ) -> Completion:
             settings = self._settings
             limit = settings.max_new_tokens if max_tokens is None else min(max_tokens, settings.max_new_tokens)
             sampling = Sampling(
@@ -30,6 +34,8 @@ class FleetDraws:
                 top_k=settings.top_k,
                 min_p=settings.min_p,
                 seed=sample_seed(self._seed, number, episode, attempt, turn),
+                stop=form.stop,
+                json_schema=form.json_schema,
             )
             return await self._fleet.generate(token_ids, sampling, episode=f"{self._label} {number}")
 

@@ -12,13 +12,13 @@ import hmac
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from roost.engines.http_calls import HttpCalls
 from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan
 from roost.net.server import LoopServer
-from roost.rollout.episode import Draw
+from roost.rollout.episode import Draw, TurnForm
 from roost.rollout.episode_runner import OpenPolicy
 
 PATH = "/draws"
@@ -80,7 +80,9 @@ class Gateway:
     async def _draw(self, asked: Mapping[str, Any]) -> tuple[int, Any]:
         try:
             draw = self._labels[asked["label"]](asked["number"], asked["episode"], asked["attempt"])
-            return 200, told(await draw(asked["token_ids"], asked["turn"], asked["max_tokens"]))
+            form = TurnForm(tuple(asked.get("stop", ())), asked.get("json_schema"))
+            limits = (asked["max_tokens"], form) if form else (asked["max_tokens"],)
+            return 200, told(await draw(asked["token_ids"], asked["turn"], *limits))
         except EngineRefused as error:
             return 422, {"error": str(error)}
         except EngineError as error:
@@ -99,7 +101,9 @@ class GatewayDraws:
         """Return a function that opens samplers for attempts at episodes."""
 
         def open_policy(number: int, episode: int, attempt: int) -> Draw:
-            async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
+            async def draw(
+                token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
+            ) -> Completion:
                 asked = {
                     "label": label,
                     "number": number,
@@ -108,6 +112,7 @@ class GatewayDraws:
                     "token_ids": list(token_ids),
                     "turn": turn,
                     "max_tokens": max_tokens,
+                    **({} if form is None else asdict(form)),
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # A retry samples the turn again with the same seed; only one result is used.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from roost.engines.protocol import Finish
 from roost.rollout.agents.agent import Message, Reply
-from roost.rollout.agents.chat_format import ChatFormat, ToolCall, Tools, said, tool_call
-from roost.rollout.episode import Transcript
+from roost.rollout.agents.chat_format import ChatFormat, Parser, ToolCall, Tools, said, tool_call
+from roost.rollout.episode import Transcript, TurnForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
     return message["role"], "\n".join(filter(None, [text_of(message.get("content")), *calls]))
 
 
-def key_of(message: Mapping[str, Any]) -> Key:
-    """Return the key of a message. Whitespace around an assistant's text and the spelling of tool calls are ignored.
+def key_of(message: Mapping[str, Any], read: Parser = said, tools: Tools = None) -> Key:
+    """Return the key of a message. For an assistant's, the spelling of tool calls, whitespace around the text and
+    reasoning, which clients do not send back, are ignored.
 
     >>> call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"word":"sun"}'}}
     >>> written = '<tool_call>{"name": "find", "arguments": {"word": "sun"}}</tool_call>'
@@ -79,7 +81,7 @@ def key_of(message: Mapping[str, Any]) -> Key:
     if message.get("tool_calls"):
         functions = [call.get("function", call) for call in message["tool_calls"]]
         return Key(role, text.strip(), tuple(tool_call(each.get("name"), each.get("arguments")) for each in functions))
-    spoken = said(text)
+    spoken = read(text, tools)
     return Key(role, spoken.text, spoken.calls)
 
 
@@ -106,6 +108,7 @@ class RecordedReply(Reply):
     transcript: Transcript
     start: int  # index of its first token in the sequence
     ending: int | None  # the token with which the policy ended its turn
+    stop: str | None = None  # the stop string that ended it; the text is cut there, the tokens are not
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -123,14 +126,47 @@ class RecordedReply(Reply):
         return tuple(float(logprob) for logprob in made)
 
 
-async def recorded_turn(chat_format: ChatFormat, transcript: Transcript, max_tokens: int | None) -> RecordedReply:
+async def recorded_turn(
+    chat_format: ChatFormat, transcript: Transcript, max_tokens: int | None, form: TurnForm | None = None
+) -> RecordedReply:
     """Sample the policy's next turn."""
     start = len(transcript.token_ids)
-    token_ids = await transcript.take(max_tokens)
+    token_ids = await transcript.take(max_tokens, form)
     has_ended = transcript.finish is Finish.STOP
-    ending = token_ids[-1] if has_ended and token_ids else None
-    text = chat_format.text(token_ids if ending is None else token_ids[:-1])
-    return RecordedReply(text, token_ids, not has_ended, transcript=transcript, start=start, ending=ending)
+    text, stop = cut_at_stop(chat_format.text(token_ids), () if form is None else form.stop)
+    ending = token_ids[-1] if has_ended and token_ids and stop is None else None
+    if ending is not None:
+        text = chat_format.text(token_ids[:-1])
+    return RecordedReply(text, token_ids, not has_ended, transcript=transcript, start=start, ending=ending, stop=stop)
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Cut a text at the first stop string; return it with that string.
+
+    >>> cut_at_stop("one END. two", ["two", "END"]), cut_at_stop("one", ["END"])
+    (('one ', 'END'), ('one', None))
+    """
+    found = [(text.find(stop), order, stop) for order, stop in enumerate(stops) if stop in text]
+    if not found:
+        return text, None
+    place, _, stop = min(found)
+    return text[:place], stop
+
+
+async def all_or_none(turns: Sequence[Coroutine[Any, Any, RecordedReply]]) -> list[RecordedReply]:
+    """Sample turns at the same time. If one fails or the caller is cancelled, all are taken back."""
+    if len(turns) == 1:
+        return [await turns[0]]
+    tasks = [asyncio.ensure_future(turn) for turn in turns]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for reply in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(reply, RecordedReply):
+                reply.transcript.take_back(reply.start)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +208,9 @@ class _Conversation:
         self.keys += keys
         self.is_at_turn = True
 
-    def answered(self, reply: RecordedReply) -> None:
-        made = {"role": "assistant", "content": reply.text}
-        self.messages.append(made)
-        self.keys.append(key_of(made))
+    def answered(self, reply: RecordedReply, key: Key) -> None:
+        self.messages.append({"role": "assistant", "content": reply.text})
+        self.keys.append(key)
         self.turns.append(_Turn(len(self.messages), reply.start + len(reply.token_ids), reply.ending))
         self.is_at_turn = False
 
@@ -197,31 +232,58 @@ class ChatPolicy:
         self, messages: Sequence[Message], max_tokens: int | None = None, tools: Tools = None
     ) -> RecordedReply:
         """Sample the policy's next turn in a conversation."""
+        return (await self.samples(messages, max_tokens, tools))[0]
+
+    async def samples(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        tools: Tools = None,
+        count: int = 1,
+        form: TurnForm | None = None,
+    ) -> list[RecordedReply]:
+        """Sample the next turn `count` times, each in its own sequence; the conversation may continue with any."""
         if not messages:
             raise ValueError("a conversation has at least one message")
         read = [for_template(message) for message in messages]
-        asked = (tuple(key_of(message) for message in read), _spelt(tools))
+        asked = (tuple(self._key(message, tools) for message in read), _spelt(tools))
         if asked in self._under_way:
             raise TurnUnderWay("the policy is at its turn in this conversation; wait for its reply before the next")
         self._under_way.add(asked)
         try:
-            conversation = self._shown(read, *asked, tools)
-            reply = await recorded_turn(self.format, conversation.transcript, max_tokens)
+            shown: list[_Conversation] = []
+            for _ in range(count):
+                shown.append(self._shown(read, *asked, tools, shown))
+            replies = await all_or_none(
+                [recorded_turn(self.format, each.transcript, max_tokens, form) for each in shown]
+            )
         finally:
             self._under_way.remove(asked)
-        conversation.answered(reply)
-        self.last_reply = reply
-        return reply
+        for conversation, reply in zip(shown, replies, strict=True):
+            conversation.answered(reply, self._key({"role": "assistant", "content": reply.text}, tools))
+        self.last_reply = replies[-1]
+        return replies
+
+    def _key(self, message: Mapping[str, Any], tools: Tools) -> Key:
+        return key_of(message, self.format.said, tools)
 
     def open_sequence(self) -> Transcript:
         """Return an empty sequence of the episode."""
         is_used = bool(self._first.token_ids) or any(each.transcript is self._first for each in self._conversations)
         return self._first.branch() if is_used else self._first
 
-    def _shown(self, messages: list[dict[str, Any]], keys: tuple[Key, ...], spelt: str, tools: Tools) -> _Conversation:
-        """Return the conversation with the prompt appended, waiting for the policy's turn."""
+    def _shown(
+        self,
+        messages: list[dict[str, Any]],
+        keys: tuple[Key, ...],
+        spelt: str,
+        tools: Tools,
+        others: Sequence[_Conversation],
+    ) -> _Conversation:
+        """Return the conversation with the prompt appended, waiting for the policy's turn; it is none of `others`."""
         for waiting in self._conversations:
-            if waiting.is_at_turn and waiting.tools == spelt and tuple(waiting.keys) == keys:
+            is_free = waiting.is_at_turn and all(waiting is not other for other in others)
+            if is_free and waiting.tools == spelt and tuple(waiting.keys) == keys:
                 return waiting  # a retry after its turn failed
         return self._gone_on(messages, keys, spelt, tools) or self._begun(messages, keys, spelt, tools)
 

@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +24,47 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An assistant's turn: text and tool calls."""
+    """An assistant's turn: text, tool calls, and the reasoning before them."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
-def said(text: str) -> Said:
-    r"""Split a turn into tool calls and text; if any call is malformed, everything is text.
+class Parser(Protocol):
+    """Splits a turn. `tools` are those that were offered; a parser may need them to read the arguments of a call."""
+
+    def __call__(self, text: str, tools: Tools = None) -> Said: ...
+
+
+def said(text: str, tools: Tools = None) -> Said:
+    r"""Split a turn as Hermes and Qwen write it; if any call is malformed, all of them are text.
 
     >>> said('I look.\n<tool_call>\n{"name": "find", "arguments": {"word": "sun"}}\n</tool_call>')
-    Said(text='I look.', calls=(ToolCall(name='find', arguments='{"word": "sun"}'),))
-    >>> said('<tool_call>find sun</tool_call>')
-    Said(text='<tool_call>find sun</tool_call>', calls=())
+    Said(text='I look.', calls=(ToolCall(name='find', arguments='{"word": "sun"}'),), reasoning='')
+    >>> said('<tool_call>find sun</tool_call>').text
+    '<tool_call>find sun</tool_call>'
+    >>> said('<think>\nIs it?\n</think>\n\nYes.')
+    Said(text='Yes.', calls=(), reasoning='Is it?')
     """
+    reasoning, text = split_reasoning(text)
     calls = [_call(block) for block in BLOCK.findall(text)]
     known = tuple(call for call in calls if call is not None)
     if not known or len(known) != len(calls):
-        return Said(text.strip())
-    return Said(BLOCK.sub("", text).strip(), known)
+        return Said(text.strip(), (), reasoning)
+    return Said(BLOCK.sub("", text).strip(), known, reasoning)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Return reasoning and the rest. A template may have begun the reasoning; a turn that was cut may not end it.
+
+    >>> split_reasoning("so it is</think>7"), split_reasoning("<think>so"), split_reasoning("7")
+    (('so it is', '7'), ('so', ''), ('', '7'))
+    """
+    before, end, after = text.partition("</think>")
+    if end or before.lstrip().startswith("<think>"):
+        return before.strip().removeprefix("<think>").strip(), after
+    return "", text
 
 
 def tool_call(name: Any, arguments: Any) -> ToolCall:
@@ -72,10 +97,6 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]] | None
-Ids = tuple[int, ...]
-
 PLAIN = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
     "{% if message['role'] == 'assistant' and eos_token %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
@@ -95,12 +116,17 @@ class ChatFormat:
     """A tokenizer with its chat template, or with a plain one where it has none.
 
     `arguments` go to the template, such as `enable_thinking`. `keeps_reasoning` keeps the reasoning of earlier turns in
-    the prompt, even if the template drops it.
+    the prompt, even if the template drops it. `said` splits turns into text, tool calls and reasoning.
     """
 
     def __init__(
-        self, tokenizer: Any, keeps_reasoning: bool = False, arguments: Mapping[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        keeps_reasoning: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        parser: Parser = said,
     ) -> None:
+        self.said = parser
         self._tokenizer, self._keeps_reasoning, self._arguments = tokenizer, keeps_reasoning, dict(arguments or {})
         self._template = tokenizer.chat_template or PLAIN
 

@@ -1,29 +1,34 @@
-"""OpenAI-compatible endpoint that records the policy's turns in an episode's transcript."""
+"""Endpoint for agents' programs, in three protocols, that records the policy's turns in an episode's transcript."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import logging
-import math
 import secrets
-import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-from uuid import uuid4
+from typing import Any
 
-from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from roost.engines.protocol import ContextFull, EngineError, EngineRefused
-from roost.net.errors import Refused, answer_errors, error_response
+from roost.net.errors import Refused, answer_errors, error_response, refusing
 from roost.net.server import LoopServer
-from roost.rollout.agents.chat import ChatPolicy, RecordedReply, TurnUnderWay, recorded_turn
-from roost.rollout.agents.chat_format import ChatFormat, Said, ToolCall, said
-from roost.rollout.episode import Transcript
+from roost.rollout.agents.chat import (
+    ChatPolicy,
+    RecordedReply,
+    TurnUnderWay,
+    all_or_none,
+    for_template,
+    recorded_turn,
+)
+from roost.rollout.agents.endpoint.completions import ChatBody, TextBody
+from roost.rollout.agents.endpoint.messages import TOO_LONG, MessagesBody, error_body
+from roost.rollout.agents.endpoint.responses import ResponsesBody
+from roost.rollout.agents.endpoint.turns import Answer, Json, RequestRules, Turn, TurnRequest, read_turn
+from roost.rollout.episode import Transcript, TurnForm
 
 LOOKED_BACK = 40  # characters of context needed to tokenize a continuation
 
@@ -46,18 +51,31 @@ class TextPolicy:
 
     async def complete(self, prompt: str | Sequence[int], max_tokens: int | None = None) -> RecordedReply:
         """Complete a prompt, given as text or as token IDs."""
+        return (await self.samples(prompt, max_tokens))[0]
+
+    async def samples(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        count: int = 1,
+        form: TurnForm | None = None,
+    ) -> list[RecordedReply]:
+        """Complete a prompt `count` times, each in its own sequence."""
         if not prompt:
             raise ValueError("the prompt is empty")
-        transcript = self._shown(prompt)
+        shown = [self._shown(prompt) for _ in range(count)]
         before = prompt if isinstance(prompt, str) else self._format.text(prompt)
         try:
-            reply = await recorded_turn(self._format, transcript, max_tokens)
+            replies = await all_or_none([recorded_turn(self._format, each, max_tokens, form) for each in shown])
         except BaseException:
-            self._written.append(_Written(transcript, before, None))  # the turn may be retried
+            self._written += [_Written(each, before, None) for each in shown]  # the turn may be retried
             raise
-        self._written.append(_Written(transcript, before + reply.text, reply.ending))
-        self._policy.last_reply = reply
-        return reply
+        for transcript, reply in zip(shown, replies, strict=True):
+            # With the stop string, which programs write themselves before they continue.
+            text = reply.text if reply.stop is None else self._format.text(reply.token_ids)
+            self._written.append(_Written(transcript, before + text, reply.ending))
+        self._policy.last_reply = replies[-1]
+        return replies
 
     def _shown(self, prompt: str | Sequence[int]) -> Transcript:
         """Return the sequence that ends with the prompt."""
@@ -94,267 +112,15 @@ class TextPolicy:
         return tuple(prompt[: len(known)]) == known
 
 
-logger = logging.getLogger(__name__)
-
-# For each key the values without effect, and what to do instead of using others.
-REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "stop": (((), [], ""), "a turn ends where the policy ends it; cut the text yourself"),
-    "response_format": (({"type": "text"},), "the policy is not held to a form; ask for it in a message"),
-    "functions": (([],), "write them as tools"),
-    "function_call": (("none", "auto"), "write tools and tool_choice"),
-    "logit_bias": (({},), "tokens are drawn from the policy as it is"),
-    "top_logprobs": ((0,), "only the tokens that were made have log-probabilities; ask for logprobs alone"),
-    "modalities": ((["text"],), "there is only text"),
-    "audio": ((), "there is only text"),
-    "best_of": ((1,), "ask again for another sample"),
-    "suffix": (("",), "there is nothing after what the policy says"),
-    "reasoning_effort": ((), "set it for all episodes, in the scenario's `template`"),
-    "chat_template": ((), "the model's own template is used"),
-    "chat_template_kwargs": (({},), "set them for all episodes, in the scenario's `template`"),
-    "continue_final_message": ((False,), "the policy's turn begins where the messages end"),
-    "add_generation_prompt": ((True,), "the policy's turn begins where the messages end"),
-    "guided_json": ((), "the policy is not held to a form; ask for it in a message"),
-    "guided_regex": ((), "the policy is not held to a form; ask for it in a message"),
-    "structured_outputs": ((), "the policy is not held to a form; ask for it in a message"),
-}
-# About the caller and storage of the answer; does not affect the policy.
-OF_NO_MATTER = frozenset(
-    {
-        "metadata",
-        "model",
-        "prediction",
-        "prompt_cache_key",
-        "return_token_ids",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-
-
-class RequestRules:
-    """Checks keys of requests that are not read."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def check(self, more: Mapping[str, Any]) -> None:
-        """Raise Refused for unsupported keys; warn once about keys that the run's settings override.
-
-        >>> RequestRules().check({"stop": None, "response_format": {"type": "text"}, "user": "me"})
-        >>> RequestRules().check({"functions": [{"name": "find"}]})
-        Traceback (most recent call last):
-            ...
-        roost.net.errors.Refused: functions is not offered: write them as tools
-        """
-        asked = {key: value for key, value in more.items() if value is not None}
-        for key, value in asked.items():
-            idle, instead = REFUSED.get(key, ((value,), ""))
-            if value not in idle:
-                raise Refused(f"{key} is not offered: {instead}", 400, key)
-        others = asked.keys() - REFUSED.keys() - OF_NO_MATTER - self._told
-        if others:
-            self._told |= others
-            logger.warning(
-                "a program asks for %s; how tokens are drawn is set for the whole run, and this is not followed",
-                ", ".join(sorted(others)),
-            )
-
-
-Json = dict[str, Any]
-
-
-class ChatAnswer:
-    """A reply as a message."""
-
-    def __init__(self, model: str, chat_format: ChatFormat, reply: RecordedReply, logprobs: bool, tools: bool) -> None:
-        self._format, self._reply, self._wants_logprobs = chat_format, reply, logprobs
-        self._head = head("chatcmpl", model)
-        spoken = said(reply.text)
-        self._said = spoken if tools and spoken.calls else Said(reply.text)
-        self._calls = [_called(call) for call in self._said.calls]
-
-    def whole(self) -> Json:
-        message: Json = {"role": "assistant", "content": self._said.text or None if self._calls else self._said.text}
-        if self._calls:
-            message["tool_calls"] = self._calls
-        choice = {"index": 0, "message": message, "logprobs": self._logprobs(), "finish_reason": self._finish}
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage(self._reply)}
-
-    def chunks(self, wants_usage: bool) -> Iterator[Json]:
-        yield self._chunk({"role": "assistant", "content": ""})
-        parts: list[Json] = [{"content": self._said.text}] if self._said.text else []
-        parts += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(self._calls)]
-        for number, part in enumerate(parts):
-            yield self._chunk(part, logprobs=None if number else self._logprobs())
-        yield self._chunk({}, finish=self._finish)
-        if wants_usage:
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage(self._reply)}
-
-    @property
-    def _finish(self) -> str:
-        if self._reply.is_cut:
-            return "length"
-        return "tool_calls" if self._calls else "stop"
-
-    def _chunk(self, delta: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-
-    def _logprobs(self) -> Json | None:
-        if not self._wants_logprobs:
-            return None
-        tokens = [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in made_tokens(self._format, self._reply)
-        ]
-        return {"content": tokens, "refusal": None}
-
-
-class TextAnswer:
-    """A reply as a text."""
-
-    def __init__(self, model: str, chat_format: ChatFormat, reply: RecordedReply, logprobs: bool) -> None:
-        self._format, self._reply, self._wants_logprobs = chat_format, reply, logprobs
-        self._head = {**head("cmpl", model), "object": "text_completion"}
-
-    def whole(self) -> Json:
-        return {**self._head, "choices": [self._choice(self._finish)], "usage": usage(self._reply)}
-
-    def chunks(self, wants_usage: bool) -> Iterator[Json]:
-        yield {**self._head, "choices": [self._choice(self._finish)]}
-        if wants_usage:
-            yield {**self._head, "choices": [], "usage": usage(self._reply)}
-
-    @property
-    def _finish(self) -> str:
-        return "length" if self._reply.is_cut else "stop"
-
-    def _choice(self, finish: str) -> Json:
-        return {"index": 0, "text": self._reply.text, "logprobs": self._logprobs(), "finish_reason": finish}
-
-    def _logprobs(self) -> Json | None:
-        if not self._wants_logprobs:
-            return None
-        made = list(made_tokens(self._format, self._reply))
-        offsets = [0]
-        for text, _ in made:
-            offsets.append(offsets[-1] + len(text))
-        return {
-            "tokens": [text for text, _ in made],
-            "token_logprobs": [logprob for _, logprob in made],
-            "top_logprobs": None,
-            "text_offset": offsets[:-1],
-        }
-
-
-def sse(chunks: Iterable[Json]) -> Iterator[str]:
-    """Chunks as server-sent events.
-
-    >>> list(sse([{"a": 1}]))
-    ['data: {"a": 1}\\n\\n', 'data: [DONE]\\n\\n']
-    """
-    for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def head(kind: str, model: str) -> Json:
-    return {"id": f"{kind}-{uuid4().hex}", "created": int(time.time()), "model": model}
-
-
-def _called(call: ToolCall) -> Json:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid4().hex}", "type": "function", "function": function}
-
-
-def usage(reply: RecordedReply) -> Json:
-    made = len(reply.token_ids)
-    return {"prompt_tokens": reply.start, "completion_tokens": made, "total_tokens": reply.start + made}
-
-
-def made_tokens(chat_format: ChatFormat, reply: RecordedReply) -> Iterator[tuple[str, float]]:
-    """Yield each generated token and its log-prob, without the end-of-turn token."""
-    shown = reply.token_ids if reply.ending is None else reply.token_ids[:-1]
-    for token_id, logprob in zip(shown, reply.logprobs, strict=False):
-        yield chat_format.token(token_id), logprob if math.isfinite(logprob) else -9999.0  # JSON has no infinity
-
-
 CONTEXT_FULL = "context_length_exceeded"  # by which programs know that they must shorten what they show
 GONE = 410  # clients do not try again what is answered so
-
-
-class Asked(BaseModel):
-    """Fields common to all requests; `RequestRules` handles other keys."""
-
-    model_config = ConfigDict(extra="allow")
-
-    n: int | None = 1
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-
-    def check(self, rules: RequestRules) -> None:
-        rules.check(self.model_extra or {})
-        if self.n not in (None, 1):
-            raise Refused(
-                f"n is {self.n}; an episode has one turn at a time, so ask for 1 and again for another", 400, "n"
-            )
-
-    @property
-    def wants_usage(self) -> bool:
-        return bool((self.stream_options or {}).get("include_usage"))
-
-
-class ChatAsked(Asked):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    logprobs: bool | None = False
-
-    def check(self, rules: RequestRules) -> None:
-        super().check(rules)
-        if self.tool_choice not in (None, "auto", "none"):
-            fix = "leave tool_choice out, or write auto or none"
-            raise Refused(f"a tool cannot be forced upon the policy; {fix}", 400, "tool_choice")
-
-    @property
-    def offered(self) -> list[dict[str, Any]] | None:
-        """Tools shown to the policy."""
-        return None if self.tool_choice == "none" else self.tools or None
-
-
-class TextAsked(Asked):
-    prompt: str | list[int] | list[str]
-    echo: bool | None = False
-    logprobs: int | None = None
-
-    def check(self, rules: RequestRules) -> None:
-        super().check(rules)
-        if self.echo:
-            raise Refused("echo is not offered; the prompt is known to whoever sent it", 400, "echo")
-        if (self.logprobs or 0) > 1:
-            fix = "only the tokens that were made have one: write 1"
-            raise Refused(f"logprobs is {self.logprobs}; {fix}", 400, "logprobs")
-
-    @property
-    def only_prompt(self) -> str | list[int]:
-        """The prompt; some clients send a list of one."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return prompt
-        if len(prompt) == 1 and isinstance(prompt[0], str):
-            return prompt[0]
-        if any(isinstance(part, str) for part in prompt):
-            raise Refused(f"there are {len(prompt)} prompts; send one at a time", 400, "prompt")
-        return [int(part) for part in prompt]
+# Clients differ in whether a base URL ends with /v1, and Anthropic's adds one.
+PREFIXES = ("/episodes/{key}/v1", "/episodes/{key}", "/episodes/{key}/v1/v1")
 
 
 def recording_app(recorder: Recorder) -> FastAPI:
     """The FastAPI app; an episode's key is part of its URL, so programs need only a base URL."""
-    app, rules = FastAPI(title="Roost's recording endpoint"), RequestRules()
+    app, rules, router = FastAPI(title="Roost's recording endpoint"), RequestRules(), APIRouter()
     answer_errors(app, EngineError)
 
     @app.exception_handler(EpisodeOver)
@@ -362,9 +128,13 @@ def recording_app(recorder: Recorder) -> FastAPI:
         return error_response(str(error), GONE)
 
     @app.exception_handler(ContextFull)
-    async def full(_: Request, error: ContextFull) -> JSONResponse:
-        told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": CONTEXT_FULL}
+    async def full(request: Request, error: ContextFull) -> JSONResponse:
+        message = f"{TOO_LONG}: {error}" if _is_anthropic(request) else str(error)
+        told = {"message": message, "type": "invalid_request_error", "param": None, "code": CONTEXT_FULL}
         return JSONResponse({"error": told}, 400)
+
+    for kind, handler in list(app.exception_handlers.items()):
+        app.add_exception_handler(kind, _in_dialect(handler))
 
     def episode_of(key: str) -> RecordedEpisode:
         episode = recorder.find(key)
@@ -372,48 +142,96 @@ def recording_app(recorder: Recorder) -> FastAPI:
             raise Refused("there is no such episode, or it is over", GONE)
         return episode
 
-    @app.get("/episodes/{key}/v1/models")
+    def asked_of(body: ChatBody | MessagesBody | ResponsesBody, episode: RecordedEpisode) -> TurnRequest:
+        with refusing():
+            return body.request(rules, episode.stored)
+
+    async def turns_of(
+        body: ChatBody | MessagesBody | ResponsesBody, episode: RecordedEpisode, request: Request
+    ) -> list[Turn]:
+        policy, asked = episode.policy, asked_of(body, episode)
+        work = policy.samples(asked.messages, asked.max_tokens, asked.tools, asked.count, asked.form)
+        replies = await _unless_gone(episode.take(work, asked.count), request)
+        return [read_turn(reply, policy.format, asked.tools) for reply in replies]
+
+    @router.get("/models")
     async def models(key: str) -> Json:
         episode_of(key)
-        return {
-            "object": "list",
-            "data": [{"id": recorder.model, "object": "model", "created": 0, "owned_by": "roost"}],
-        }
+        card = {"id": recorder.model, "object": "model", "created": 0, "owned_by": "roost"}
+        return {"object": "list", "data": [card]}
 
-    @app.post("/episodes/{key}/v1/chat/completions")
-    async def chat_completions(key: str, asked: ChatAsked, request: Request) -> Response:
+    @router.post("/chat/completions")
+    async def chat_completions(key: str, body: ChatBody, request: Request) -> Response:
         episode = episode_of(key)
-        asked.check(rules)
-        most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-        work = episode.take(episode.policy.chat(asked.messages, most, asked.offered))
-        reply = await _unless_gone(work, request)
-        answer = ChatAnswer(recorder.model, episode.policy.format, reply, bool(asked.logprobs), bool(asked.offered))
-        return _response(asked, answer)
+        turns = await turns_of(body, episode, request)
+        return _response(body.stream, body.answer(recorder.model, turns))
 
-    @app.post("/episodes/{key}/v1/completions")
-    async def completions(key: str, asked: TextAsked, request: Request) -> Response:
+    @router.post("/messages")
+    async def messages(key: str, body: MessagesBody, request: Request) -> Response:
         episode = episode_of(key)
-        asked.check(rules)
-        work = episode.take(episode.texts.complete(asked.only_prompt, asked.max_tokens))
-        reply = await _unless_gone(work, request)
-        return _response(asked, TextAnswer(recorder.model, episode.policy.format, reply, asked.logprobs is not None))
+        turns = await turns_of(body, episode, request)
+        return _response(body.stream, body.answer(recorder.model, turns))
 
+    @router.post("/messages/count_tokens")
+    async def count_tokens(key: str, body: MessagesBody) -> Json:
+        episode = episode_of(key)
+        asked = asked_of(body, episode)
+        with refusing():
+            shown = episode.policy.format.opening([for_template(each) for each in asked.messages], asked.tools)
+        return {"input_tokens": len(shown)}
+
+    @router.post("/responses")
+    async def responses(key: str, body: ResponsesBody, request: Request) -> Response:
+        episode = episode_of(key)
+        turns = await turns_of(body, episode, request)
+        answer = body.answer(recorder.model, turns)
+        episode.stored[answer.id] = body.conversation(episode.stored, turns[0])
+        return _response(body.stream, answer)
+
+    @router.post("/completions")
+    async def completions(key: str, body: TextBody, request: Request) -> Response:
+        episode = episode_of(key)
+        body.check(rules)
+        work = episode.texts.samples(body.only_prompt, body.max_tokens, body.count, TurnForm(body.stops))
+        replies = await _unless_gone(episode.take(work, body.count), request)
+        turns = [read_turn(reply, episode.policy.format, None) for reply in replies]
+        return _response(body.stream, body.answer(recorder.model, turns))
+
+    for prefix in PREFIXES:
+        app.include_router(router, prefix=prefix)
     return app
 
 
-def _response(asked: Asked, answer: ChatAnswer | TextAnswer) -> Response:
-    if not asked.stream:
+def _response(streams: bool | None, answer: Answer) -> Response:
+    if not streams:
         return JSONResponse(answer.whole())
-    return StreamingResponse(_events(sse(answer.chunks(asked.wants_usage))), media_type="text/event-stream")
+    return StreamingResponse(_sent(answer.events()), media_type="text/event-stream")
 
 
-async def _events(lines: Iterable[str]) -> Any:
+async def _sent(lines: Iterable[str]) -> AsyncIterator[str]:
     for line in lines:
         yield line
 
 
-async def _unless_gone(work: Coroutine[Any, Any, RecordedReply], request: Request) -> RecordedReply:
-    """Return the reply; if the client disconnects, cancel the turn, which may be requested again."""
+def _is_anthropic(request: Request) -> bool:
+    return "/messages" in request.url.path
+
+
+def _in_dialect(handler: Any) -> Any:
+    """Handle an error likewise, but answer it in the form that the route's clients know."""
+
+    async def handled(request: Request, error: Exception) -> JSONResponse:
+        response: JSONResponse = await handler(request, error)
+        if not _is_anthropic(request):
+            return response
+        message = json.loads(bytes(response.body))["error"]["message"]
+        return JSONResponse(error_body(message, response.status_code), response.status_code)
+
+    return handled
+
+
+async def _unless_gone(work: Coroutine[Any, Any, list[RecordedReply]], request: Request) -> list[RecordedReply]:
+    """Return the replies; if the client disconnects, cancel the turn, which may be requested again."""
     turn, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(request))
     try:
         await asyncio.wait([turn, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -449,36 +267,44 @@ class RecordedEpisode:
         self.api_key = secrets.token_urlsafe(24)
         self.base_url = f"{url}/episodes/{self.api_key}/v1"
         self.policy, self.texts = policy, TextPolicy(policy)
-        self._max_turns, self._answered = max_turns, 0
-        self._under_way: set[asyncio.Task[RecordedReply]] = set()
+        self.stored: dict[str, list[Json]] = {}  # conversations by the ID of a response
+        self._max_turns, self._begun = max_turns, 0  # turns that were answered or are under way
+        self._has_answered = False
+        self._under_way: set[asyncio.Task[list[RecordedReply]]] = set()
         self._is_closed = False
         self.is_used_up = False  # turns, or the engine's context: the program's next error is the end, not a failure
 
-    async def take(self, work: Coroutine[Any, Any, RecordedReply]) -> RecordedReply:
-        """Take a turn. Raise EpisodeOver if there is none left."""
-        if self._is_closed or not self._has_turns:
+    async def take(self, work: Coroutine[Any, Any, list[RecordedReply]], count: int = 1) -> list[RecordedReply]:
+        """Take turns. Raise EpisodeOver if there are not so many left."""
+        if self._is_closed or self._lacks(count):
             work.close()
             self.is_used_up = True
-            raise EpisodeOver("the episode is over" if self._is_closed else f"its {self._max_turns} turns are used up")
+            raise EpisodeOver("the episode is over" if self._is_closed else self._used_up(count))
         turn = asyncio.create_task(work)
+        self._begun += count
         self._under_way.add(turn)
         turn.add_done_callback(self._under_way.discard)
         try:
             await asyncio.wait([turn])
         finally:
             turn.cancel()  # the client has disconnected
+            if not turn.done() or turn.cancelled() or turn.exception() is not None:
+                self._begun -= count
         if turn.cancelled():
             raise EpisodeOver("the episode was cancelled")
-        if isinstance(turn.exception(), ContextFull) and self._answered:
+        if isinstance(turn.exception(), ContextFull) and self._has_answered:
             self.is_used_up = True
-        reply = turn.result()
-        self._answered += 1
+        replies = turn.result()
+        self._has_answered = True
         self.is_used_up = False  # it shortened its prompt and continued
-        return reply
+        return replies
 
-    @property
-    def _has_turns(self) -> bool:
-        return self._max_turns is None or self._answered + len(self._under_way) < self._max_turns
+    def _lacks(self, count: int) -> bool:
+        return self._max_turns is not None and self._begun + count > self._max_turns
+
+    def _used_up(self, count: int) -> str:
+        left = (self._max_turns or 0) - self._begun
+        return f"n is {count}, but {left} turns are left" if left > 0 else f"its {self._max_turns} turns are used up"
 
     def close(self) -> None:
         """End the episode; pending requests for a turn fail."""
@@ -499,8 +325,6 @@ class Recorder:
     async def episode(self, policy: ChatPolicy, max_turns: int | None = None) -> AsyncIterator[RecordedEpisode]:
         """Open a URL for an episode, closed when the context ends."""
         if self._server is None or not self._server.is_running:
-            from roost.rollout.agents.recording import recording_app
-
             self._server = LoopServer(recording_app(self))
         opened = RecordedEpisode(self._server.url, policy, max_turns)
         self._episodes[opened.api_key] = opened

@@ -108,10 +108,11 @@ class Engine:
 
     def __init__(self, *says, of=QWEN_TOKENIZER):
         self.of, self._says = of, list(says)
-        self.asked = []
+        self.asked, self.forms = [], []
 
-    async def draw(self, token_ids, turn, max_tokens):
+    async def draw(self, token_ids, turn, max_tokens, form=None):
         self.asked.append(tuple(token_ids))
+        self.forms.append(form)
         says = self._says.pop(0)
         if callable(says):
             says = await says()

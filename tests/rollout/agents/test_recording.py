@@ -190,7 +190,7 @@ async def full():
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        pytest.param({"messages": HELLO, "n": 2}, "n is 2; an episode has one turn at a time", id="several"),
+        pytest.param({"messages": HELLO, "n": 0}, "n: Input should be greater", id="none"),
         pytest.param({"messages": HELLO, "max_tokens": 0}, "max_tokens: Input should be greater", id="no tokens"),
         pytest.param({"messages": []}, "messages: List should have at least 1 item", id="no messages"),
         pytest.param({"messages": [{"content": "x"}]}, "a mapping with role", id="nobody says it"),

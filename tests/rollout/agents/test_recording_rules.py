@@ -11,23 +11,19 @@ from tests.rollout.agents.talk import KINDS, QWEN_TOKENIZER, Engine, ids, talk, 
 from tests.rollout.agents.test_recording import TOOLS, chat, recorded
 from tests.rollout.script import ran
 
-JSON = {"type": "json_object"}
 FORCED = {"type": "function", "function": {"name": "find"}}
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        pytest.param({"stop": ["END"]}, "stop is not offered: a turn ends where", id="stop"),
-        pytest.param({"stop": "END"}, "stop is not offered", id="one stop"),
-        pytest.param({"response_format": JSON}, "response_format is not offered: the policy is not held", id="form"),
-        pytest.param({"n": 2}, "n is 2; an episode has one turn", id="several"),
+        pytest.param({"response_format": {"type": "xml"}}, "response_format is xml", id="form"),
+        pytest.param({"response_format": {"type": "json_schema"}}, "has no schema", id="no schema"),
         pytest.param({"logit_bias": {"5": 10}}, "logit_bias is not offered", id="bias"),
         pytest.param({"logprobs": True, "top_logprobs": 3}, "top_logprobs is not offered", id="alternatives"),
         pytest.param({"tools": TOOLS, "tool_choice": "required"}, "a tool cannot be forced", id="any tool"),
         pytest.param({"tools": TOOLS, "tool_choice": FORCED}, "a tool cannot be forced", id="this tool"),
         pytest.param({"functions": [{"name": "f"}]}, "functions is not offered: write them as tools", id="functions"),
-        pytest.param({"reasoning_effort": "low"}, "reasoning_effort is not offered: set it for all", id="effort"),
         pytest.param({"extra_body": {"chat_template_kwargs": {"a": 1}}}, "chat_template_kwargs is not", id="template"),
     ],
 )
@@ -53,7 +49,6 @@ def test_what_cannot_be_done_is_refused(more, told, way):
         pytest.param({"echo": True}, "echo is not offered", id="echo"),
         pytest.param({"suffix": "end"}, "suffix is not offered", id="suffix"),
         pytest.param({"best_of": 3}, "best_of is not offered", id="best of"),
-        pytest.param({"stop": ["\n"]}, "stop is not offered", id="stop"),
     ],
 )
 def test_what_cannot_be_done_with_a_text_is_refused(more, told):

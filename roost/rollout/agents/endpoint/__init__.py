@@ -1,0 +1,1 @@
+"""Protocols of the recording endpoint: each is translated to one internal request and from one internal reply."""
