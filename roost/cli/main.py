@@ -27,6 +27,7 @@ COMMANDS = (
     "check",
     "diff",
     "convert",
+    "eval",
     "explain",
     "explain-finding",
     "inventory",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.episode_runner import EpisodeRunner, task_of
 from roost.rollout.group_rollout import GroupRollout, raise_fatal
 from roost.rollout.order import TaskOrder
+from roost.rollout.rewards.math_answer import Find, as_number, found_answer, last_boxed
 from roost.trainer.figures import of_lengths, of_parts
 
 
@@ -23,9 +26,24 @@ class Evaluation:
 
     version: int
     groups: tuple[Group, ...]
+    sets: tuple[str, ...] = ()  # name of each group's set; empty: there is one set without a name
+
+    @property
+    def by_set(self) -> dict[str, tuple[Group, ...]]:
+        """The groups of each named set."""
+        found: dict[str, list[Group]] = {}
+        for name, group in zip(self.sets, self.groups, strict=False):
+            found.setdefault(name, []).append(group)
+        return {name: tuple(groups) for name, groups in found.items()}
 
     @property
     def figures(self) -> dict[str, float]:
+        named = {} if len(self.by_set) < 2 else self.by_set
+        return self._of_all() | {
+            f"{name}/{key}": value for name, groups in named.items() for key, value in at_k(groups).items()
+        }
+
+    def _of_all(self) -> dict[str, float]:
         rewards = [reward for group in self.groups for reward in group.rewards]
         return {
             "reward/mean": float(np.mean(rewards)) if rewards else float("nan"),
@@ -35,6 +53,71 @@ class Evaluation:
             **of_lengths([episode for group in self.groups for episode in group.episodes]),
             **of_parts(self.groups),
         }
+
+
+FULL = 1.0 - 1e-6  # the reward of a correct answer
+NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def at_k(groups: Sequence[Group]) -> dict[str, float]:
+    """avg@k, pass@k and majority@k over groups of up to k samples, with the mean reward and counts.
+
+    A sample is correct if its reward is 1 or more. Groups without a finished sample do not count.
+    """
+    known = [group for group in groups if group.episodes]
+    most = max((len(group.episodes) for group in known), default=0)
+    found = {
+        "tasks": float(len(known)),
+        "samples": float(sum(len(group.episodes) for group in known)),
+        "reward/mean": _mean([float(np.mean(group.rewards)) for group in known]),
+        f"avg@{most}": _mean([_correct(group) / len(group.episodes) for group in known]),
+    }
+    for k in sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | ({most} - {0})):
+        full = [group for group in known if len(group.episodes) >= k]
+        found[f"pass@{k}"] = _mean([pass_at(k, len(group.episodes), _correct(group)) for group in full])
+    found[f"majority@{most}"] = _mean([majority(group) for group in known])
+    return found
+
+
+def pass_at(k: int, samples: int, correct: int) -> float:
+    """Probability that at least one of k samples, drawn without replacement, is correct.
+
+    >>> pass_at(1, 4, 1), round(pass_at(2, 4, 1), 3), pass_at(4, 4, 1), pass_at(2, 4, 3)
+    (0.25, 0.5, 1.0, 1.0)
+    """
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def majority(group: Group) -> float:
+    """1 if the most frequent answer is correct, else 0; of equally frequent ones the first counts.
+
+    Without an answer in the text (a boxed one, or a last number) the whole text is compared.
+    """
+    answers = [answer_in(episode.score.answer or episode.score.shown) for episode in group.episodes]
+    voted = max(dict.fromkeys(answers), key=answers.count)
+    return float(group.rewards[answers.index(voted)] >= FULL)
+
+
+def answer_in(text: str) -> str:
+    r"""The answer that a text gives: the last boxed one, else that after ####, else the last number, else all of it.
+
+    >>> answer_in(r"so \boxed{7}."), answer_in("3 + 4 = 7.0"), answer_in(" yes ")
+    ('7', '7', 'yes')
+    """
+    found = last_boxed(text) or found_answer(text, Find.MARKER)
+    if found is None:
+        numbers = NUMBERS.findall(text)
+        found = numbers[-1] if numbers else text
+    number = as_number(found)
+    return found.strip() if number is None else f"{number.normalize():f}"
+
+
+def _correct(group: Group) -> int:
+    return sum(reward >= FULL for reward in group.rewards)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
 
 
 class VersionChanged(RuntimeError):
@@ -79,7 +162,9 @@ async def evaluate(
         groups = await asyncio.gather(*(play.result() for play in plays))
         for play in plays:
             on_end(play.number)
-    found = Evaluation(version, tuple(groups))
+    named: dict[str, range] = getattr(scenario, "eval_sets", None) or {}
+    sets = [next((name for name, its in named.items() if order.index(play.number) in its), "") for play in plays]
+    found = Evaluation(version, tuple(groups), tuple(sets) if named else ())
     _check_version(found.groups, version)
     return found
 

@@ -19,13 +19,20 @@ def samples_of(
 ) -> list[dict[str, Any]]:
     """Return records of the first episode of each of the first `count` groups."""
     return [
-        {"step": step, "version": version, "kind": kind, "group": group.number, **_sample(group, one, version, decode)}
+        {
+            "step": step,
+            "version": version,
+            "kind": kind,
+            "group": group.number,
+            **sample_record(group, one, version, decode),
+        }
         for group in groups[:count]
         for one in group.episodes[:1]
     ]
 
 
-def _sample(group: Group, episode: Episode, version: int, decode: Decode) -> dict[str, Any]:
+def sample_record(group: Group, episode: Episode, version: int, decode: Decode) -> dict[str, Any]:
+    """Record of one episode."""
     score, made_by = episode.score, episode.made_by
     messages = conversation(episode, decode)
     said = [message["content"] for message in messages if message["generated"]]

@@ -73,9 +73,10 @@ class Conversations:
         messages = [for_template(message) for message in data.get("messages") or ()]
         if not any(message["role"] == ASSISTANT for message in messages) or self.completion:
             said = self._completion(task)
-            if not messages:
-                prompt = chat.ids(str(data["prompt_text"])) if "prompt_text" in data else chat.ids(task.name)
-                return [_sample([(prompt, False), (self._ended(str(data.get("prompt_text", task.name)), said), True)])]
+            if data.get("prompt_text") is not None:
+                prompt, own = str(data["prompt_text"]), getattr(self.scenario, "prompt_ids", None)
+                shown = chat.ids(prompt) if own is None else own(task)
+                return [_sample([(shown, False), (self._ended(prompt, said), True)])]
             messages.append({"role": ASSISTANT, "content": said})
         return [_sample(pieces) for pieces in chat.conversations(messages, data.get("tools") or None)]
 

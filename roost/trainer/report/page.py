@@ -27,8 +27,9 @@ def write_report(run: RunFolder) -> Path:
 
 def run_to_html(data: dict[str, Any]) -> str:
     """Render the page from `page_data`."""
-    return one_file_page(_page_file, "run.html", STYLES, SCRIPTS, f"{data['name']}: Roost run", data)
+    return one_file_page(page_file, "run.html", STYLES, SCRIPTS, f"{data['name']}: Roost run", data)
 
 
-def _page_file(name: str) -> str:
+def page_file(name: str) -> str:
+    """Template, style or script of a page."""
     return (files("roost.trainer.report") / "page" / name).read_text(encoding="utf-8")

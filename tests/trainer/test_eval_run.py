@@ -1,0 +1,67 @@
+"""`roost eval`: figures of groups, and a real engine that answers without a learner."""
+
+import json
+import math
+from itertools import combinations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from roost.cli.eval import eval_command
+from roost.rollout.arithmetic import write_arithmetic_model
+from roost.rollout.episode import Episode, EpisodeReward, Group, Task
+from roost.trainer.eval_run import by_tag
+from roost.trainer.evaluation import Evaluation, at_k, pass_at
+
+
+def group(*answers, tag="", right="7"):
+    """Samples of a task that say these texts; the right one has a reward of 1."""
+    episodes = tuple(Episode((), EpisodeReward(float(text.endswith(right)), text), 0.0) for text in answers)
+    return Group(0, Task("3+4", tag=tag), 0, episodes)
+
+
+@pytest.mark.parametrize("correct", range(6))
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_pass_at_k_is_the_share_of_draws_with_a_correct_sample(k, correct):
+    draws = list(combinations([1] * correct + [0] * (5 - correct), k))
+    assert pass_at(k, 5, correct) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_figures_of_groups():
+    found = at_k([group("7", "so 7", "8", "9"), group("8", "8", "7", "9"), group()])
+    assert found["tasks"] == 2 and found["samples"] == 8, "a group without a finished sample does not count"
+    assert found["avg@4"] == pytest.approx(3 / 8) == found["pass@1"]
+    assert found["pass@2"] == pytest.approx((5 / 6 + 1 / 2) / 2) and found["pass@4"] == 1
+    assert found["majority@4"] == 0.5, "7 has two votes in the first group, 8 in the second"
+
+
+def test_answers_are_compared_by_their_value_not_their_text():
+    assert at_k([group("= 8", "it is 8", "#### 7", "7.0 = 7", "\\boxed{7} = 7")])["majority@5"] == 1
+
+
+def test_tags_and_named_sets_have_their_own_figures():
+    groups = (group("7", tag="easy"), group("8", tag="hard"))
+    assert {tag: figures["pass@1"] for tag, figures in by_tag(groups).items()} == {"": 0.5, "easy": 1, "hard": 0}
+    figures = Evaluation(0, groups, ("a", "b")).figures
+    assert (figures["a/pass@1"], figures["b/pass@1"], figures["reward/mean"]) == (1, 0, 0.5)
+    assert math.isnan(at_k([])["reward/mean"])
+
+
+def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):
+    model = write_arithmetic_model(tmp_path / "model", hidden_size=32, intermediate_size=32)
+    job = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": 0}},
+        "train": {"task": {"_target_": "roost.rollout.arithmetic.Arithmetic", "largest": 2}, "max_new_tokens": 3},
+    }
+    (tmp_path / "sums.yaml").write_text(json.dumps(job))
+    eval_command(
+        str(model), [f"sums={tmp_path / 'sums.yaml'}"], samples=4, reward="math", prompt=None, answer=None,
+        temperature=None, max_new_tokens=None, limit=5, engine="torch", engines=1, out=tmp_path / "out", as_json=True,
+    )  # fmt: skip
+    figures = json.loads(capsys.readouterr().out)["sums"][""]
+    assert figures["tasks"] == 5 and figures["samples"] == 20 and 0 <= figures["pass@4"] <= 1
+    records = [json.loads(line) for line in (tmp_path / "out" / "completions.jsonl").read_text().splitlines()]
+    assert len(records) == 20 and len({one["task"] for one in records}) == 5
+    assert len({one["completion"] for one in records}) > 5, "several samples are drawn, not the greedy one again"
+    assert "pass@4" in (tmp_path / "out" / "report.html").read_text()
