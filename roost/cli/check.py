@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from roost.cli.console import open_console
 from roost.cli.options import (
@@ -26,9 +27,11 @@ from roost.cli.options import (
 from roost.config.compose import load
 from roost.config.findings import Findings, counted
 from roost.config.job import Notation
+from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.notation import read_job
-from roost.placement.plan import finding_to_dict
+from roost.placement.plan import Plan, finding_to_dict
 from roost.view.text import print_findings
+from roost.view.training_text import print_keys
 
 
 def check_command(
@@ -45,6 +48,10 @@ def check_command(
             "--imports", help="Also import the classes that each config names by _target_, and check the keys they get."
         ),
     ] = False,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Also say whether each config could train, and every key that would be ignored."),
+    ] = False,
 ) -> None:
     """Print what is wrong or doubtful in each config. Exit code 1 means that at least one has errors.
 
@@ -56,40 +63,73 @@ def check_command(
     files, overrides = split_overrides(configs)
     if not files:
         raise typer.BadParameter("name at least one config file", param_hint="CONFIG")
-    reports = {}
+    reports, plans = {}, {}
     for config in files:
         findings = Findings()
-        planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict)
+        plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict, train)
         if imports:
-            _check_imports(config, overrides, notation, findings)
-        reports[config] = findings
+            _check_imports(config, overrides, notation, findings, train)
+        reports[config], plans[config] = findings, plan
         if not as_json:
             print_findings(findings.found, console)
+        if train and not as_json:
+            _print_trainable(config, plan, findings, console)
     wrong = [config for config, findings in reports.items() if findings.errors]
     if as_json:
-        print(
-            json.dumps(
-                {
-                    str(config): [finding_to_dict(finding) for finding in findings.found]
-                    for config, findings in reports.items()
-                },
-                indent=2,
-            )
-        )
+        found_in = {str(config): _report(findings, plans[config], train) for config, findings in reports.items()}
+        print(json.dumps(found_in, indent=2))
     else:
         errors = sum(findings.num_errors for findings in reports.values())
         warnings = sum(len(findings.warnings) for findings in reports.values())
         found = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
-        console.print(f"{len(reports)} checked, {len(wrong)} with errors; {found}")
+        can_train = f", {len(reports) - len(wrong)} can train" if train else ""
+        console.print(f"{len(reports)} checked, {len(wrong)} with errors{can_train}; {found}")
     if wrong:
         raise typer.Exit(1)
 
 
-def _check_imports(config: Path, overrides: list[str], notation: Notation | None, findings: Findings) -> None:
+def _print_trainable(config: Path, plan: Plan | None, findings: Findings, console: Console) -> None:
+    """Print whether a config could train, and each key that training would ignore, with its line."""
+    if plan is None or findings.has_errors:
+        console.print(f"{config}: cannot train: {counted(findings.num_errors, 'error')}", soft_wrap=True)
+        return
+    ignored = _ignored(plan)
+    console.print(f"{config}: can train; {counted(len(ignored), 'key')} ignored", soft_wrap=True)
+    if ignored:
+        print_keys(ignored, plan.file, console)
+
+
+def _ignored(plan: Plan) -> list[KeyUse]:
+    return [use for use in plan.keys if use.is_set]
+
+
+def _report(findings: Findings, plan: Plan | None, trains: bool) -> Any:
+    """The result for one config, as JSON has it."""
+    found = [finding_to_dict(finding) for finding in findings.found]
+    if not trains:
+        return found
+    can_train = plan is not None and not findings.has_errors
+    ignored = [] if plan is None else _ignored(plan)
+    keys = [
+        {
+            "key": use.where.key_path,
+            "file": use.where.file,
+            "line": use.where.line,
+            "effect": use.known.effect.value,
+            "reason": use.known.reason,
+        }
+        for use in ignored
+    ]
+    return {"can_train": can_train, "findings": found, "ignored": keys}
+
+
+def _check_imports(
+    config: Path, overrides: list[str], notation: Notation | None, findings: Findings, trains: bool
+) -> None:
     """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train."""
     unread = Findings()  # already reported by `planned`
     source = load(config, overrides, unread)
-    job = None if source is None else read_job(source, unread, notation)
+    job = None if source is None else read_job(source, unread, notation, trains=trains)
     if job is None or job.training is None:
         return
     try:

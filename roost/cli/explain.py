@@ -36,9 +36,10 @@ def explain_command(
 ) -> None:
     """Say which rule put a component or a process where it is, or which key or default decides a training setting."""
     findings = Findings()
-    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
+    is_setting = process.partition(".")[0] == "train"
+    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, trains=is_setting)
     console = open_console()
-    if plan is not None and process.partition(".")[0] == "train":
+    if plan is not None and is_setting:
         _explain_training(plan, process, findings, console)
     elif plan is not None and (keys := _keys_of(plan, process)) is not None:
         print_keys(keys, plan.file, console)
@@ -68,11 +69,6 @@ def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
 def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Console) -> None:
     """Print all training settings, or one of them."""
     place = Where("command line", path=(wanted,))
-    if not plan.training:
-        why = "it places components, but does not say how to train"
-        fix = "add a section train, with a task in it, or explain a component"
-        findings.error("RST-T001", place, "the config has no section train", why, fix)
-        return
     name = wanted.partition(".")[2]
     if not name:
         print_settings(plan.training, plan.notation, plan.file, console)

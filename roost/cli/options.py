@@ -20,6 +20,7 @@ WITH_TRAINING = "pip install 'roost[train]'"
 EXTRAS = frozenset(
     [
         "aiohttp",
+        "datasets",
         "fastapi",
         "huggingface_hub",
         "matplotlib",
@@ -90,6 +91,7 @@ def planned(
     overrides: list[str] | None = None,
     notation: Notation | None = None,
     strict: bool = False,
+    trains: bool = False,
 ) -> Plan | None:
     """The plan that a command's options ask for; what is wrong goes to `findings`."""
     return try_plan(
@@ -101,6 +103,7 @@ def planned(
         layout=layout,
         accelerators_per_node=gpus_per_node,
         strict=strict,
+        trains=trains,
     )
 
 

@@ -71,6 +71,7 @@ def try_plan(
     strict: bool = False,
     isolate_accelerator: bool = True,
     registry: HardwareRegistry | None = None,
+    trains: bool = False,
 ) -> Plan | None:
     """Return the plan, or None if there are errors; errors and warnings go to `findings`.
 
@@ -83,7 +84,7 @@ def try_plan(
             "RST-C024", Where(path=("accelerators_per_node",)), what, fix=f"give 0 to {MAX_ACCELERATORS_PER_NODE}"
         )
         return None
-    job = _read(job_or_path, findings, overrides, notation, layout, strict)
+    job = _read(job_or_path, findings, overrides, notation, layout, strict, trains)
     known = _known_machines(inventory, findings)
     if job is None or (inventory is not None and known is None):
         return None
@@ -128,12 +129,13 @@ def _read(
     notation: Notation | None,
     layout: Layout | None,
     strict: bool,
+    trains: bool,
 ) -> Job | None:
     if isinstance(config, Job):
         findings.collected.update(dict.fromkeys((*config.warnings, *config.notes)))
         return config
     source = load(config, overrides, findings)
-    return None if source is None else read_job(source, findings, notation, layout, strict)
+    return None if source is None else read_job(source, findings, notation, layout, strict, trains=trains)
 
 
 def _known_machines(inventory: Any, findings: Findings) -> Inventory | None:

@@ -195,7 +195,7 @@ def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Ca
 def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
     settings = job.training
     if settings is None:
-        raise ValueError("the job has no section train")
+        raise ValueError("the job has no training settings")
     options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
     run = RunFolder(options.folder)
     try:

@@ -269,3 +269,25 @@ def test_all_modules_of_the_extras_are_known():
     modules = {name: {each.replace("_", "-").lower() for each in of} for name, of in packages_distributions().items()}
     installed, known = set().union(*modules.values()), set().union(*(modules.get(name, ()) for name in EXTRAS))
     assert wanted & installed <= known
+
+
+TRAINABLE = """
+cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}
+actor: {model: {model_path: tiny}, fsdp_config: {strategy: fsdp}}
+train: {task: {_target_: roost.rollout.arithmetic.Arithmetic}}
+"""
+
+
+def test_check_train_tells_what_could_train_and_the_keys_ignored(tmp_path):
+    trains, places = tmp_path / "trains.yaml", tmp_path / "places.yaml"
+    trains.write_text(TRAINABLE)
+    places.write_text(TRAINABLE.replace("train:", "other:"))
+    checked = run("check", "--train", trains, places)
+    assert checked.exit_code == 1
+    assert f"{trains}: can train; 1 key ignored" in checked.output
+    assert "actor.fsdp_config.strategy, line 3" in checked.output
+    assert f"{places}: cannot train: 1 error" in checked.output and "RST-T001" in checked.output
+    assert "2 checked, 1 with errors, 1 can train" in checked.output
+    report = json.loads(run("check", "--train", "--json", trains).stdout)[str(trains)]
+    assert report["can_train"] and [each["key"] for each in report["ignored"]] == ["actor.fsdp_config.strategy"]
+    assert run("check", places).exit_code == 0  # it only places

@@ -1,6 +1,7 @@
 """How answers are spread over workers and scored again when one is lost; with real ones in live/."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -40,9 +41,13 @@ async def lengths(texts):
     return [float(len(text)) for text in texts]
 
 
-def failing(kind=FailureKind.DIED, will_restart=False, address=None):
+def failing(kind=FailureKind.DIED, will_restart=False, address=None, per_death=1):
+    """Fails every call; so many calls tell of the same death."""
+    calls = itertools.count()
+
     async def fail(texts):
-        raise WorkerFailed([Failure(address or Address("rewards", 0), kind, "it ended", 1, will_restart=will_restart)])
+        ended = f"its process {next(calls) // per_death} ended"
+        raise WorkerFailed([Failure(address or Address("rewards", 0), kind, ended, 1, will_restart=will_restart)])
 
     return fail
 
@@ -114,6 +119,9 @@ def test_an_answer_that_cannot_be_scored_is_alone():
         pytest.param([failing(will_restart=True), lengths], [0, 1, 0, 1], 1.0, id="one that comes back is asked again"),
         pytest.param([once(failing(will_restart=True), lengths)], [0, 0, 0], 1.0, id="the only one comes back"),
         pytest.param([failing(will_restart=True)], [0, 0, 0, 0], "was lost with it", id="only once more"),
+        pytest.param(
+            [failing(will_restart=True, per_death=2)], [0, 0, 0, 0, 0], "was lost with it", id="not there again yet"
+        ),
         pytest.param([failing()], [0], "no worker of rewards is left", id="none is left"),
         pytest.param(
             [failing(FailureKind.RAISED), lengths], [0, 0], "was lost with it: it ended", id="not made at all"
