@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 GATHER_S = 0.005  # batching delay: the episodes of a group often end together
 LARGEST = 64  # answers per call
+AGAIN_S = 0.1  # between calls to a worker that is being restarted
 
 
 class _Waiting(NamedTuple):
@@ -103,9 +104,10 @@ class RemoteReward:
         """Send the gathered answers."""
         wanted = [waiting for waiting in self._gathered if not waiting.score.done()]  # some were cancelled
         self._gathered, self._timer = [], None
-        self._share_out(wanted, self._loads, is_second=False)
+        self._share_out(wanted, self._loads)
 
-    def _share_out(self, batch: Sequence[_Waiting], loads: Mapping[int, int], is_second: bool) -> None:
+    def _share_out(self, batch: Sequence[_Waiting], loads: Mapping[int, int], lost: str | None = None) -> None:
+        """Divide answers among workers; `lost` tells which death the answers were lost with before."""
         if not loads:
             _fail(batch, RewardFailed(f"no worker of {self._group.name} is left"))
             return
@@ -114,20 +116,21 @@ class RemoteReward:
             shares[rank].append(waiting)
         for rank, share in shares.items():
             for begin in range(0, len(share), self._largest):
-                self._call(rank, share[begin : begin + self._largest], is_second)
+                self._call(rank, share[begin : begin + self._largest], lost)
 
-    def _call(self, rank: int, batch: Sequence[_Waiting], is_second: bool) -> None:
+    def _call(self, rank: int, batch: Sequence[_Waiting], lost: str | None) -> None:
         self._loads[rank] += len(batch)
-        call = asyncio.create_task(self._answered(rank, batch, is_second))
+        call = asyncio.create_task(self._answered(rank, batch, lost))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    async def _answered(self, rank: int, batch: Sequence[_Waiting], is_second: bool) -> None:
+    async def _answered(self, rank: int, batch: Sequence[_Waiting], lost: str | None) -> None:
         try:
-            told = await self._group.execute_on(rank).score([waiting.answer for waiting in batch])
-            _settle(batch, told[0])
-        except WorkerFailed as error:
-            self._lost(rank, batch, is_second, error)
+            try:
+                told = await self._group.execute_on(rank).score([waiting.answer for waiting in batch])
+                _settle(batch, told[0])
+            except WorkerFailed as error:
+                await self._lost(rank, batch, lost, error)
         except Exception as error:  # any error goes to the callers that wait
             _fail(batch, error)
         except asyncio.CancelledError:
@@ -137,7 +140,7 @@ class RemoteReward:
             if rank in self._loads:
                 self._loads[rank] -= len(batch)
 
-    def _lost(self, rank: int, batch: Sequence[_Waiting], is_second: bool, error: WorkerFailed) -> None:
+    async def _lost(self, rank: int, batch: Sequence[_Waiting], lost: str | None, error: WorkerFailed) -> None:
         own = [failure for failure in error.failures if failure.address == (self._group.name, rank)]
         if not own:
             _fail(batch, error)  # another worker of the job failed: the run must handle it
@@ -145,12 +148,15 @@ class RemoteReward:
         comes_back = _comes_back(own)
         if comes_back is False:
             self._loads.pop(rank, None)
-        if comes_back is None or is_second:
-            _fail(batch, RewardFailed(f"{self._group.name}:{rank} was lost with it: {own[0].summary}"))
+        death = own[0].summary
+        if comes_back is None or lost not in (None, death):
+            _fail(batch, RewardFailed(f"{self._group.name}:{rank} was lost with it: {death}"))
             return
+        if lost == death:  # a call fails with the same death until the worker is there again
+            await asyncio.sleep(AGAIN_S)
         others = {other: load for other, load in self._loads.items() if other != rank}
         wanted = [waiting for waiting in batch if not waiting.score.done()]
-        self._share_out(wanted, others or self._loads, is_second=True)
+        self._share_out(wanted, others or self._loads, death)
 
 
 def _comes_back(failures: Sequence[Failure]) -> bool | None:

@@ -124,7 +124,7 @@ def test_an_answer_that_cannot_be_scored_is_alone():
         ),
         pytest.param([failing()], [0], "no worker of rewards is left", id="none is left"),
         pytest.param(
-            [failing(FailureKind.RAISED), lengths], [0, 0], "was lost with it: it ended", id="not made at all"
+            [failing(FailureKind.RAISED), lengths], [0, 0], "was lost with it: its process", id="not made at all"
         ),
     ],
 )
