@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -289,3 +290,67 @@ def found_code(text: str, only_fenced: bool = False) -> str | None:
     if not blocks and not only_fenced:
         return text
     return next((code for _, language, code in reversed(blocks) if language.lower() in PYTHON), None)
+
+
+IMPORTS = "import collections, functools, heapq, itertools, json, math, operator, random, re, string, sys\n"
+CALLED = """\
+_called = Solution().{name} if "Solution" in globals() else {name}
+assert _called(*{arguments!r}) == {wanted!r}
+"""
+
+
+class RollCode(CodeTests):
+    """ROLL's CodeSandboxRewardWorker: 1 if all cases of a row pass, else 0, or `on_error` where one raised.
+
+    A row has `case_type`, `test_cases` (a list, or its JSON text) and `test_case_function`.
+    """
+
+    def __init__(self, on_error: float = 0.0, limit_s: float = 20.0, **more: Any) -> None:
+        super().__init__(tests="test_cases", count="all", limit_s=limit_s, **more)
+        self._on_error = on_error
+
+    async def score(self, answer: Answer) -> float:
+        cases = self._cases_of(answer.task)
+        text = answer.text.rpartition("<|begin_of_solution|>")[2].rpartition("</think>")[2]
+        code = found_code(text)
+        if code is None:
+            return 0.0
+        if await self._passed(code, cases) == len(cases):
+            return 1.0
+        if not self._on_error:
+            return 0.0
+        failed = [await tried(code, case, self._limits, self._allow_weak) for case in cases]
+        return self._on_error if any(verdict.fault is not None for verdict in failed) else 0.0
+
+    def _cases_of(self, task: Task) -> list[Case]:
+        written, kind = datum(task, "test_cases"), str(task.data.get("case_type") or "")
+        try:
+            cases = json.loads(written) if isinstance(written, str) else written
+        except ValueError as error:
+            raise RewardFailed(f"test_cases of task {task.name[:60]!r} are no JSON: {error}") from error
+        if not isinstance(cases, list) or not cases or not all(isinstance(case, Mapping) for case in cases):
+            raise RewardFailed(f"test_cases of task {task.name[:60]!r} are {shown(written)}; a list of cases is needed")
+        name = str(task.data.get("test_case_function") or "")
+        found = [_roll_cases(dict(case), kind, name, task.name) for case in cases]
+        return [case for some in found for case in some]
+
+
+def _roll_cases(case: dict[str, Any], kind: str, name: str, task: str) -> list[Case]:
+    if "assert_code" in case:
+        if kind == "text":
+            raise RewardFailed(f"task {task[:60]!r} has cases of type text, which put the code into the test")
+        points = (name,) if kind == "check_based" and name else ()
+        return _cases(str(case["assert_code"]), IMPORTS, points, None, task)
+    given, wanted = (
+        next((case[key] for key in keys if key in case), None)
+        for keys in (("stdin", "input"), ("expected_stdout", "output"))
+    )
+    if given is None or wanted is None:
+        raise RewardFailed(f"a test of task {task[:60]!r} is {shown(case)}; it has neither assert_code nor stdin")
+    if not name:
+        return [InputOutput(_text(given), _text(wanted))]
+    try:
+        arguments, result = [json.loads(line) for line in str(given).splitlines()], json.loads(str(wanted))
+    except ValueError as error:
+        raise RewardFailed(f"a test of task {task[:60]!r} has no JSON arguments: {error}") from error
+    return [UnitTest(CALLED.format(name=name, arguments=arguments, wanted=result), setup=IMPORTS)]

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from roost.rollout.rewards.math_text import cleaned, extracted, same_plainly
 from roost.rollout.rewards.reward import Answer, RewardFailed, right_answers
 
 NUMBER = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,6})?")
@@ -276,13 +277,16 @@ class MathAnswer:
     async def close(self) -> None:
         await self._checkers.close()
 
-    async def _is_right(self, said: str, right: list[str], task: str) -> bool:
-        question = {"text": said, "right": right, "limit_s": self._limit_s}
+    def _on_timeout(self) -> bool:
+        return False
+
+    async def _is_right(self, said: str, right: list[str], task: str, how: str = "any") -> bool:
+        question = {"text": said, "right": right, "limit_s": self._limit_s, "how": how}
         try:
             is_right = await self._checkers.ask(question, self._limit_s)
         except TimeoutError:
             self._timeouts += 1
-            return False
+            return self._on_timeout()
         except ProcessLost:
             self._crashes += 1
             return False
@@ -291,3 +295,94 @@ class MathAnswer:
         if is_right is None:
             raise RewardFailed(f"the right answer of task {task[:60]!r} is no mathematics: {', '.join(right)[:60]!r}")
         return bool(is_right)
+
+
+class RlinfMath(MathAnswer):
+    """RLinf's `math`: (`max_val` if right, else `min_val`) * `scale`; see `math_text` for how answers are compared."""
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        min_val: float = -1.0,
+        max_val: float = 1.0,
+        answer: str = "answer",
+        limit_s: float = 10.0,
+        **more: Any,
+    ) -> None:
+        super().__init__(answer, right=max_val * scale, wrong=min_val * scale, limit_s=limit_s, **more)
+
+    async def score(self, answer: Answer) -> float:
+        found = extracted(answer.text[-self._longest :])
+        right = [cleaned(extracted(one) or one) for one in right_answers(answer.task, self._key)]
+        if found is None:
+            return self._wrong
+        said = cleaned(found)
+        known = [same_plainly(said, one) for one in right]
+        if True in known or None not in known:  # no need to ask a process
+            return self._right if True in known else self._wrong
+        return self._right if await self._is_right(said, right, answer.task.name, "rlinf") else self._wrong
+
+
+class _TooLate(Exception):
+    """A comparison took too long."""
+
+
+class Rstar2Math(RlinfMath):
+    """RLinf's `rstar2`: `scale` if the boxed answer is right by `RlinfMath` or by math-verify, else 0."""
+
+    def __init__(
+        self, scale: float = 1.0, limit_s: float = 6.0, on_timeout: float = 0.0, answer: str = "answer", **more: Any
+    ) -> None:
+        super().__init__(scale, 0.0, 1.0, answer, limit_s, **more)
+        self._late = on_timeout * scale
+
+    async def score(self, answer: Answer) -> float:
+        boxed = last_boxed(answer.text[-self._longest :])
+        if boxed is None:
+            return self._wrong
+        right = right_answers(answer.task, self._key)
+        try:
+            if await super().score(answer) == self._right:
+                return self._right
+            said = rf"\boxed{{{boxed}}}"
+            return self._right if await self._is_right(said, right, answer.task.name) else self._wrong
+        except _TooLate:
+            return self._late
+
+    def _on_timeout(self) -> bool:
+        raise _TooLate
+
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+class RollMath(MathAnswer):
+    """ROLL's MathRuleRewardWorker: 1 if what follows the thinking, or else the last blank line, is right."""
+
+    def __init__(self, answer: str = "ground_truth", limit_s: float = 5.0, **more: Any) -> None:
+        super().__init__(answer, limit_s=limit_s, **more)
+
+    async def score(self, answer: Answer) -> float:
+        said = judged_text(answer.text, str(answer.task.data.get("prompt_text") or ""))
+        right = right_answers(answer.task, self._key)
+        boxed = last_boxed(said)
+        said = f"${boxed}$" if boxed is not None else said
+        if not said:
+            return self._wrong
+        return self._right if await self._is_right(said, right, answer.task.name, "first") else self._wrong
+
+
+def judged_text(text: str, prompt: str = "") -> str:
+    r"""The part of an answer that ROLL's math rule reads; nothing where the thinking is not as it should be.
+
+    >>> judged_text("<think>2+2</think>It is 4"), judged_text("2+2\n\nIt is 4"), judged_text("It is 4")
+    ('It is 4', 'It is 4', '')
+    """
+    begins = text.find(THINK)
+    is_begun = prompt.rstrip().endswith(THINK)
+    if text.count(END_THINK) > 1 or begins > 0 or (begins == 0 and is_begun) or text.count(THINK) > 1:
+        return ""
+    for mark in (END_THINK, "\n\n"):
+        if mark in text.strip():
+            return text.strip().rpartition(mark)[2].strip()
+    return ""
