@@ -65,7 +65,8 @@ READ_WITH = {
             **{f"{name}.model.is_lora": True for name in PLACED},
             "algorithm.entropy_bonus": 0.1,
             "algorithm.kl_beta": 0.1,
-        }
+        },
+        *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
     ],
     Notation.ROLL: [
         {
@@ -86,6 +87,14 @@ READ_WITH = {
             "custom_envs.*.env_manager_cls": "StepEnvManager",
             "custom_envs.*.next_step_template": "",
         },
+        *(
+            {"train_env_manager": None, "rewards.*.worker_cls": f"roll.{name}", **more}
+            for name, more in (
+                ("CodeSandboxRewardWorker", {"rewards.*.use_local": False}),
+                ("CrossThinkQARuleRewardWorker", {"rewards.*.reward_type": "soft"}),
+                ("LLMJudgeRewardWorker", {"rewards.*.judge_model_type": "api"}),
+            )
+        ),
     ],
     Notation.LOOP: [{"rl.eval.enable": True}],
 }
@@ -276,7 +285,7 @@ def test_a_plain_placing_config_gets_none():
 RLINF_JOB = """
 cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}
 actor: {model: {model_path: some/model}}
-reward: {reward_scale: 5}
+reward: {reward_threshold: 5}
 data: {type: math}
 runner: {log_interval: 3}
 train: {task: {_target_: no_such_module.Task}}
@@ -302,10 +311,10 @@ def test_reasons_are_in_the_json_and_in_words(tmp_path):
     again = roost.Plan.from_json(plan.to_json())
     assert (again.keys, again.notes) == (plan.keys, plan.notes)
     assert {use.where.key_path: use.known.effect for use in plan.keys} == {
-        "reward.reward_scale": Effect.TRAINING,
+        "reward.reward_threshold": Effect.TRAINING,
         "data.type": Effect.TRAINING,
         "runner.log_interval": Effect.FILES,
     }
     assert "data.type, line 5" in run("explain", job, "data", width=200).stdout
-    assert "reward.reward_scale, line 4" in run("explain", job, "keys.reward", width=200).stdout
+    assert "reward.reward_threshold, line 4" in run("explain", job, "keys.reward", width=200).stdout
     assert len(run("explain", job, "keys", width=200).stdout.splitlines()) == 4

@@ -70,9 +70,7 @@ TABLE = (
     Entry(TEMPLATE, "data.{apply_chat_template,use_chat_template}"),
     Entry(
         REWARD,
-        """reward.{reward_type,reward_scale,reward_min_val,reward_max_val,reward_weights.**,use_prompt,use_reward_model}
-        reward.{random_print_percent,compute_score_timeout,default_score_on_timeout,standalone_realworld,reward_mode}
-        reward.{reward_threshold,env_reward_weight,reward_weight,model.**}""",
+        "reward.{standalone_realworld,reward_mode,reward_threshold,env_reward_weight,reward_weight,model.**}",
     ),
     Entry(AGENT, "agentloop.** tools.** agentlightning.** agent.** env.** eval.**"),
     Entry(
@@ -124,7 +122,8 @@ TABLE = (
     Entry(
         LOGGING,
         """runner.logger.{logger_backends,project_name,log_path,wandb_proxy,**} runner.{log_interval,per_worker_log}
-        runner.{per_worker_log_path,print_outputs} rollout.{print_outputs,disable_log_stats}""",
+        runner.{per_worker_log_path,print_outputs} reward.random_print_percent
+        rollout.{print_outputs,disable_log_stats}""",
     ),
     Entry(FILES, "runner.{experiment_name,output_dir} rollout.validate_save_dir"),
     Entry(

@@ -15,6 +15,7 @@ MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter o
 OTHER_TRAINING = Known(
     Effect.TRAINING, "it belongs to ROLL's fine-tuning, DPO or distillation, which Roost does not have", "remove it"
 )
+JUDGE_TEMPLATE = Known(Effect.BACKEND, "a reward's engine applies its model's own chat template")
 WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
 SCHEDULE = Known(
     Effect.TRAINING,
@@ -61,11 +62,13 @@ TABLE = (
     ),
     Entry(
         REWARD,
-        """rewards.*.{tag_included,worker_cls,reward_type,response_length_penalty_coef,use_local,code_url,format_pattern}
-        rewards.*.{judge_prompt,judge_model_type,judge_model_name,judge_api_url,judge_api_key,query_filter_config.**}
-        rewards.*.{response_filter_config.**,reward_manager_config,data_args.template,generating_args.**}
-        {reward,reward_model}.{worker_cls,data_args.**,generating_args.**}""",
+        "rewards.*.{response_filter_config.**,reward_manager_config,generating_args.**}",
     ),
+    Entry(
+        JUDGE_TEMPLATE,
+        "rewards.*.data_args.template {reward,reward_model}.{worker_cls,data_args.**,generating_args.**}",
+    ),
+    Entry(UNREAD, "rewards.*.format_pattern rewards.*.generating_args.{num_return_sequences,num_beams}"),
     Entry(
         ENVIRONMENT,
         """custom_envs.*.** custom_envs.*.{tool_wrapper.**,agent_runner_cls}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.config.job import Job
+from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
@@ -27,6 +28,7 @@ STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: a
 FSDP_DUAL_CLIP = 3.0
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "rewards": tuple(RLINF_KEYS.split()),
     "max_steps": ("runner.max_steps", "runner.max_epochs"),
     "max_epochs": ("runner.max_epochs",),
     "advantage_estimator": ("algorithm.adv_type",),
@@ -55,6 +57,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     count = algorithm.whole_number("n_minibatches", 1)
     _refuse_evaluation(runner)
     return {
+        "rewards": rlinf_rewards(root),
         **_length(runner, root.below("train").values.get("max_steps") is not None),
         "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
         "whiten_advantages": _whitening(algorithm),

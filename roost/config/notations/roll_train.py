@@ -8,6 +8,7 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
+from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
@@ -130,6 +131,8 @@ OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0}
 EVALUATE_EVERY = 10
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "rewards": tuple(ROLL_KEYS.split()),
+    "dynamic_sampling": ROLL_FILTERS,
     "prompts_per_step": ("rollout_batch_size",),
     "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
     "minibatch_size": (
@@ -169,6 +172,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     around = 1 + 2 * (CLIP if clip is None else clip)
     learner = root.below("actor_train")
     return {
+        "rewards": roll_rewards(root),
+        "dynamic_sampling": roll_filters(root),
         **_groups(root),
         **_sampling(root),
         "minibatch_size": _minibatch(learner.below("training_args"), job),

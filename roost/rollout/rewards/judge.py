@@ -192,6 +192,7 @@ class Judge:
         served = {"base_url": base_url, "model": model, "engine": engine, "api_key_env": api_key_env}
         check_served(served, Where(), findings)
         findings.raise_errors()
+        template = YES_OR_NO if template == "yes_or_no" else template
         if "{answer}" not in template:
             raise ValueError("the template has no {answer}; the judge would not see what it judges")
         for name, value in (("tries", tries), ("concurrency", concurrency), ("limit_s", limit_s)):

@@ -154,12 +154,14 @@ class OwnServer:
     It is started on first use, restarted when it dies, up to a limit, and ends with this process.
     """
 
-    def __init__(self, engine: Mapping[str, Any], model: str, limit: RestartLimit | None = None) -> None:
+    def __init__(
+        self, engine: Mapping[str, Any], model: str, limit: RestartLimit | None = None, api: str = "/v1"
+    ) -> None:
         setup = current.worker_setup()
         name = "judge" if setup is None else f"{setup.address.group}-{setup.address.rank}"
         self._spec = server_of(engine, model, name, 0 if setup is None else len(setup.physical_ids))
         self._logs = None if setup is None else Path(setup.log_path).parent
-        self._limit = limit or RestartLimit()
+        self._limit, self._api = limit or RestartLimit(), api
         self._scratch: ScratchFolder | None = None  # for logs, in the driver
         self._owner: LocalOwner | None = None
         self._start: asyncio.Task[HttpCalls] | None = None
@@ -214,7 +216,7 @@ class OwnServer:
             url = await self._owner.start()
         except EngineError as error:
             raise RewardFailed(f"the judge's engine does not start: {error}") from error
-        self._calls = HttpCalls(f"{url}/v1", self._owner.spec.api_key)
+        self._calls = HttpCalls(f"{url}{self._api}", self._owner.spec.api_key)
         return self._calls
 
     def _logs_folder(self) -> Path:
