@@ -21,9 +21,6 @@ from roost.cli.options import (
 )
 from roost.config.findings import Findings, Where, did_you_mean
 from roost.placement.plan import SCHEMA, Plan, finding_to_dict, plan_to_dict
-from roost.view.html import plan_to_html
-from roost.view.svg import plan_to_svg
-from roost.view.terminal_grid import print_grid
 from roost.view.text import print_findings, print_plan
 
 
@@ -65,6 +62,8 @@ def plan_command(
         console = open_console()
         print_plan(plan, console, wanted)
         if grid:
+            from roost.view.terminal_grid import print_grid
+
             console.print()
             print_grid(plan, console)
     print_findings(findings.found, open_console(stderr=True))
@@ -73,6 +72,12 @@ def plan_command(
 
 
 def _write_pictures(plan: Plan, html: Path | None, svg: Path | None, findings: Findings) -> None:
+    if html is None and svg is None:
+        return
+    # Only now: a plan that is printed does not wait for them.
+    from roost.view.html import plan_to_html
+    from roost.view.svg import plan_to_svg
+
     for file, draw in ((html, plan_to_html), (svg, plan_to_svg)):
         if file is None:
             continue
