@@ -1,6 +1,7 @@
 """What a server is started with each time: a seed of its own, and always the same name for its model."""
 
 import asyncio
+import functools
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.owner import LocalOwner, spec_of_start
 from roost.engines.protocol import EngineError
-from roost.engines.server_process import start_ready
+from roost.engines.server_process import ServerProcess, start_ready
 from tests.engines.scripted_server import bounded
 from tests.limits import HANG_S
 
@@ -92,6 +93,7 @@ def test_a_server_is_not_started_before_the_last_one_has_ended(owner, monkeypatc
             return await start_ready(*args)
 
         monkeypatch.setattr("roost.engines.owner.start_ready", noted)
+        monkeypatch.setattr(ServerProcess, "stop", functools.partialmethod(ServerProcess.stop, 1.0))
         stopping = asyncio.create_task(one.stop())
         await asyncio.sleep(0)
         await one.start()
