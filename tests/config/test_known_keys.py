@@ -1,5 +1,6 @@
 """No key is ignored in silence: real keys are followed or listed with a reason, slips get a hint."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def job_of(notation, keys, trains=True, value="x"):
     return read_job(load(config, (), findings), findings, notation), findings
 
 
+@functools.cache
+def job_with(notation, key):
+    return job_of(notation, [key])
+
+
 def covered(job, key):
     """What becomes of a key: the entry for it, or for the subtree that it is in."""
     path = tuple(key.split("."))
@@ -44,7 +50,7 @@ def covered(job, key):
 def test_every_real_key_is_followed_or_has_a_reason(notation):
     unexplained = []
     for key in REAL[notation]:
-        job, _ = job_of(notation, [key])
+        job, _ = job_with(notation, key)
         use = covered(job, key)
         is_own = use is not None and use.known.effect is Effect.OWN and key.startswith(OWN_OF_FILES)
         if not is_own and (use is None or use.known.effect in (Effect.UNKNOWN, Effect.OWN)):
@@ -171,7 +177,7 @@ def test_what_is_not_followed_is_reported(notation):
     """Each key that changes training is named by a warning, each other by a note."""
     silent = []
     for key in REAL[notation]:
-        job, findings = job_of(notation, [key])
+        job, findings = job_with(notation, key)
         use = covered(job, key)
         if use is None or not use.is_unused(trains=True) or not use.is_set or use.known.effect is Effect.OWN:
             continue

@@ -42,6 +42,12 @@ def test_every_setting_is_in_the_plan(tmp_path):
     assert list(found) == list(SETTINGS)
 
 
+@pytest.fixture(scope="module")
+def overridden(tmp_path_factory):
+    found, _ = origins(RLINF, tmp_path_factory.mktemp("job"), "runner.max_steps=3", "+train.top_p=0.5")
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "value", "origin", "key", "line"),
     [
@@ -54,9 +60,8 @@ def test_every_setting_is_in_the_plan(tmp_path):
         ("episode_attempts", 3, Origin.ROOST, None, None),
     ],
 )
-def test_a_settings_origin(name, value, origin, key, line, tmp_path):
-    found, _ = origins(RLINF, tmp_path, "runner.max_steps=3", "+train.top_p=0.5")
-    setting = found[name]
+def test_a_settings_origin(name, value, origin, key, line, overridden):
+    setting = overridden[name]
     assert setting.value == pytest.approx(value)
     assert setting.origin is origin
     assert [(place.key_path, place.line) for place in setting.keys] == ([(key, line)] if key else [])

@@ -1,6 +1,7 @@
 """Every finding has a code, every code has a meaning, and the meaning can be asked for."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -24,11 +25,13 @@ APP = build_app(["explain-finding"])
 UNREACHABLE = {"RST-P004"}  # said only where Roost itself is wrong
 
 
+@functools.cache
 def trees():
-    for file in sorted(ROOT.rglob("*.py")):
-        yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text(encoding="utf-8"))
+    files = sorted(ROOT.rglob("*.py"))
+    return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text(encoding="utf-8"))) for file in files]
 
 
+@functools.cache
 def used_codes():
     return {
         node.value
