@@ -42,6 +42,12 @@ class Policy:
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
         return tuple(made[0, len(prompt) :].tolist())
 
+    @torch.no_grad()
+    def choices(self, number, prompt, made):
+        """The likeliest token in the place of each one of `made`; all are the same if the policy made them greedily."""
+        logits = self.version(number)(torch.tensor([[*prompt, *made]])).logits[0]
+        return tuple(logits.argmax(-1)[len(prompt) - 1 : -1].tolist())
+
     def source(self, number):
         return ModuleSource(self.version(number))
 

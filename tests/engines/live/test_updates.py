@@ -225,10 +225,10 @@ def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight, se
         assert versions == [number - 1, number]
         change = made.versions[0].end
         # What came before is the old policy's, and goes on from there under the new one.
-        assert made.token_ids[:change] == policy.greedy(number - 1, (*PROMPT, index), LONG.max_tokens)[:change]
+        before, after = made.token_ids[:change], made.token_ids[change:]
+        assert before == policy.choices(number - 1, (*PROMPT, index), before)
         if in_flight is InFlight.DROP:
-            prompt = (*PROMPT, index, *made.token_ids[:change])
-            assert made.token_ids[change:] == policy.greedy(number, prompt, LONG.max_tokens - change)
+            assert after == policy.choices(number, (*PROMPT, index, *before), after)
 
 
 def test_what_cannot_be_told_apart_is_not_held(loop, fleet, policy, number, engine_kind):
@@ -252,7 +252,8 @@ def test_kill_and_recovery(loop, fleet, policy, number):
         return await asyncio.gather(*requests)
 
     for index, made in enumerate(loop.run(run())):
-        assert made.token_ids == policy.greedy(number - 1, (*PROMPT, index), LONG.max_tokens)
+        assert len(made.token_ids) == LONG.max_tokens
+        assert made.token_ids == policy.choices(number - 1, (*PROMPT, index), made.token_ids)
         assert [span.version for span in made.versions] == [number - 1]
     assert only(fleet).version == loop.run(only(fleet).engine.version()) == number - 1
     assert fleet.recorder.pop_time("recover") > 0
