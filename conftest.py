@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.local_ray import end_ray
+
 ROOT = Path(__file__).parent
+# Beside those in folders called live; with processes, but not with Ray in this one.
+SLOW_FILES = {
+    *("test_server_process.py", "test_server_generate.py", "test_distributed.py", "test_group.py"),
+    *("test_inventory_command.py", "test_html.py", "test_report_page.py"),
+}
 
 # Threads that spin while they wait for each other take the cores from the servers and workers that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -40,3 +47,25 @@ def _outside_the_checkout(tmp_path_factory):
     os.chdir(tmp_path_factory.mktemp("cwd"))
     yield
     os.chdir(before)
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long come first, so that both processes of tests end together."""
+    items.sort(key=lambda item: not _takes_long(item.path))
+
+
+def _takes_long(path):
+    return path.parent.name == "live" or path.name in SLOW_FILES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray_of_live_tests(request):
+    """The Ray that modules share ends before a module that may start one of its own."""
+    if request.path.parent.name != "live":
+        end_ray()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_ray_is_left():
+    yield
+    end_ray()

@@ -24,6 +24,7 @@ from roost.placement.memory.residency import Decision
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 from tests.limits import HANG_S
+from tests.local_ray import end_ray
 
 pytestmark = pytest.mark.long
 
@@ -38,6 +39,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("ROOST_FAKE_ACCELERATORS", "2")
+        end_ray()
         with roost.Cluster(num_nodes=1, address="local") as cluster:
             yield cluster
 

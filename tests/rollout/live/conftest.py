@@ -1,8 +1,10 @@
-"""Real Ray: one instance for all tests of a module."""
+"""Real Ray: one instance for all modules."""
 
 import sys
 
 import pytest
+
+from tests.local_ray import shared_ray
 
 ray = pytest.importorskip("ray")
 
@@ -23,5 +25,6 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("ROOST_FAKE_ACCELERATORS", "")
-        with Cluster(num_nodes=1, address="local") as cluster:
+        shared_ray(ROOST_FAKE_ACCELERATORS="")
+        with Cluster(num_nodes=1) as cluster:
             yield cluster

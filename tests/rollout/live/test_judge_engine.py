@@ -21,6 +21,7 @@ from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from tests.limits import HANG_S
+from tests.local_ray import end_ray
 
 ANSWER = Answer(Task("t"), "It is 4.")
 
@@ -127,6 +128,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("ROOST_FAKE_ACCELERATORS", "1")
+        end_ray()
         with Cluster(num_nodes=1, address="local") as cluster:
             yield cluster
 

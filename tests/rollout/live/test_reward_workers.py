@@ -8,15 +8,12 @@ import pytest
 
 pytest.importorskip("ray")
 
-import ray
-
-from roost import Cluster, NodePlacementStrategy
+from roost import NodePlacementStrategy
 from roost.rollout.episode import Task
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import Rewards, Scored
 from roost.rollout.rewards.worker import RewardWorker
-from roost.runtime.ray_connection import connect
 from roost.transport.failure import WorkerFailed
 from tests.limits import HANG_S
 
@@ -47,16 +44,6 @@ def own_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "fragile_reward.py").write_text(OWN)
     return str(folder)
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        connect("local")
-        with Cluster(num_nodes=1) as cluster:
-            yield cluster
-        ray.shutdown()
 
 
 def launched(cluster, name, target, ranks, paths=(), restarts=0):

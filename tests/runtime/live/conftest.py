@@ -1,9 +1,11 @@
-"""Real Ray: one instance for all tests of a module, and clusters on it."""
+"""Real Ray: one instance for all modules that leave it as they found it, and clusters on it."""
 
 import os
 import sys
 
 import pytest
+
+from tests.local_ray import end_ray, shared_ray
 
 ray = pytest.importorskip("ray")
 
@@ -30,12 +32,8 @@ def module_patch():
 @pytest.fixture(scope="module")
 def local_ray(module_patch):
     """A local Ray with 8 simulated accelerators."""
-    from roost.runtime.ray_connection import connect
-
     module_patch.setenv("ROOST_FAKE_ACCELERATORS", "8")
-    connect("local")
-    yield
-    ray.shutdown()
+    shared_ray(ROOST_FAKE_ACCELERATORS="8")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +60,7 @@ class RayNodes:
     def __init__(self):
         from ray.cluster_utils import Cluster
 
+        end_ray()
         self.nodes = []
         self._cluster = Cluster()
 
@@ -108,8 +107,7 @@ def ray_nodes(module_patch):
 
 @pytest.fixture
 def doomed_nodes(module_patch):
-    """Two nodes of a test cluster of its own, the second of which is to be killed. The module's Ray is left for it."""
-    ray.shutdown()
+    """Two nodes of a test cluster of its own, the second of which is to be killed."""
     nodes = RayNodes()
     nodes.add(0, rank=0)
     lost = nodes.add(0, rank=1)

@@ -5,10 +5,8 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("torch")
 
-import ray
-
 from roost.rollout.arithmetic import write_arithmetic_model
-from roost.runtime.ray_connection import connect
+from tests.local_ray import shared_ray
 from tests.trainer.live.jobs import ACCELERATORS, MARK
 
 # Of a machine on which jobs of all these tests can run; memory counts only where a job says what it needs of it.
@@ -23,13 +21,19 @@ def model(tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="session")
+def mark():
+    """Value of the variable that all processes of these tests have."""
+    return uuid.uuid4().hex
+
+
 @pytest.fixture(scope="module", autouse=True)
-def machine():
-    """One Ray for all runs of a module, as starting it takes as long as a short run; all it starts bears a mark."""
+def machine(mark):
+    """One Ray for all runs, as starting it takes as long as a short run."""
+    variables = {**MACHINE, MARK: mark}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
-        for name, value in {**MACHINE, MARK: uuid.uuid4().hex}.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
-        connect("local")
+        shared_ray(**variables)
         yield
-        ray.shutdown()
