@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
-.PHONY: setup test test-long test-vllm chaos lint docs pages demo bench clean
+.PHONY: setup test test-all test-vllm chaos lint docs pages demo bench clean
 
 setup: $(VENV)/.installed
 
@@ -21,9 +21,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 test: setup lint
 	$(PYTEST) -m "not long"
 
-# What takes half a minute or more each: machines that are killed, runs that are resumed, hosts in network namespaces.
-test-long: setup
-	$(PYTEST) -m long
+# With the tests marked long: machines that are killed, runs that are resumed, hosts in network namespaces.
+test-all: setup lint
+	$(PYTEST)
 
 # Ten minutes of random faults; the policy must equal that of an undisturbed run.
 chaos: setup

@@ -53,6 +53,7 @@ def test_shows_and_saves_what_there_is(tmp_path):
     assert planned.returncode == 0, planned.stdout + planned.stderr
 
 
+@pytest.mark.long
 def test_too_few_nodes_are_named():
     done = roost("--address", "local", "--nodes", "3", "--timeout", "1")
     assert done.returncode == 1

@@ -118,6 +118,7 @@ def test_a_server_ends_with_a_killed_owner(python, tmp_path, how):
         owner.stdout.close()
 
 
+@pytest.mark.long
 def test_a_server_ends_with_an_actor_that_ray_kills(python, tmp_path):
     """Ray ends the children of its workers itself, and knows nothing of their children."""
     pytest.importorskip("ray")
@@ -327,6 +328,7 @@ async def test_where_a_server_is_reached(spec, tmp_path, host, url):
     assert process.url == f"{url}{process.port}"
 
 
+@pytest.mark.long
 async def test_the_built_in_engine(tmp_path):
     from roost.engines.tiny_model import write_tiny_model
 

@@ -48,6 +48,7 @@ with Cluster(num_nodes=1, address="local") as cluster:
 """
 
 
+@pytest.mark.long
 def test_simulated_devices_beside_a_mask_that_hides_the_real_ones():
     """Ray itself counts no more devices than a mask lists. Workers see no real ones either."""
     variables = {"CUDA_VISIBLE_DEVICES": "", "ROOST_FAKE_ACCELERATORS": "2"}

@@ -171,6 +171,7 @@ def test_a_disk_that_fills_up_ends_the_run_by_its_name(model, finished, tmp_path
         assert learnt_groups(run) == learnt_groups(finished)
 
 
+@pytest.mark.long
 def test_a_learning_rate_that_breaks_the_policy_stops_the_run(model, tmp_path):
     with pytest.raises(Diverged, match=r"training diverged in step \d+ .*learning_rate is 1e\+10"):
         trained(values(model, learning_rate=1e10, max_steps=8), tmp_path / "run")

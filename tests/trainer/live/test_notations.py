@@ -5,6 +5,7 @@ import pytest
 from tests.trainer.live.jobs import ACCELERATORS, ARITHMETIC, config, trained
 
 
+@pytest.mark.long
 def test_a_run_ends_after_its_passes_over_the_data(model, tmp_path):
     """Nine tasks, four of a step: two steps a pass, and the ninth is left over."""
     job = config(model, {"actor": 0, "rollout": 1})
@@ -27,7 +28,7 @@ def test_fewer_tasks_than_a_step_takes(model, tmp_path):
     ("strategy", "train"),
     [
         pytest.param("hf_infer", {}, id="built-in engine for Hugging Face's"),
-        pytest.param("vllm", {"engine": "torch"}, id="train wins"),
+        pytest.param("vllm", {"engine": "torch"}, id="train wins", marks=pytest.mark.long),
     ],
 )
 def test_the_built_in_engine_in_rolls_notation(model, tmp_path, strategy, train):
