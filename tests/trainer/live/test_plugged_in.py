@@ -77,6 +77,11 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def untaught(tmp_path_factory):
+    return write_app_world_model(tmp_path_factory.mktemp("models") / "untaught", shown=0)
+
+
 def train(folder, *overrides, job="job.yaml"):
     return subprocess.run(
         [*ROOST, "train", str(job), *overrides, "--name", "run"],
@@ -109,10 +114,9 @@ def test_an_agent_is_a_class_a_file_and_one_override(folder):
         ),
     ],
 )
-def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, written, told):
-    write_app_world_model(folder / "model", shown=0)
+def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, untaught, written, told):
     (folder / "appworld" / "agent" / "my_agent.yaml").write_text(written)
-    done = train(folder, CHOOSES)
+    done = train(folder, CHOOSES, f"llm.base_model_path={untaught}")
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert all(text in said for text in told) and str(folder / "appworld" / "agent" / "my_agent.yaml") in said
