@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import keyword
 import logging
 import os
 import sys
@@ -35,6 +36,7 @@ COMMANDS = (
     "schema",
     "sft",
     "train",
+    "try",
 )
 
 
@@ -59,8 +61,9 @@ def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
     )
     app.callback()(_main)
     for name in names:
-        module = name.replace("-", "_")
-        app.command(name)(getattr(importlib.import_module(f"roost.cli.{module}"), f"{module}_command"))
+        word = name.replace("-", "_")
+        module = f"{word}_" if keyword.iskeyword(word) else word
+        app.command(name)(getattr(importlib.import_module(f"roost.cli.{module}"), f"{word}_command"))
     return app
 
 
