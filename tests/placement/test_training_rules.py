@@ -196,6 +196,13 @@ def judged(placement=JUDGED, target="roost.rollout.rewards.judge.Judge", **keys)
         pytest.param(judged(base_url="http://h/v1"), "base_url", Severity.WARNING, "asks a server of", id="of-others"),
         pytest.param(judged(engine={"kind": "torch"}), "engine", Severity.ERROR, "does not fit", id="built-in-on-two"),
         pytest.param(
+            judged(target="roost.rollout.rewards.reward_model.RewardModel", engine={"kind": "vllm", "tensor": 4}),
+            "engine",
+            Severity.ERROR,
+            "does not fit",
+            id="a-reward-model",
+        ),
+        pytest.param(
             judged(engine={"kind": "vllm", "tensor": 4}), "engine", Severity.ERROR, "does not fit", id="cut-in-four"
         ),
         pytest.param(

@@ -1,4 +1,4 @@
-"""Rules about placed rewards: accelerators that a judge leaves idle or cannot use."""
+"""Rules about placed rewards: accelerators that a judge or a reward model leaves idle or cannot use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from roost.placement.component_plan import ComponentPlan
 
 REWARD = "reward"
 JUDGE = "roost.rollout.rewards.judge.Judge"
+SERVED = (JUDGE, "roost.rollout.rewards.reward_model.RewardModel")  # rewards that may have an engine
 ON_ONE_DEVICE = "torch"  # the built-in engine
 
 
@@ -68,7 +69,7 @@ def check_rewards(
     for name, component in used.items():
         keys = rewards[name]
         held = _accelerators_held(parts[component])
-        if held and isinstance(keys, Mapping) and keys.get("_target_") == JUDGE:
+        if held and isinstance(keys, Mapping) and keys.get("_target_") in SERVED:
             _check_judge(keys, held, component, where.under(name), findings)
 
 
