@@ -50,6 +50,11 @@ def number(section: Section, key: str, default: float) -> float:
     return float(value)
 
 
+def _those_there_are(name: str, known: Mapping[str, Any]) -> str:
+    hint = did_you_mean(name, known)
+    return f"there is {', '.join(known)}" + (f"; {hint}" if hint else "")
+
+
 # RLinf --------------------------------------------------------------------------------------------------------------
 
 
@@ -69,7 +74,7 @@ def rlinf_rewards(root: Section) -> Keys | None:
     kind = reward.text("reward_type")
     make = RLINF_TYPES.get(kind or "")
     if make is None:
-        why = did_you_mean(kind or "", RLINF_TYPES) or f"there is {', '.join(RLINF_TYPES)}"
+        why = _those_there_are(kind or "", RLINF_TYPES)
         fix = "write one of these, or name a class of your own in train.rewards"
         reward.error("RST-A026", "reward_type", f"is {shown(kind)}, which names no reward", why, fix)
         return None
@@ -178,7 +183,7 @@ def _roll_reward(root: Section, section: Section, name: str) -> Keys | None:
     class_name = (written or "").rpartition(".")[2]
     make = ROLL_CLASSES.get(class_name)
     if make is None:
-        why = did_you_mean(class_name, ROLL_CLASSES) or f"there is {', '.join(ROLL_CLASSES)}"
+        why = _those_there_are(class_name, ROLL_CLASSES)
         fix = "write one of these, or name a class of your own in train.rewards"
         what = f"is {shown(class_name)}, which Roost does not have" if written else "is missing"
         section.error("RST-A026", "worker_cls", what, why, fix)
