@@ -186,3 +186,17 @@ def test_a_game_takes_the_keys_that_its_config_may_have(env_type):
 def test_the_fields_of_a_template_are_filled(history):
     template = " ".join(f"{{{field}}}" for field in FIELDS[history])
     Templates(template, history=history, max_tokens_per_step=5).messages("rules", [], Observation("map"))
+
+
+def test_tools_of_an_agent_loop_are_the_users_own():
+    config = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": 0, "rollout": 1}},
+        "agentloop": {"max_turns": 2, "print_outputs": True},
+        "tools": {"search": {"server_addr": "0.0.0.0:8000", "topk": 3}},
+        "train": {"model": "m", "task": {"_target_": "my.Task"}},
+    }
+    _, findings = read(config)
+    said = "\n".join(str(each) for each in findings.warnings)
+    assert "agentloop.max_turns: is not followed" in said
+    assert "tools: is not followed" in said
+    assert "write train.task: AgentScenario with an agent that calls them" in said

@@ -10,6 +10,11 @@ from roost.config.known_keys.tables import Effect, Entry, Known
 SHUFFLE = replace(DATA, reason="Roost shuffles the tasks", instead="remove it", harmless=(None, True))
 TEMPLATE = replace(DATA, harmless=(None, True))
 AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
+AGENT_LOOP = Known(
+    Effect.TRAINING,
+    "Roost has no agent for RLinf's tools, whose servers are the user's own; without one an episode has a single turn",
+    "write train.task: AgentScenario with an agent that calls them (docs/agents.md)",
+)
 BATCHES = Known(
     Effect.TRAINING, "Roost packs samples by micro_batch_tokens and weighs tokens over the whole minibatch", "remove it"
 )
@@ -72,7 +77,9 @@ TABLE = (
         REWARD,
         "reward.{standalone_realworld,reward_mode,reward_threshold,env_reward_weight,reward_weight,model.**}",
     ),
-    Entry(AGENT, "agentloop.** tools.** agentlightning.** agent.** env.** eval.**"),
+    Entry(AGENT_LOOP, "agentloop.** tools.** agentlightning.**"),
+    Entry(AGENT, "agent.** env.** eval.**"),
+    Entry(LOGGING, "agentloop.print_outputs"),
     Entry(
         BATCHES,
         """algorithm.{training_batch_size_per_gpu,max_num_gen_batches}
