@@ -135,9 +135,10 @@ class ChatFormat:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens without special tokens."""
+        """Decode tokens without special tokens, unless an engine's parser looks for them."""
+        skips = self.said is said
         return str(
-            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=skips, clean_up_tokenization_spaces=False)
         )
 
     def token(self, token_id: int) -> str:

@@ -14,6 +14,7 @@ from roost.rollout.agents.agent import Agent
 from roost.rollout.agents.appworld_agent import AppworldAdapter
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
+from roost.rollout.agents.engine_parsers import parser_of
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Part, located, own_keys
 from roost.rollout.environments.blocking import make_environments
@@ -126,7 +127,8 @@ class AgentScenario:
 
     `tasks` names a source of tasks by `_target_`, `environment` a class of `Environments`, `agent` a class of agents:
     a new agent runs each episode, for at most `max_turns`, and until a sequence has `max_sequence_length` tokens.
-    `template` holds arguments for the chat template; see `ChatFormat` for `keeps_reasoning`.
+    `template` holds arguments for the chat template; see `ChatFormat` for `keeps_reasoning`. `tool_parser` and
+    `reasoning_parser` name parsers of vLLM or SGLang.
     """
 
     config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {
@@ -145,12 +147,15 @@ class AgentScenario:
         keeps_reasoning: bool = False,
         template: Mapping[str, Any] | None = None,
         max_sequence_length: int | None = None,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns is {max_turns}; an episode has at least 1")
         self._tasks: TaskSource = _made(tasks)
         self._agent, self._environment, self._max_turns = dict(agent), environment, max_turns
-        self._format = ChatFormat(tokenizer, keeps_reasoning, template)
+        parser = parser_of(tokenizer, tool_parser, reasoning_parser)
+        self._format = ChatFormat(tokenizer, keeps_reasoning, template, parser)
         self._max_length = max_sequence_length
         self._environments: Environments | None = None
         self._recorder = Recorder()
