@@ -206,27 +206,35 @@ class OptimizerSettings:
         1e-6,
         "Learning rate (AdamW).",
         rlinf="actor.optim.lr",
-        roll="actor_train.training_args.learning_rate",
+        roll="actor_train.training_args.learning_rate|sft_train.training_args.learning_rate",
         loop="rl.optimization.optimizer.lr",
     )
     weight_decay: float = setting(
         0.01,
         "Weight decay (AdamW).",
         rlinf="actor.optim.weight_decay",
-        roll="actor_train.training_args.weight_decay",
+        roll="actor_train.training_args.weight_decay|sft_train.training_args.weight_decay",
         loop="rl.optimization.optimizer.weight_decay",
     )
     adam_beta1: float = setting(
-        0.9, "AdamW beta1.", maximum=1, rlinf="actor.optim.adam_beta1", roll="actor_train.training_args.adam_beta1"
+        0.9,
+        "AdamW beta1.",
+        maximum=1,
+        rlinf="actor.optim.adam_beta1",
+        roll="actor_train.training_args.adam_beta1|sft_train.training_args.adam_beta1",
     )
     adam_beta2: float = setting(
-        0.999, "AdamW beta2.", maximum=1, rlinf="actor.optim.adam_beta2", roll="actor_train.training_args.adam_beta2"
+        0.999,
+        "AdamW beta2.",
+        maximum=1,
+        rlinf="actor.optim.adam_beta2",
+        roll="actor_train.training_args.adam_beta2|sft_train.training_args.adam_beta2",
     )
     adam_epsilon: float = setting(
         1e-8,
         "AdamW epsilon.",
         rlinf="actor.optim.adam_eps",
-        roll="actor_train.training_args.adam_epsilon",
+        roll="actor_train.training_args.adam_epsilon|sft_train.training_args.adam_epsilon",
         loop="rl.optimization.optimizer.eps",
     )
     max_grad_norm: float = setting(
@@ -237,7 +245,7 @@ class OptimizerSettings:
         0,
         "Optimizer steps of linear warm-up.",
         rlinf="actor.optim.lr_warmup_steps|actor.lr_sched.lr_warmup_iters",
-        roll="actor_train.training_args.warmup_steps",
+        roll="actor_train.training_args.warmup_steps|sft_train.training_args.warmup_steps",
     )
     total_steps: int = 0  # optimizer steps of the run; linear and cosine schedules end there
 
@@ -386,6 +394,7 @@ class TrainSettings:
     completion: str = setting(
         "",
         "With objective: sft, the column with the text to learn. Default: the assistant messages, else the answer.",
+        roll="response_key",
     )
     max_sequence_tokens: int | None = setting(
         None, "With objective: sft, leave out conversations of more tokens.", minimum=1

@@ -298,7 +298,7 @@ def _same(one: Any, other: Any) -> bool:
 def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
     """The actor's model, or the engine's, and its place; other learners may start from models of their own."""
     found = {part.name: part for part in job.components if part.model.path}
-    part = found.get("actor") or found.get("rollout")
+    part = found.get("actor") or found.get("rollout") or found.get("sft_train")
     if part is None:
         return None, root.where()
     keys = deciding_keys(root, job.notation, "model")

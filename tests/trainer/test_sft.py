@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.config.train import ImportanceSamplingLevel, LossAggregation
+from roost.config.train import ImportanceSamplingLevel, LossAggregation, Objective
 from roost.learner.sample import NOT_MADE
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.rollout.episode import Split, Task
@@ -118,3 +118,45 @@ def test_supervised_settings_are_a_plain_likelihood_whatever_the_other_keys_say(
 def test_the_loss_aggregation_of_supervised_training_can_be_chosen():
     settings, _ = read(PLACED, loss_aggregation="seq-mean-token-mean")
     assert settings.learner.loss.loss_aggregation is LossAggregation.SEQ_MEAN
+
+
+def test_rlinf_says_by_its_task_type_that_it_trains_on_completions():
+    task = {"_target_": "roost.rollout.arithmetic.Arithmetic"}
+    findings = Findings()
+    runner = {"task_type": "sft", "max_steps": -1}
+    values = {**PLACED, "runner": runner, "actor": {"global_batch_size": 8}, "train": {"model": "m", "task": task}}
+    settings = read_job(load(values, (), findings), findings).training
+    assert (settings.objective, settings.max_epochs, settings.max_steps) == (Objective.SFT, 1, None)
+    assert settings.rollout.prompts_per_step == 8 and not findings.has_errors
+
+
+def test_rolls_role_for_supervised_training_is_followed():
+    role = {
+        "device_mapping": [0, 1],
+        "strategy_args": {"strategy_name": "fsdp2_train"},
+        "model_args": {"dtype": "bf16"},
+        "training_args": {
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 3,
+            "gradient_accumulation_steps": 4,
+            "learning_rate": 5e-6,
+        },
+    }
+    values = {
+        "num_gpus_per_node": 2,
+        "pretrain": "some/model",
+        "sequence_length": 512,
+        "response_key": "reply",
+        "sft_train": role,
+        "train": {"task": {"_target_": "roost.rollout.arithmetic.Arithmetic"}},
+    }
+    findings = Findings()
+    settings = read_job(load(values, (), findings), findings).training
+    assert not findings.has_errors, findings.found
+    assert (settings.objective, settings.max_epochs, settings.max_steps) == (Objective.SFT, 2, None)
+    assert (settings.completion, settings.max_sequence_tokens) == ("reply", 512)
+    assert settings.rollout.prompts_per_step == 3 * 4 * 2, "rows of each device, accumulated, on two devices"
+    assert settings.learner.optimizer.learning_rate == 5e-6 and settings.learner.model == "some/model"
+    assert settings.learner.compute_dtype == "bfloat16"
+    told = [finding.what for finding in findings.found if finding.code == "RST-T014"]
+    assert not told, "every key is followed"

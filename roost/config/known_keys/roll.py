@@ -107,9 +107,9 @@ TABLE = (
     ),
     Entry(
         OTHER_TRAINING,
-        """prompt_key query_key response_key question_key answer_key chosen_key rejected_key beta ipo label_smoothing
+        """prompt_key query_key question_key answer_key chosen_key rejected_key beta ipo label_smoothing
         distill_loss_weight distill_on_prompt kd_objective kd_temperature logits_topk logits_transfer_backend
-        student_pretrain teacher_pretrain sft_train.** student.** teacher.** dpo.** sft_loss_weight""",
+        student_pretrain teacher_pretrain student.** teacher.** dpo.** sft_loss_weight""",
     ),
     Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
     Entry(START, "resume_from_checkpoint"),

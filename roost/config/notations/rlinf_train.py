@@ -21,16 +21,18 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, OldLogprobs, Whitening
+from roost.config.train import AdvantageEstimator, Objective, OldLogprobs, Whitening
 
 ADV_TYPES = {**ESTIMATORS, "raw": AdvantageEstimator.REWARD, "reinpp": AdvantageEstimator.REWARD}
 STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
+SFT = "sft"  # the task type of supervised training
 FSDP_DUAL_CLIP = 3.0
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
     "rewards": tuple(RLINF_KEYS.split()),
     "max_steps": ("runner.max_steps", "runner.max_epochs"),
     "max_epochs": ("runner.max_epochs",),
+    "objective": ("runner.task_type",),
     "advantage_estimator": ("algorithm.adv_type",),
     "whiten_advantages": ("algorithm.normalize_advantages", "algorithm.adv_type"),
     "loss_aggregation": ("algorithm.loss_agg_func",),
@@ -59,6 +61,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     return {
         "rewards": rlinf_rewards(root),
         **_length(runner, root.below("train").values.get("max_steps") is not None),
+        "objective": Objective.SFT if runner.values.get("task_type") == SFT else None,
         "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
         "whiten_advantages": _whitening(algorithm),
         "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
@@ -98,6 +101,9 @@ def _length(runner: Section, is_counted: bool) -> dict[str, int]:
     is_open = runner.get("max_steps") == -1
     steps = None if is_open else runner.whole_number("max_steps", 1)
     epochs = whole_number(runner, "max_epochs", 1)
+    is_supervised = runner.values.get("task_type") == SFT
+    if is_supervised and steps is None and epochs is None and not is_counted:
+        return {"max_epochs": 1}
     if is_open and not is_counted and runner.get("max_epochs") in (None, -1):
         runner.error(
             "RST-T017",

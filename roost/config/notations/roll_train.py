@@ -15,7 +15,6 @@ from roost.config.notations.words import (
     AGGREGATIONS,
     ESTIMATORS,
     SCHEDULES,
-    actor_of,
     clip_ranges,
     compute_dtype,
     engine_of,
@@ -25,7 +24,7 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, LrSchedulerType, Whitening
+from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, LrSchedulerType, Objective, Whitening
 
 # ROLL's own reinforce normalises nothing; what is done to rewards before it decides.
 ADV_ESTIMATORS = {**ESTIMATORS, "reinforce": AdvantageEstimator.REWARD}
@@ -110,6 +109,7 @@ def _warn_domains(root: Section) -> None:
         )
 
 
+SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
 CLIP = 0.2
 PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
@@ -129,15 +129,22 @@ DEFAULTS: Mapping[str, Any] = {
 }
 OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0}
 EVALUATE_EVERY = 10
+SFT_EPOCHS = 1
+OF_SFT = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
     "rewards": tuple(ROLL_KEYS.split()),
     "dynamic_sampling": ROLL_FILTERS,
+    "objective": ("sft_train.device_mapping",),
+    "max_epochs": ("sft_train.training_args.num_train_epochs",),
+    "max_sequence_tokens": ("sequence_length",),
     "prompts_per_step": ("rollout_batch_size",),
     "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
     "minibatch_size": (
         "actor_train.training_args.per_device_train_batch_size",
+        "sft_train.training_args.per_device_train_batch_size",
         "actor_train.training_args.gradient_accumulation_steps",
+        "sft_train.training_args.gradient_accumulation_steps",
     ),
     "max_staleness": ("async_generation_ratio",),
     "max_new_tokens": ("sequence_length", "response_length", "actor_infer.generating_args.max_new_tokens"),
@@ -152,14 +159,17 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "dual_clip": ("dual_clip_loss",),
     "importance_sampling_level": ("actor_train.pg_variant",),
     "kl_coef": ("kl_loss_coef", "use_kl_loss"),
-    "lr_scheduler_type": ("actor_train.training_args.lr_scheduler_type",),
+    "lr_scheduler_type": (
+        "actor_train.training_args.lr_scheduler_type",
+        "sft_train.training_args.lr_scheduler_type",
+    ),
     "keep_checkpoints": ("max_ckpt_to_keep",),
     "eval_every": ("eval_steps",),
     "checkpoint_every": ("save_steps",),
     "model": ("pretrain",),
     "lora_rank": ("actor_train.model_args.lora_rank",),
     "lora_target_modules": ("actor_train.model_args.lora_target",),
-    "compute_dtype": ("actor_train.model_args.dtype",),
+    "compute_dtype": ("actor_train.model_args.dtype", "sft_train.model_args.dtype"),
     "engine": ("actor_infer.strategy_args.strategy_name",),
     **GAMES_MADE_OF,
 }
@@ -170,12 +180,13 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     low, high = (root.number("pg_clip_low"), root.number("pg_clip_high")) if is_range else (clip, clip)
     ratio = job.settings.get("async_generation_ratio")
     around = 1 + 2 * (CLIP if clip is None else clip)
-    learner = root.below("actor_train")
+    is_supervised = SFT_ROLE in root
+    learner = root.below(SFT_ROLE if is_supervised else "actor_train")
     return {
         "rewards": roll_rewards(root),
         "dynamic_sampling": roll_filters(root),
         **_groups(root),
-        **_sampling(root),
+        **(_supervised(root) if is_supervised else _sampling(root)),
         "minibatch_size": _minibatch(learner.below("training_args"), job),
         **advantage_settings(root),
         "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
@@ -198,6 +209,9 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What ROLL does where nothing else is said."""
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below("actor_infer", "strategy_args"), "strategy_name")
+    if SFT_ROLE in root:
+        by_epochs = {"max_steps": None, "max_epochs": values.get("max_epochs", SFT_EPOCHS)}
+        return {name: found[name] for name in OF_SFT} | by_epochs | {"completion": "output"}
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
     turn = max_tokens_of_turns(values.get("task") or {})
@@ -215,6 +229,15 @@ def _evaluation_temperature(root: Section, values: Mapping[str, Any]) -> float:
     """Environments are sampled for evaluation as for training; other data with ROLL's own default."""
     default: float = DEFAULTS["temperature"]
     return values.get("temperature", default) if "val_env_manager" in root else default
+
+
+def _supervised(root: Section) -> dict[str, Any]:
+    """ROLL's supervised pipeline runs by epochs."""
+    return {
+        "objective": Objective.SFT,
+        "max_epochs": root.below(SFT_ROLE, "training_args").whole_number("num_train_epochs", 1),
+        "max_sequence_tokens": whole_number(root, "sequence_length", 1),
+    }
 
 
 def _groups(root: Section) -> dict[str, Any]:
@@ -287,7 +310,7 @@ def _minibatch(arguments: Section, job: Job) -> int | None:
     """What each copy of the model learns from between two steps of the optimizer, times the copies."""
     each = arguments.whole_number("per_device_train_batch_size", 1)
     rounds = arguments.whole_number("gradient_accumulation_steps", 1, 1)
-    actor = actor_of(job)
+    actor = next((part for part in job.components if part.name in ("actor", SFT_ROLE)), None)
     if each is None or rounds is None or actor is None or not isinstance(actor.asks, DeviceList):
         return None
     return each * rounds * max(1, len(actor.asks.devices) // actor.parallel.model)
