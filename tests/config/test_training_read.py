@@ -143,9 +143,8 @@ def test_what_is_not_written_is_as_the_settings_say():
 def config_with(path, notation, **train):
     """A config that may have the key: a role of ROLL's must be placed."""
     config = config_of(notation, **train)
-    return (
-        merged(config, ("critic", "device_mapping"), [0]) if notation is Notation.ROLL and "critic" in path else config
-    )
+    role = path[0] if notation is Notation.ROLL and path[0] in ("critic", "sft_train") else None
+    return config if role is None else merged(config, (role, "device_mapping"), [0])
 
 
 NATIVE = [
