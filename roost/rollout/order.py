@@ -1,25 +1,44 @@
-"""Order of tasks: each epoch is a new permutation of all tasks."""
+"""Order of tasks: a permutation for each epoch, or batches with fixed shares of several kinds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+KEPT = 2  # permutations: of this epoch and of the one before or after
+
+
+class Order(Protocol):
+    """Maps task numbers of a run to tasks. A pure function of its fields, so that a resumed run continues it."""
+
+    def index(self, number: int) -> int:
+        """Index of the `number`-th task of the run."""
+        ...
+
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """Maps task numbers of a run to tasks. A pure function of the seed, so that a resumed run continues it.
+    """A new permutation of all tasks in each epoch, or the same order in each.
+
+    `used`: tasks of an epoch, where its incomplete last batch is dropped.
 
     >>> order = TaskOrder(size=3, seed=7)
     >>> sorted(order.index(number) for number in range(3)), sorted(order.index(number) for number in range(3, 6))
     ([0, 1, 2], [0, 1, 2])
+    >>> [TaskOrder(size=3, seed=7, shuffles=False).index(number) for number in range(5)]
+    [0, 1, 2, 0, 1]
     """
 
     size: int
     seed: int
+    shuffles: bool = True
+    used: int = 0  # 0: all
+    _kept: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -27,13 +46,56 @@ class TaskOrder:
 
     def index(self, number: int) -> int:
         """Index of the `number`-th task of the run."""
-        epoch, place = divmod(number, self.size)
-        return int(_permutation(self.size, self.seed, epoch)[place])
+        epoch, place = divmod(number, self.used or self.size)
+        if not self.shuffles:
+            return place
+        if epoch not in self._kept:
+            for old in sorted(self._kept)[: max(0, len(self._kept) - KEPT + 1)]:
+                del self._kept[old]
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.size)
+            self._kept[epoch] = order.astype(np.uint32)
+        return int(self._kept[epoch][place])
 
 
-@lru_cache(maxsize=4)  # this and the previous epoch, for training and evaluation: large permutations are slow
-def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    return np.random.default_rng((seed, epoch)).permutation(size)
+@dataclass(frozen=True)
+class MixedOrder:
+    """Batches with a fixed number of tasks of each kind, spread evenly over the batch; each kind has its own epochs.
+
+    >>> order = MixedOrder((np.arange(0, 4), np.arange(4, 6)), counts=(2, 1), seed=0, shuffles=False)
+    >>> [order.index(number) for number in range(9)]
+    [0, 4, 1, 2, 5, 3, 0, 4, 1]
+    """
+
+    kinds: Sequence[npt.NDArray[np.integer]]  # tasks of each kind
+    counts: Sequence[int]  # of each kind in a batch
+    seed: int
+    shuffles: bool = True
+
+    @cached_property
+    def _pattern(self) -> list[tuple[int, int]]:
+        """Kind and rank among its own of each place of a batch."""
+        places = [((rank + 0.5) / count, kind, rank) for kind, count in enumerate(self.counts) for rank in range(count)]
+        return [(kind, rank) for _, kind, rank in sorted(places)]
+
+    @cached_property
+    def _orders(self) -> list[TaskOrder]:
+        return [TaskOrder(len(tasks), sample_seed(self.seed, n), self.shuffles) for n, tasks in enumerate(self.kinds)]
+
+    def index(self, number: int) -> int:
+        batch, place = divmod(number, len(self._pattern))
+        kind, rank = self._pattern[place]
+        return int(self.kinds[kind][self._orders[kind].index(batch * self.counts[kind] + rank)])
+
+
+def shares_of_batch(shares: Sequence[float], batch: int) -> list[int]:
+    """Tasks of each kind in a batch: the whole part of its share, and the rest for the last kind, as in ROLL.
+
+    >>> shares_of_batch([0.4, 0.3, 0.3], 32)
+    [12, 9, 11]
+    """
+    total = sum(shares)
+    counts = [int(share / total * batch + 1e-9) for share in shares[:-1]]
+    return [*counts, batch - sum(counts)]
 
 
 def sample_seed(*parts: int) -> int:

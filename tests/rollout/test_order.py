@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.rollout.order import TaskOrder, _permutation, sample_seed
+from roost.rollout.order import MixedOrder, TaskOrder, sample_seed, shares_of_batch
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(0, 3))
@@ -30,13 +30,34 @@ def test_the_order_is_that_of_older_runs():
         assert order.index(number) == epochs[number // 9][number % 9]
 
 
-def test_an_epoch_is_put_in_order_once():
+def test_an_epoch_is_put_in_order_once(monkeypatch):
     """Tasks of this epoch and of the one before come by turns in a resumed run, with those of evaluations between."""
-    _permutation.cache_clear()
+    made = []
+    whole = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or whole(seed))
     training, evaluation = TaskOrder(50, seed=3), TaskOrder(20, seed=3)
     for place in range(20):
         training.index(place), training.index(50 + place), evaluation.index(place)
-    assert _permutation.cache_info().misses == 3
+    assert len(made) == 3
+
+
+def test_the_incomplete_last_batch_of_an_epoch_is_dropped():
+    order = TaskOrder(10, seed=3, used=8)
+    first, second = ([order.index(number) for number in range(start, start + 8)] for start in (0, 8))
+    assert len(set(first)) == len(set(second)) == 8 and first != second
+
+
+def test_every_batch_has_its_shares():
+    """ROLL's rule: the whole part of each share, and the rest for the last; each kind goes through its own epochs."""
+    kinds = [np.arange(0, 10), np.arange(10, 14), np.arange(14, 34)]
+    counts = shares_of_batch([0.4, 0.3, 0.3], 8)
+    assert counts == [3, 2, 3]
+    order = MixedOrder(kinds, counts, seed=1)
+    batches = [[order.index(number) for number in range(start, start + 8)] for start in range(0, 160, 8)]
+    for batch in batches:
+        assert [sum(index in kind for index in batch) for kind in kinds] == counts
+    of_second = [index for batch in batches for index in batch if 10 <= index < 14]
+    assert all(sorted(of_second[start : start + 4]) == [10, 11, 12, 13] for start in range(0, 40, 4))
 
 
 def test_a_scenario_without_tasks_is_refused():

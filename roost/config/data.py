@@ -1,0 +1,191 @@
+"""The setting `data` of the section `train`: where prompts come from, and how they are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.config.findings import Findings, Where, did_you_mean, shown
+
+SCENARIO = "roost.rollout.data.scenario.PromptScenario"
+OVERLONG = ("filter", "error", "truncate")
+EVALUATION = "evaluation"  # the name of an evaluation set without one
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Files, or a data set of the Hugging Face hub, with the columns to read."""
+
+    path: tuple[str, ...]
+    name: str | None = None  # configuration of a hub data set
+    split: str = "train"
+    prompt: str | None = None  # column: text, messages, or messages as JSON text
+    answer: str | None = None  # column
+    tag: str = ""  # of all rows
+    tag_column: str | None = None
+    system_prompt: str | None = None
+    weight: float | None = None
+    limit: int | None = None  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Everything that `train.data` says."""
+
+    sources: tuple[DataSource, ...]
+    eval: Mapping[str, tuple[DataSource, ...]] = field(default_factory=dict)
+    held_out: float = 0  # rows if at least 1, else a fraction
+    chat_template: bool | str | None = None  # None: for messages, not for text
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    tag_templates: Mapping[str, Any] = field(default_factory=dict)
+    prompt_suffix: str = ""
+    max_prompt_tokens: int | None = None
+    min_prompt_tokens: int = 0
+    overlong: str = "filter"
+    shuffle: bool = True
+    seed: int | None = None  # None: the run's
+    limit: int | None = None  # rows of all sources together, before any is dropped
+    drop_last: bool = False
+    rows_per_epoch: int | None = None
+    mix: Mapping[str, float] = field(default_factory=dict)
+    batch_size: int = 0  # prompts of a step
+    domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    domain_column: str | None = None
+    default_domain: str = ""
+
+
+TEXT, FLAG, COUNT, NUMBER, MAPPING, ANY = "a text", "true or false", "a whole number", "a number", "a mapping", "any"
+SOURCE_KEYS = {
+    "path": ANY,
+    "name": TEXT,
+    "split": TEXT,
+    "prompt": TEXT,
+    "answer": TEXT,
+    "tag": TEXT,
+    "tag_column": TEXT,
+    "system_prompt": TEXT,
+    "weight": NUMBER,
+    "limit": COUNT,
+}
+OTHER_KEYS = {
+    "eval": ANY,
+    "held_out": NUMBER,
+    "chat_template": ANY,
+    "template_arguments": MAPPING,
+    "tag_templates": MAPPING,
+    "prompt_suffix": TEXT,
+    "max_prompt_tokens": COUNT,
+    "min_prompt_tokens": COUNT,
+    "overlong": TEXT,
+    "shuffle": FLAG,
+    "seed": COUNT,
+    "drop_last": FLAG,
+    "rows_per_epoch": COUNT,
+    "mix": MAPPING,
+    "batch_size": COUNT,
+    "domains": MAPPING,
+    "domain_column": TEXT,
+    "default_domain": TEXT,
+}
+KEYS = SOURCE_KEYS | OTHER_KEYS
+SHARED = tuple(key for key in SOURCE_KEYS if key not in ("path", "weight", "limit"))  # defaults of every source
+
+
+def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> DataSettings | None:
+    """Read the setting; None if anything is wrong with it.
+
+    >>> read = read_data({"path": "a.jsonl", "prompt": "question", "eval": {"aime": "b.jsonl"}}, Where(), Findings())
+    >>> read.sources[0].prompt, read.eval["aime"][0].path, read.eval["aime"][0].prompt
+    ('question', ('b.jsonl',), 'question')
+    """
+    before = findings.num_errors
+    given = _checked(values, KEYS, where, findings)
+    shared = {key: given[key] for key in SHARED if key in given}
+    weight = {"weight": given["weight"]} if "weight" in given else {}
+    sources = _sources(given.get("path"), {**shared, **weight}, where.under("path"), findings)
+    own = {key: value for key, value in given.items() if key in OTHER_KEYS or key == "limit"}
+    own["eval"] = _eval_sets(given.get("eval"), shared, where.under("eval"), findings)
+    own["mix"] = _shares(given.get("mix", {}), where.under("mix"), findings)
+    own["domains"] = {str(key): _words(tags) for key, tags in given.get("domains", {}).items()}
+    if own.get("overlong", "filter") not in OVERLONG:
+        what, fix = f"is {shown(own['overlong'])}", f"write one of {', '.join(OVERLONG)}"
+        findings.error("RST-T060", where.under("overlong"), what, did_you_mean(own["overlong"], OVERLONG), fix)
+    if not isinstance(own.get("chat_template"), bool | str | None):
+        what = f"is {shown(own['chat_template'])}; it must be true, false or a template"
+        findings.error("RST-T060", where.under("chat_template"), what, fix="write chat_template: true")
+    if own["mix"] and any(source.weight is not None for source in sources):
+        why = "sources have weights as well"
+        findings.error("RST-T060", where.under("mix"), "mixes by tag", why, "keep mix, or the weights of the sources")
+    return DataSettings(sources, **own) if findings.num_errors == before else None
+
+
+def _checked(values: Mapping[str, Any], kinds: Mapping[str, str], where: Where, findings: Findings) -> dict[str, Any]:
+    """The keys with a value, each of the right kind; others are findings."""
+    found = {}
+    for key, value in values.items():
+        if key not in kinds:
+            hint = did_you_mean(key, kinds)
+            fix = "correct the key, or remove it" if hint else f"known keys: {', '.join(kinds)}"
+            findings.error("RST-C023", where.under(str(key)), "is not a key of data", hint, fix)
+        elif value is not None and not _is(value, kinds[key]):
+            fix = f"write {key}: {_EXAMPLES[kinds[key]]}"
+            findings.error("RST-T060", where.under(key), f"is {shown(value)}; it must be {kinds[key]}", fix=fix)
+        elif value is not None:
+            found[key] = value
+    return found
+
+
+_EXAMPLES = {TEXT: "name", FLAG: "true", COUNT: "1", NUMBER: "0.5", MAPPING: "{math: 0.5}"}
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind is FLAG:
+        return isinstance(value, bool)
+    if kind in (COUNT, NUMBER):
+        return isinstance(value, int if kind is COUNT else int | float) and not isinstance(value, bool) and value >= 0
+    return kind is ANY or isinstance(value, str if kind is TEXT else Mapping)
+
+
+def _sources(written: Any, shared: Mapping[str, Any], where: Where, findings: Findings) -> tuple[DataSource, ...]:
+    """One source for each path, with the keys of a mapping over the shared ones."""
+    items = written if isinstance(written, Sequence) and not isinstance(written, str) else [written]
+    found = []
+    for item in items:
+        if isinstance(item, Mapping):
+            own = _checked(item, SOURCE_KEYS, where, findings)
+            found += [DataSource(_words(own.pop("path", ())), **{**shared, **own})]
+        else:
+            found += [DataSource(_words(item), **shared)]
+    if not found or not all(source.path for source in found):
+        what = "is missing" if written is None else f"is {shown(written)}; it must be a path, or a list of paths"
+        findings.error("RST-T060", where, what, fix="name a file, a folder or a data set of the hub: data/train.jsonl")
+        return ()
+    return tuple(found)
+
+
+def _eval_sets(
+    written: Any, shared: Mapping[str, Any], where: Where, findings: Findings
+) -> dict[str, tuple[DataSource, ...]]:
+    if written is None:
+        return {}
+    if not isinstance(written, Mapping) or "path" in written:
+        return {EVALUATION: _sources(written, shared, where, findings)}
+    return {str(name): _sources(each, shared, where.under(str(name)), findings) for name, each in written.items()}
+
+
+def _shares(written: Mapping[str, Any], where: Where, findings: Findings) -> dict[str, float]:
+    wrong = [key for key, share in written.items() if not _is(share, NUMBER)]
+    for key in wrong:
+        what = f"is {shown(written[key])}; it must be a share"
+        findings.error("RST-T060", where.under(str(key)), what, fix=f"write {key}: 0.5")
+    return {} if wrong else {str(key): float(share) for key, share in written.items()}
+
+
+def _words(written: Any) -> tuple[str, ...]:
+    """
+    >>> _words("a"), _words(["a", "b"]), _words(None), _words([1])
+    (('a',), ('a', 'b'), (), ())
+    """
+    words = [written] if isinstance(written, str) else written if isinstance(written, Sequence) else ()
+    return tuple(words) if all(isinstance(word, str) and word for word in words) else ()

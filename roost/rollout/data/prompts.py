@@ -1,0 +1,170 @@
+"""From rows to prompts: columns, messages, chat templates and lengths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from roost.config.data import DataSettings, DataSource
+from roost.config.findings import did_you_mean, shown
+from roost.rollout.agents.chat import for_template
+from roost.rollout.data.tables import DataError, Row
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+USER_ONLY = "{% set messages = messages | selectattr('role', 'equalto', 'user') | list %}" + CHATML
+TEMPLATES = {"chatml": CHATML, "empty": USER_ONLY}
+USUAL = ("prompt", "messages")  # prompt columns, where none is named
+SHOWN = 80  # characters of a task's name
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A row's prompt; `is_rendered` if a chat template wrote the text."""
+
+    text: str
+    messages: Messages
+    is_rendered: bool
+
+
+def prompt_column(source: DataSource, columns: Sequence[str]) -> str:
+    """The column of the prompt. Raise DataError if it is not there."""
+    wanted = [source.prompt] if source.prompt else USUAL
+    found = next((column for column in wanted if column in columns), None)
+    if found is not None:
+        return found
+    raise _missing(wanted[0], columns)
+
+
+def check_columns(source: DataSource, columns: Sequence[str]) -> None:
+    """Raise DataError if a named column is not there."""
+    prompt_column(source, columns)
+    for column in (source.answer, source.tag_column):
+        if column is not None and column not in columns:
+            raise _missing(column, columns)
+
+
+def _missing(column: str, columns: Sequence[str]) -> DataError:
+    there = ", ".join(columns) or "none"
+    fix = did_you_mean(column, columns) or "name one of these"
+    return DataError("RST-T064", f"there is no column {column}", f"the columns are {there}", fix)
+
+
+class PromptFormat:
+    """Renders prompts with a tokenizer, or leaves messages and text as they are where there is none."""
+
+    def __init__(self, tokenizer: Any, settings: DataSettings) -> None:
+        self._tokenizer, self._settings = tokenizer, settings
+        self._encode = lru_cache(maxsize=1024)(self._encoded)
+
+    def prompt(self, row: Row, source: DataSource, column: str, tag: str = "") -> Prompt:
+        """The prompt of a row. Raise DataError if the column does not hold one."""
+        template = self._settings.tag_templates.get(tag, self._settings.chat_template)
+        value = row.get(column)
+        messages = None if template is False else _messages(value)
+        if messages is None and not (isinstance(value, str) and value):
+            wanted = "text" if template is False else "text or a list of messages"
+            why = f"it is {shown(value)}, not {wanted}"
+            raise DataError(
+                "RST-T065", f"column {column} holds no prompt", why, "correct the row, or name another column"
+            )
+        is_rendered = template not in (None, False) or (template is None and messages is not None)
+        if messages is None:
+            messages = [{"role": "user", "content": value}]
+        if is_rendered and source.system_prompt is not None and messages[0].get("role") != "system":
+            messages = [{"role": "system", "content": source.system_prompt}, *messages]
+        if not is_rendered or self._tokenizer is None:
+            text = value if isinstance(value, str) and not is_rendered else ""
+            return Prompt(text + self._settings.prompt_suffix, messages, False)
+        return Prompt(self._written(messages, template) + self._settings.prompt_suffix, messages, True)
+
+    def _written(self, messages: Messages, template: Any) -> str:
+        from jinja2 import TemplateError
+
+        source = template_text(template) if isinstance(template, str) else None
+        if source is None and not self._tokenizer.chat_template:
+            fix = "write chat_template: chatml, or chat_template: false and finished prompts"
+            raise DataError("RST-T067", "the tokenizer has no chat template", "prompts are messages", fix)
+        try:
+            written = self._tokenizer.apply_chat_template(
+                [for_template(message) for message in messages],
+                chat_template=source,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._settings.template_arguments,
+            )
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            fix = "correct the row, or write another chat_template"
+            raise DataError("RST-T065", "the chat template does not take these messages", str(error), fix) from None
+        return str(written)
+
+    def ids(self, prompt: str, is_rendered: bool) -> tuple[int, ...]:
+        """Token IDs of a prompt, cut at its end if it is too long and `overlong` is truncate."""
+        return self._encode(prompt, is_rendered)
+
+    def _encoded(self, prompt: str, is_rendered: bool) -> tuple[int, ...]:
+        # A template writes the special tokens itself; text gets those that the tokenizer adds.
+        ids = self._tokenizer(prompt, add_special_tokens=not is_rendered).input_ids
+        cuts = self._settings.overlong == "truncate"
+        return tuple(ids[: self._settings.max_prompt_tokens] if cuts else ids)
+
+    def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Tokens of each prompt. A short ASCII text has at most one token per character, and is not tokenized."""
+        limit, least = self._settings.max_prompt_tokens or 0, self._settings.min_prompt_tokens
+        extra = self._tokenizer.num_special_tokens_to_add() + 1
+        found = [len(prompt.text) + extra if prompt.text.isascii() else limit + 1 for prompt in prompts]
+        unknown = [place for place, most in enumerate(found) if most > limit or least]
+        for is_rendered in (False, True):
+            places = [place for place in unknown if prompts[place].is_rendered is is_rendered]
+            if places:
+                texts = [prompts[place].text for place in places]
+                for place, ids in zip(
+                    places, self._tokenizer(texts, add_special_tokens=not is_rendered).input_ids, strict=True
+                ):
+                    found[place] = len(ids)
+        return found
+
+
+def template_text(template: str) -> str | None:
+    """A template by name, from a file, or as it is written; None for the tokenizer's own."""
+    if template in TEMPLATES:
+        return TEMPLATES[template]
+    if "{%" in template or "{{" in template:
+        return template
+    if Path(template).is_file():
+        return Path(template).read_text()
+    what = f"chat_template is {shown(template)}"
+    fix = f"write true, false, {', '.join(TEMPLATES)}, a Jinja template or its file"
+    raise DataError("RST-T060", what, "there is no such template", fix)
+
+
+def _messages(value: Any) -> Messages | None:
+    """Messages of a column, which may hold them as JSON text; None if it holds none.
+
+    >>> _messages('[{"role": "user", "content": "hi"}]'), _messages("hi")
+    ([{'role': 'user', 'content': 'hi'}], None)
+    """
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    is_list = isinstance(value, list | tuple) and bool(value)
+    if not is_list or not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value):
+        return None
+    return [{key: each for key, each in one.items() if each is not None} for one in value]
+
+
+def short_name(prompt: Prompt) -> str:
+    """The question of a prompt, for reports."""
+    users = [one.get("content") for one in prompt.messages if one.get("role") == "user"]
+    text = " ".join((users[-1] if users and isinstance(users[-1], str) else prompt.text).split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"

@@ -1,0 +1,405 @@
+"""Rows of data files, read one at a time: JSON by the offsets of its rows, other formats through memory-mapped Arrow.
+
+No format is held in memory. Parquet and CSV are converted to an Arrow file once; see docs/guides/data.md for its place.
+"""
+
+from __future__ import annotations
+
+import bisect
+import glob
+import hashlib
+import json
+import mmap
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+CACHE_VARIABLE = "ROOST_DATA_CACHE"
+LINES, JSON, CSV, PARQUET, ARROW = "lines", "json", "csv", "parquet", "arrow"
+FORMATS = {
+    ".jsonl": LINES,
+    ".ndjson": LINES,
+    ".json": JSON,
+    ".csv": CSV,
+    ".parquet": PARQUET,
+    ".arrow": ARROW,
+    ".ipc": ARROW,
+}
+SAVED = ("dataset_dict.json", "dataset_info.json")  # files of a folder that `save_to_disk` wrote
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+BATCH_ROWS = 8192  # of a converted file; one of its batches is the unit of a read
+BLOCK = 1 << 24  # bytes that are looked through at a time
+LOOKED_AT = 100  # rows whose keys are the columns of a JSON file
+
+Row = dict[str, Any]
+
+
+class DataError(ValueError):
+    """Data that cannot be used; `code` is the finding's."""
+
+    def __init__(self, code: str, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__("; ".join(filter(None, (what, why, fix))))
+        self.code, self.what, self.why, self.fix = code, what, why, fix
+
+
+class Rows(Protocol):
+    """Rows of one file."""
+
+    label: str  # the file, for messages
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, end: int) -> list[Row]:
+        """Return the rows from `start` to before `end`."""
+        ...
+
+
+class JsonRows:
+    """A JSON Lines file, or a JSON file with a list, one object, or several."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        self.label = path
+        with Path(path).open("rb") as file:
+            self._bytes: Any = (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if Path(path).stat().st_size else b""
+            )
+        spans = _line_spans(self._bytes) if kind == LINES else _value_spans(self._bytes, path)
+        self._starts, self._ends = spans
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        rows = self.read(0, min(len(self), LOOKED_AT))
+        return tuple(dict.fromkeys(key for row in rows for key in row))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, start: int, end: int) -> list[Row]:
+        return [self._row(index) for index in range(start, end)]
+
+    def _row(self, index: int) -> Row:
+        try:
+            row = json.loads(self._bytes[self._starts[index] : self._ends[index]])
+        except ValueError as error:
+            raise DataError("RST-T068", f"row {index} of {self.label} is not JSON", str(error), "correct it") from None
+        if not isinstance(row, dict):
+            kind = type(row).__name__
+            raise DataError("RST-T068", f"row {index} of {self.label} is a {kind}", "", "write an object for each row")
+        return row
+
+
+Offsets = npt.NDArray[np.int64]
+
+
+def _line_spans(data: Any) -> tuple[Offsets, Offsets]:
+    """Start and end of each line that is not empty."""
+    found = []
+    for begin in range(0, len(data), BLOCK):
+        block = np.frombuffer(data[begin : begin + BLOCK], np.uint8)
+        found.append(np.flatnonzero(block == ord("\n")) + begin)
+    breaks = np.concatenate([*found, [len(data)]]).astype(np.int64)
+    starts = np.concatenate([[0], breaks[:-1] + 1]).astype(np.int64)
+    is_filled = breaks - starts > 1  # one byte is a carriage return
+    return starts[is_filled], breaks[is_filled]
+
+
+BETWEEN = re.compile(r"[\s,]*")
+
+
+def _value_spans(data: Any, path: str) -> tuple[Offsets, Offsets]:
+    """Start and end of each value of a list, or of each object of a file without one. Blocks are decoded in turn."""
+    decoder = json.JSONDecoder()
+    spans: list[tuple[int, int]] = []
+    head = len(data[:BLOCK]) - len(data[:BLOCK].lstrip())
+    is_list = data[head : head + 1] == b"["
+    read = head + is_list  # bytes decoded so far
+    text, at, offset = "", 0, read  # `offset` is the byte at which text[at:] begins
+    while True:
+        between = BETWEEN.match(text, at)
+        at, offset = (between.end(), offset + between.end() - at) if between else (at, offset)
+        try:
+            if text[at : at + 1] in ("", "]"):
+                raise ValueError("no value here")
+            _, end = decoder.raw_decode(text, at)
+            if end == len(text) and read < len(data):
+                raise ValueError("the value may go on in the next block")
+        except ValueError as error:
+            if read < len(data):
+                last = min(read + BLOCK, len(data))
+                while last < len(data) and data[last] & 0xC0 == 0x80:  # not inside a character
+                    last += 1
+                text, at, read = text[at:] + bytes(data[read:last]).decode(), 0, last
+                continue
+            if text[at:].strip() != ("]" if is_list else ""):
+                what = f"row {len(spans)} of {path} is not JSON"
+                raise DataError("RST-T068", what, str(error), "correct it") from None
+            break
+        size = len(text[at:end].encode())
+        spans.append((offset, offset + size))
+        at, offset = end, offset + size
+    table = np.array(spans, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+class ArrowRows:
+    """A memory-mapped Arrow file; `label` is the file it was made of."""
+
+    def __init__(self, path: str, label: str) -> None:
+        import pyarrow as pa
+
+        self.label = label
+        mapped = pa.memory_map(path)
+        try:
+            file = pa.ipc.open_file(mapped)
+            self._batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        except pa.ArrowInvalid:
+            mapped.seek(0)
+            file = pa.ipc.open_stream(mapped)
+            self._batches = list(file)
+        self._columns = tuple(file.schema.names)
+        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, end: int) -> list[Row]:
+        found: list[Row] = []
+        while start < end:
+            number = bisect.bisect_right(self._ends, start)
+            batch, last = self._batches[number], min(end, self._ends[number])
+            first = self._ends[number] - batch.num_rows
+            found += batch.slice(start - first, last - start).to_pylist()
+            start = last
+        return found
+
+
+class HubRows:
+    """A data set of `datasets`, which keeps it as Arrow."""
+
+    def __init__(self, dataset: Any, label: str) -> None:
+        self.label, self._dataset = label, dataset
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self._dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, start: int, end: int) -> list[Row]:
+        return [dict(self._dataset[index]) for index in range(start, end)]
+
+
+class ManyRows:
+    """The rows of several files, one file after the other."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.parts = parts
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Number of the file that has a row, and the row's number in it."""
+        number = bisect.bisect_right(self._ends, index)
+        return number, index - (self._ends[number] - len(self.parts[number]))
+
+    def row(self, index: int) -> Row:
+        number, inside = self.place(index)
+        return self.parts[number].read(inside, inside + 1)[0]
+
+    def spelled(self, index: int) -> str:
+        """The place of a row, for messages."""
+        number, inside = self.place(index)
+        return f"row {inside} of {self.parts[number].label}"
+
+
+# Opening ------------------------------------------------------------------------------------------------------------
+
+
+def open_rows(path: str, name: str | None, split: str) -> list[Rows]:
+    """Open a file, the files of a folder or a pattern, or a data set of the hub."""
+    found = files_of(path)
+    if found is None:
+        return [_from_hub(path, name, split)]
+    if Path(path).is_dir() and not found:
+        return [_from_disk(path, split)]
+    return [_opened(file) for file in found]
+
+
+def files_of(path: str) -> list[str] | None:
+    """Data files at a path; empty for a folder of `save_to_disk`, None for a name of the hub.
+
+    Raise DataError if there is none.
+    """
+    here = Path(path)
+    if here.is_dir():
+        if any((here / name).is_file() for name in SAVED):
+            return []
+        files = sorted(str(file) for file in here.rglob("*") if file.suffix in FORMATS and file.is_file())
+        return _known(files, path, f"it has no {', '.join(FORMATS)} file")
+    if here.is_file():
+        return _known([path] if here.suffix in FORMATS else [], path, f"known are {', '.join(FORMATS)}")
+    if glob.has_magic(path):
+        matching = glob.iglob(path, recursive=True)  # noqa: PTH207 - Path takes no absolute patterns
+        files = sorted(file for file in matching if Path(file).suffix in FORMATS)
+        return _known(files, path, "no data file matches the pattern")
+    if HUB_NAME.fullmatch(path) and here.suffix not in FORMATS and not _is_local(here):
+        return None
+    raise DataError("RST-T063", f"there is no {path}", _near(here), "name a file, a folder or a data set of the hub")
+
+
+def _is_local(path: Path) -> bool:
+    """Return True if the folder around a relative path exists: the path is a slip, not a name of the hub."""
+    return path.parent != Path() and path.parent.is_dir()
+
+
+def _known(files: list[str], path: str, why: str) -> list[str]:
+    if not files:
+        raise DataError("RST-T063", f"{path} has no data that can be read", why, "name a file or a folder of them")
+    return files
+
+
+def _near(path: Path) -> str:
+    """The nearest folder above a path that exists."""
+    above = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
+    names = sorted(file.name for file in above.iterdir() if not file.name.startswith("."))[:8]
+    return f"{above} has {', '.join(names) or 'no files'}"
+
+
+def columns_of(path: str) -> tuple[str, ...] | None:
+    """Columns of the first file, without reading or converting the rest; None if only loading can tell."""
+    files = files_of(path)
+    if not files:
+        return None
+    kind = FORMATS[Path(files[0]).suffix]
+    if kind == PARQUET:
+        import pyarrow.parquet as pq
+
+        return tuple(_readable(files[0], lambda: pq.read_schema(files[0])).names)
+    if kind == CSV:
+        return tuple(_header(files[0]))
+    return None if kind in (LINES, JSON) else ArrowRows(files[0], files[0]).columns
+
+
+def _readable(path: str, read: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return read()
+    except pa.ArrowException as error:
+        why = " ".join(str(error).split())
+        raise DataError("RST-T068", f"{path} cannot be read", why, "write it again, or name another file") from None
+
+
+def _opened(path: str) -> Rows:
+    kind = FORMATS[Path(path).suffix]
+    if kind in (LINES, JSON):
+        return JsonRows(path, kind)
+    if kind == ARROW:
+        rows: Rows = _readable(path, lambda: ArrowRows(path, path))
+        return rows
+    converted: Rows = _readable(path, lambda: ArrowRows(_converted(path, kind), path))
+    return converted
+
+
+def _converted(path: str, kind: str) -> str:
+    """The Arrow file made of a Parquet or CSV file; it is made once, for as long as the file does not change."""
+    import pyarrow as pa
+
+    about = Path(path).resolve()
+    facts = about.stat()
+    key = hashlib.sha256(f"{about}:{facts.st_size}:{facts.st_mtime_ns}:1".encode()).hexdigest()[:32]
+    folder = cache_folder()
+    made = folder / f"{key}.arrow"
+    if made.exists():
+        return str(made)
+    folder.mkdir(parents=True, exist_ok=True)
+    schema, batches = _parquet(path) if kind == PARQUET else _csv(path)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
+        try:
+            with pa.ipc.new_file(part, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        except BaseException:
+            Path(part.name).unlink()
+            raise
+    Path(part.name).replace(made)
+    return str(made)
+
+
+def cache_folder() -> Path:
+    """Folder of converted files."""
+    own = os.environ.get(CACHE_VARIABLE)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own) if own else Path(base) / "roost" / "data"
+
+
+def _parquet(path: str) -> tuple[Any, Iterator[Any]]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path, pre_buffer=False)
+    return file.schema_arrow, file.iter_batches(BATCH_ROWS)
+
+
+def _csv(path: str) -> tuple[Any, Iterator[Any]]:
+    """Every column is text: an answer of 007 must stay what it is."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    types = dict.fromkeys(_header(path), pa.string())
+    reader = csv.open_csv(
+        path,
+        parse_options=csv.ParseOptions(newlines_in_values=True),
+        convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+    )
+    return reader.schema, iter(reader)
+
+
+def _header(path: str) -> list[str]:
+    import csv
+
+    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        return next(csv.reader(file), [])
+
+
+def _from_disk(path: str, split: str) -> Rows:
+    from datasets import load_from_disk
+
+    found: Any = load_from_disk(path)
+    return HubRows(_split_of(found, path, split), path)
+
+
+def _from_hub(path: str, name: str | None, split: str) -> Rows:
+    from datasets import load_dataset
+
+    try:
+        return HubRows(load_dataset(path, name, split=split), path)
+    except Exception as error:  # of the hub's client, of the network, or of a data set's own code
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        fix = "write the path of local files instead, or of a folder that save_to_disk wrote on a machine with access"
+        raise DataError("RST-T068", f"{path} is no local path, and cannot be loaded from the hub", why, fix) from None
+
+
+def _split_of(found: Any, path: str, split: str) -> Any:
+    if not isinstance(found, Mapping):
+        return found
+    if split not in found:
+        what, why = f"{path} has no split {split}", f"it has {', '.join(found)}"
+        raise DataError("RST-T063", what, why, f"write split: {next(iter(found), 'train')}")
+    return found[split]
