@@ -9,6 +9,7 @@ from typing import Any
 from roost.config.findings import Findings, Where, did_you_mean, shown
 
 SCENARIO = "roost.rollout.data.scenario.PromptScenario"
+AGENTS = "roost.rollout.agents.scenario.AgentScenario"  # it takes its tasks from data, if it names no other source
 OVERLONG = ("filter", "error", "truncate")
 EVALUATION = "evaluation"  # the name of an evaluation set without one
 
@@ -24,6 +25,8 @@ class DataSource:
     answer: str | None = None  # column
     tag: str = ""  # of all rows
     tag_column: str | None = None
+    optional_answer: str | None = None  # columns that some rows or files may lack
+    optional_tag_column: str | None = None
     system_prompt: str | None = None
     weight: float | None = None
     limit: int | None = None  # rows
@@ -64,6 +67,8 @@ SOURCE_KEYS = {
     "answer": TEXT,
     "tag": TEXT,
     "tag_column": TEXT,
+    "optional_answer": TEXT,
+    "optional_tag_column": TEXT,
     "system_prompt": TEXT,
     "weight": NUMBER,
     "limit": COUNT,

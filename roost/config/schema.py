@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roost.config.data import KEYS
 from roost.config.findings import MAX_ACCELERATORS
 from roost.config.job import Notation
 from roost.config.node_groups import RESERVED_LABELS
@@ -144,6 +145,8 @@ def _setting(setting: Setting) -> Schema:
         schema: Schema = {"anyOf": [choices, {"type": "string", "pattern": INTERPOLATION}]}
     else:
         schema = dict(_TYPES[setting.type])
+    if setting.name == "data":
+        schema |= {"properties": {key: {} for key in KEYS}, "additionalProperties": False}
     if setting.type is int:
         schema |= {"minimum": -1, "maximum": setting.maximum or MAX_ACCELERATORS}
         schema |= {"not": {"const": 0}} if setting.minimum else {}

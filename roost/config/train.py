@@ -359,7 +359,7 @@ class EvaluationSettings:
     """Evaluations of the policy."""
 
     eval_every: int = setting(0, "Steps between evaluations; 0: at the end only.")
-    eval_tasks: int = setting(64, "Prompts per evaluation.", minimum=1)
+    eval_tasks: int = setting(64, "Prompts per evaluation; 0: all.")
     eval_samples: int = setting(
         1, "Samples per prompt in evaluations.", minimum=1, roll="validation.generating_args.num_return_sequences"
     )
@@ -401,6 +401,10 @@ class TrainSettings:
     )
     task: Mapping[str, Any] = setting(
         {}, "The scenario: `_target_`, a class that makes tasks and runs episodes, and its arguments."
+    )
+    data: Mapping[str, Any] = setting(
+        {},
+        "Prompts from data files: `path`, `prompt`, `answer` and others; without a task each is answered in one turn.",
     )
     rewards: Mapping[str, Any] = setting(
         {}, "Reward functions beside the task's own: by name, `_target_`, `tags`, `weight` and arguments."

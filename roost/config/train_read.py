@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from roost.config.data import AGENTS, SCENARIO, read_data
 from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
@@ -103,17 +104,21 @@ def read_training(
             written[name] = place
     warn_unlike(root, job.notation, values)
     usual = defaults(root, job.notation, values)
-    if "engine_options" in usual and "engine_options" in values:
-        values["engine_options"] = {**usual["engine_options"], **values["engine_options"]}
+    for name in ("engine_options", "data"):
+        if name in usual and name in values:
+            values[name] = {**usual[name], **values[name]}
     values = {**usual, **values}
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
+    elif values.get("data"):
+        values["task"] = _task_of_data(values, job, root)
     if not values.get("task") and "train" not in root:
-        fix = "write train: {task: {_target_: roost.rollout.arithmetic.Arithmetic}}, with the class of your task"
+        fix = "write train: {data: {path: data/train.jsonl}}, or train: {task: {_target_: package.module.Class}}"
         root.findings.error("RST-T001", root.where(), "has no section train, which names the task", fix=fix)
         return None, ()
     if not values.get("task"):
-        train.error("RST-T003", "task", "is missing", fix="write task: {_target_: roost.rollout.arithmetic.Arithmetic}")
+        fix = "write data: {path: data/train.jsonl}, or task: {_target_: package.module.Class}"
+        train.error("RST-T003", "task", "is missing", fix=fix)
     elif not isinstance(values["task"].get("_target_"), str):
         train.error(
             "RST-T003", "task", "has no _target_", fix="name the class of the scenario: _target_: package.module.Class"
@@ -160,6 +165,32 @@ def _supervised(
         kept["prompts_per_step"] = kept.pop("minibatch_size")
     aggregation = {"loss_aggregation": kept["loss_aggregation"]} if "loss_aggregation" in given else {}
     return {**kept, **OF_SFT, **aggregation}
+
+
+def _task_of_data(values: Values, job: Job, root: Section) -> Values:
+    """The task of a config with data: a scenario over them, or the config's own with them as its tasks."""
+    data, place, task = dict(values["data"]), setting_place("data", job), values.get("task")
+    data.setdefault("batch_size", values.get("prompts_per_step", default_of("prompts_per_step")))
+    if read_data(data, place, root.findings) is None:
+        return task or {"_target_": SCENARIO}
+    if not task:
+        if not values.get("rewards"):
+            what, why = "have no reward", "the answers to their prompts would not be scored"
+            fix = "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}"
+            root.findings.error("RST-T061", place, what, why, fix)
+        return {"_target_": SCENARIO, **data}
+    if task.get("_target_") != AGENTS or "tasks" in task:
+        what, why = "are not used", "the class of train.task makes its own tasks"
+        fix = "remove train.task, or remove the data"
+        root.findings.warn("RST-T062", place, what, why, fix)
+        return dict(task)
+    tokenizer = {"tokenizer": values.get("model") or _model_of(job, root)[0]} if "max_prompt_tokens" in data else {}
+    return {**task, "tasks": {"_target_": SCENARIO, **tokenizer, **data}}
+
+
+def task_place(settings: TrainSettings, job: Job) -> Where:
+    """Where the task stands in the config: `task`, or the data that it is made of."""
+    return setting_place("data" if settings.task.get("_target_") == SCENARIO and settings.data else "task", job)
 
 
 def setting_place(name: str, job: Job) -> Where:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,13 @@ def shares_of_batch(shares: Sequence[float], batch: int) -> list[int]:
     total = sum(shares)
     counts = [int(share / total * batch + 1e-9) for share in shares[:-1]]
     return [*counts, batch - sum(counts)]
+
+
+def order_of(scenario: Any, split: Any, seed: int) -> Order:
+    """Order of a scenario's tasks: its own `order(split, seed)` if it has one, else all tasks shuffled."""
+    own = getattr(scenario, "order", None)
+    order: Order = TaskOrder(scenario.size(split), seed) if own is None else own(split, seed)
+    return order
 
 
 def sample_seed(*parts: int) -> int:

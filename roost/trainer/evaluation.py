@@ -15,7 +15,7 @@ from roost.procs.user_code import call
 from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.episode_runner import EpisodeRunner, task_of
 from roost.rollout.group_rollout import GroupRollout, raise_fatal
-from roost.rollout.order import TaskOrder
+from roost.rollout.order import order_of
 from roost.rollout.rewards.math_answer import Find, as_number, found_answer, last_boxed
 from roost.trainer.figures import of_lengths, of_parts
 
@@ -138,7 +138,7 @@ async def evaluate(
     size = call(scenario.size, Split.EVALUATION)
     if not size:
         return Evaluation(version, ())
-    order = TaskOrder(size, settings.seed)
+    order = order_of(scenario, Split.EVALUATION, settings.seed)
     places = asyncio.Semaphore(rollout.max_concurrent_episodes)
     changed = asyncio.Event()
     plays = [
@@ -151,7 +151,7 @@ async def evaluate(
             places,
             changed.set,
         )
-        for number in range(min(asked.eval_tasks, size))
+        for number in range(min(asked.eval_tasks or size, size))
     ]
     try:
         while not all(play.is_over for play in plays):

@@ -15,7 +15,7 @@ from roost.config.train import RolloutSettings
 from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.episode_runner import EpisodeRunner, task_of
 from roost.rollout.group_rollout import GroupRollout, may_end, raise_fatal
-from roost.rollout.order import TaskOrder
+from roost.rollout.order import order_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Feed:
         self.tally = Tally()
         self._scenario, self._player, self._settings = scenario, player, settings
         self._max_staleness, self._first_version = max_staleness, version
-        self._order = TaskOrder(scenario.size(Split.TRAIN), seed)
+        self._order = order_of(scenario, Split.TRAIN, seed)
         self._next = position.next
         self._again = sorted(position.waiting)
         self._plays: dict[int, GroupRollout] = {}
@@ -130,6 +130,12 @@ class Feed:
     @property
     def position(self) -> Position:
         return Position(self._next, tuple(sorted([*self._plays, *self._again])))
+
+    @property
+    def data_figures(self) -> dict[str, float]:
+        """Rows of the data and passes over them so far, of a scenario that reads data files."""
+        found: dict[str, float] = dict(getattr(self._scenario, "figures", {}))
+        return found | ({"data/epoch": self._next / found["data/rows"]} if found else {})
 
     def begin(self, version: int) -> None:
         """Start as many groups as max_staleness allows at this version."""

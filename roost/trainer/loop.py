@@ -138,6 +138,7 @@ class Loop:
             raise explained(error, self.settings, state.step, figures) from None
         self.state = state
         figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
+        figures |= self.feed.data_figures
         figures |= await self.more_figures()
         self.watcher.step_done(self.state, figures, groups)
         await self.after_step(self.state)

@@ -18,7 +18,7 @@ from roost.config.findings import Findings, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, TrainSettings
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_place, task_place
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
@@ -240,7 +240,7 @@ def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
         tokenizer = load_tokenizer(settings.learner.model)
     except (OSError, ValueError) as error:
         raise ValueError(f"{settings.learner.model} has no tokenizer that can be loaded: {error}") from error
-    scenario = make_scenario(settings.task, tokenizer, setting_place("task", job), findings)
+    scenario = make_scenario(settings.task, tokenizer, task_place(settings, job), findings)
     findings.raise_errors()
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
@@ -257,7 +257,9 @@ def load_rewards(job: Job, settings: TrainSettings) -> ConfiguredRewards:
 
 
 def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:
-    """Return the settings with the number of steps, derived from max_epochs if that is set."""
+    """Return the settings with the number of steps, derived from max_epochs if that is set; say what the data have."""
+    if hasattr(scenario, "told"):
+        say(scenario.told())
     if settings.max_epochs is None:
         return settings
     tasks, groups = scenario.size(Split.TRAIN), settings.rollout.prompts_per_step

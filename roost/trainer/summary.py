@@ -40,6 +40,7 @@ def print_summary(run: RunFolder, console: Console) -> None:
     if steps:
         _print_failures(run, steps, console)
         _print_skipped(steps, console)
+        _print_data(steps[-1], console)
         _print_times(steps, console)
 
 
@@ -100,6 +101,15 @@ def _print_skipped(steps: Sequence[Record], console: Console) -> None:
         first, last = skipped[0]["step"], skipped[-1]["step"]
         where = f"step {first}" if first == last else f"steps {first} to {last}"
         console.print(f"skipped  optimizer steps in {where}: loss or gradient not finite")
+
+
+def _print_data(step: Record, console: Console) -> None:
+    """Print how much of the data was used, of a run whose prompts come from files."""
+    rows, epoch = number_of(step, "data/rows"), number_of(step, "data/epoch")
+    if rows is not None:
+        dropped = int(number_of(step, "data/dropped_rows") or 0)
+        left_out = f"; {counted(dropped, 'row')} dropped for their length" if dropped else ""
+        console.print(f"data     {counted(int(rows), 'row')}, epoch {epoch or 0:.2f}{left_out}")
 
 
 def _print_times(steps: Sequence[Record], console: Console) -> None:

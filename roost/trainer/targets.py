@@ -9,7 +9,7 @@ from typing import Any
 from roost.config.findings import Findings, Where
 from roost.config.job import Job
 from roost.config.train import TrainSettings
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_place, task_place
 from roost.procs.user_code import call
 from roost.rollout.check_target import SCENARIO, NotLocated, check_target, located
 from roost.rollout.episode import Scenario, Split
@@ -58,8 +58,13 @@ def class_name_of(tokenizer: Any) -> str:
     return f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
 
 
-def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings) -> Scenario | None:
-    """Create the scenario: call its class with the config's other keys and `tokenizer`."""
+def make_scenario(
+    task: Mapping[str, Any], tokenizer: Any, where: Where, findings: Findings, opens: bool = True
+) -> Scenario | None:
+    """Create the scenario: call its class with the config's other keys and `tokenizer`.
+
+    `opens`: also open its data and count its tasks. Processes that only run episodes do not need them.
+    """
     from hydra.utils import instantiate
 
     if not check_target(task, where, SCENARIO, findings):
@@ -75,12 +80,17 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
         return None
     if not check_target(made, where, SCENARIO, findings):  # a function may return anything
         return None
-    wrong = _wrong_size(made)
+    before = findings.num_errors
+    if opens and hasattr(made, "open_data"):
+        made.open_data(where, findings)
+    wrong = _wrong_size(made) if opens and findings.num_errors == before else ""
     if wrong:
         fix = "give a whole number, 1 or more"
         findings.error(
             "RST-A011", where, f"{task['_target_']} has no tasks to learn from", f"size(Split.TRAIN) {wrong}", fix
         )
+        return None
+    if findings.num_errors > before:
         return None
     scenario: Scenario = made
     return scenario
@@ -89,7 +99,7 @@ def make_scenario(task: Mapping[str, Any], tokenizer: Any, where: Where, finding
 def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = "") -> Scenario:
     """Create the scenario from names alone, in a worker; mistakes were found before launch."""
     findings = Findings()
-    made = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings)
+    made = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings, opens=False)
     findings.raise_errors()
     if made is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
@@ -107,6 +117,6 @@ def _wrong_size(scenario: Scenario) -> str:
 
 def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
     """Import the classes and functions that a job names, and check its keys against their signatures."""
-    check_target(settings.task, setting_place("task", job), SCENARIO, findings)
+    check_target(settings.task, task_place(settings, job), SCENARIO, findings)
     # `elsewhere` checks the keys without creating the rewards.
     make_rewards(settings.rewards, setting_place("rewards", job), findings, elsewhere=settings.rewards)

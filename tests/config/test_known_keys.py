@@ -71,6 +71,7 @@ READ_WITH = {
             **{f"{name}.model.is_lora": True for name in PLACED},
             "algorithm.entropy_bonus": 0.1,
             "algorithm.kl_beta": 0.1,
+            "data.train_data_paths": ["train.jsonl"],
         },
         *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
     ],
@@ -83,6 +84,7 @@ READ_WITH = {
             "use_pg_clip_range": True,
             "actor_infer.strategy_args.strategy_name": "vllm",
             "train_env_manager": None,
+            "actor_train.data_args.file_name": "train.jsonl",
         },
         {"adv_estimator": "reinforce", "reward_normalization": None, "actor_infer.generating_args": None},
         {
@@ -228,10 +230,11 @@ def test_sections_of_the_users_own_are_fine():
 
 
 def test_keys_with_the_same_reason_share_a_warning():
-    _, findings = job_of(Notation.RLINF, ["data.type", "data.prompt_key", "data.num_workers", "runner.log_interval"])
+    keys = ["data.is_markdown", "data.norm_column", "data.num_workers", "runner.log_interval"]
+    _, findings = job_of(Notation.RLINF, keys)
     (warning,) = findings.warnings
-    assert warning.what == "type, prompt_key are not followed"
-    assert "train.task" in warning.why
+    assert warning.what == "is_markdown, norm_column are not followed"
+    assert "train.task" in warning.fix
     assert [note.where.key_path for note in findings.notes] == ["data", "runner"]
     assert "num_workers" in findings.notes[0].what
 
@@ -245,8 +248,7 @@ def test_keys_with_the_same_reason_share_a_warning():
         (Notation.RLINF, "runner.resume_dir", "a/folder", None),
         (Notation.RLINF, "actor.sync_weight_no_wait", True, False),
         (Notation.RLINF, "actor.model.moe_aux_loss_coeff", 0.001, 0.0),
-        (Notation.RLINF, "data.shuffle", False, True),
-        (Notation.RLINF, "data.apply_chat_template", False, True),
+        (Notation.RLINF, "data.use_chat_template", False, True),
         (Notation.ROLL, "resume_from_checkpoint", "a/folder", False),
         (Notation.ROLL, "actor_train.model_update_frequency", 2, 1),
         (Notation.ROLL, "actor_train.apply_loss_scale", False, True),
@@ -292,7 +294,7 @@ RLINF_JOB = """
 cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}
 actor: {model: {model_path: some/model}}
 reward: {reward_threshold: 5}
-data: {type: math}
+data: {is_markdown: true}
 runner: {log_interval: 3}
 train: {task: {_target_: no_such_module.Task}}
 """
@@ -300,7 +302,7 @@ train: {task: {_target_: no_such_module.Task}}
 
 def test_plan_check_and_train_report_the_same(tmp_path):
     job = write(tmp_path, RLINF_JOB)
-    override = "+data.seed=4"
+    override = "+data.enable_zh=true"
 
     def reported(text):
         return [line for line in text.splitlines() if line.startswith(("warning", "note"))]
@@ -318,9 +320,9 @@ def test_reasons_are_in_the_json_and_in_words(tmp_path):
     assert (again.keys, again.notes) == (plan.keys, plan.notes)
     assert {use.where.key_path: use.known.effect for use in plan.keys} == {
         "reward.reward_threshold": Effect.TRAINING,
-        "data.type": Effect.TRAINING,
+        "data.is_markdown": Effect.TRAINING,
         "runner.log_interval": Effect.FILES,
     }
-    assert "data.type, line 5" in run("explain", job, "data", width=200).stdout
+    assert "data.is_markdown, line 5" in run("explain", job, "data", width=200).stdout
     assert "reward.reward_threshold, line 4" in run("explain", job, "keys.reward", width=200).stdout
     assert len(run("explain", job, "keys", width=200).stdout.splitlines()) == 4

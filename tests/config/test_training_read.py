@@ -68,6 +68,8 @@ def sample(key):
         return key.type(key.choices[-1])
     if key.type is tuple:
         return ("q_proj", "v_proj")
+    if key.name == "data":
+        return {"path": "some/file.jsonl", "shuffle": False}
     return {int: 5, float: 0.625, bool: True, str: "some/thing", Mapping: {"_target_": "a.B", "c": 1}}[key.type]
 
 
@@ -82,6 +84,8 @@ def beside(key):
             "prompts_per_step": RolloutSettings().prompts_per_step,
             "num_generations": RolloutSettings().num_generations,
         }
+    if key.name == "data":
+        return {"task": {}, "rewards": {"exact": {"_target_": "a.B"}}}
     return {"lora_rank": 3} if key.name in ("lora_alpha", "lora_target_modules") else {}
 
 

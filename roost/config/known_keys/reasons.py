@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roost.config.known_keys.tables import Effect, Known
 
-DATA = Known(Effect.TRAINING, "train.task gives the prompts and answers", "let the class of train.task read the data")
+DATA = Known(Effect.TRAINING, "train.data and train.task give the prompts", "write it in train.data")
 REWARD = Known(
     Effect.TRAINING, "train.task and train.rewards score the answers", "say it in train.task or train.rewards"
 )

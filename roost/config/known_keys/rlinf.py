@@ -7,8 +7,17 @@ from dataclasses import replace
 from roost.config.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
 from roost.config.known_keys.tables import Effect, Entry, Known
 
-SHUFFLE = replace(DATA, reason="Roost shuffles the tasks", instead="remove it", harmless=(None, True))
-TEMPLATE = replace(DATA, harmless=(None, True))
+IMAGES = Known(Effect.TRAINING, "Roost's policies read text alone", "train on text data")
+TABLES = Known(
+    Effect.TRAINING, "it belongs to an agent of RLinf's that Roost does not have", "write the agent in train.task"
+)
+EPISODES = Known(
+    Effect.TRAINING, "it belongs to RLinf's embodied or video data, which Roost does not read", "remove it"
+)
+FINE_TUNING = Known(Effect.TRAINING, "it belongs to RLinf's supervised data", "write it for roost sft")
+BATCH = Known(Effect.NOTHING, "RLinf evaluates the whole validation set at once")
+LABEL = Known(Effect.NOTHING, "RLinf reads it for data of the type vlm only")
+TEMPLATE = replace(DATA, reason="RLinf reads it for data of the type vlm only", harmless=(None, True))
 AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
 AGENT_LOOP = Known(
     Effect.TRAINING,
@@ -60,19 +69,22 @@ TABLE = (
         rollout.{tensor_parallel_size,pipeline_parallel_size,gpu_memory_utilization,enable_sleep_mode,rollout_backend}
         critic.use_critic_model algorithm.recompute_logprobs""",
     ),
+    Entry(IMAGES, "data.{image_keys,choice_key,solution_key,system_prompt}"),
+    Entry(TABLES, "data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column} rollout.custom_chat_template"),
     Entry(
-        DATA,
-        """data.{type,train_data_paths,val_data_paths,eval_data_paths,prompt_key,answer_key,choice_key,solution_key,image_keys}
-        data.{apply_chat_template_kwargs,system_prompt,max_prompt_length}
-        data.{filter_prompt_by_length,data_size,seed,val_rollout_batch_size,dataset_name}
-        data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column,answer_separator,data_root,data_path,repo_id}
-        data.{video_root,video_backend,video_fps,video_nframes,video_max_pixels,video_tolerance_s,video_in_chunk_offsets}
+        EPISODES,
+        """data.{video_root,video_backend,video_fps,video_nframes,video_max_pixels,video_tolerance_s,video_in_chunk_offsets}
         data.{tasks,task_subtasks.**,modalities,sampling_mode,behavior_dataset_root,fine_grained_level,macro_stride}
-        data.{tolerance_s,use_skill,train_data_path,val_data_path,dataset_path,split,max_length,max_seq_length}
-        runner.val_split rollout.custom_chat_template""",
+        data.{tolerance_s,use_skill,data_root,repo_id}""",
     ),
-    Entry(SHUFFLE, "data.shuffle"),
-    Entry(TEMPLATE, "data.{apply_chat_template,use_chat_template}"),
+    Entry(
+        FINE_TUNING,
+        """data.{eval_data_paths,answer_separator,data_path,train_data_path,val_data_path,dataset_path,split,max_length}
+        data.max_seq_length runner.val_split""",
+    ),
+    Entry(BATCH, "data.val_rollout_batch_size"),
+    Entry(LABEL, "data.dataset_name"),
+    Entry(TEMPLATE, "data.use_chat_template"),
     Entry(
         REWARD,
         "reward.{standalone_realworld,reward_mode,reward_threshold,env_reward_weight,reward_weight,model.**}",

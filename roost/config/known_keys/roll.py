@@ -27,6 +27,7 @@ MODEL_CONFIG = Known(
 )
 SPEED = Known(Effect.SPEED, "speed or memory of ROLL's workers")
 UNREAD = Known(Effect.NOTHING, "ROLL does not read it")
+UNUSED = Known(Effect.NOTHING, "ROLL reads it for no prompt of RLVR; the training columns and template are used")
 STEP_RETURNS = Known(Effect.NOTHING, "ROLL reads it only with gigpo and step_reinforce, which Roost does not have")
 OVERWRITTEN = Known(Effect.NOTHING, "ROLL overwrites it")
 SOURCE = Known(Effect.NOTHING, "only other keys refer to it")
@@ -54,11 +55,14 @@ TABLE = (
         {train,val}_env_manager.{num_env_groups,group_size,group_size_redundancy,max_env_num_per_worker}""",
     ),
     Entry(
+        Known(Effect.FOLLOWED, "data in train"), "actor_train.data_args.domain_interleave_probs.** tag_to_template.**"
+    ),
+    Entry(UNUSED, "ROLE.data_args.{id,response} validation.data_args.{messages,prompt,tag,domain_interleave_probs.**}"),
+    Entry(
         DATA,
         """ROLE.data_args.{template,file_name,eval_file_name,dataset_type,domain_interleave_probs,domain_interleave_probs.**}
-        ROLE.data_args.{tag,id,prompt,response,messages,dataset_name,eval_dataset_name,custom_data_kwargs_func,max_samples}
-        ROLE.data_args.{chosen,rejected,system,**}
-        global_template tag_to_template dataset_filter.** vlm_filter.** val_prompt_length val_sequence_length""",
+        ROLE.data_args.{tag,prompt,messages,dataset_name,eval_dataset_name,custom_data_kwargs_func,max_samples}
+        ROLE.data_args.{chosen,rejected,system,**} vlm_filter.** val_prompt_length val_sequence_length""",
     ),
     Entry(
         REWARD,
@@ -138,7 +142,7 @@ TABLE = (
         """add_len_reward use_reward_scaling use_reward_norm reward_norm reward_scale reward_shift pg_variant
         ROLE.use_remove_padding validation.eval_steps {train,val}_env_manager.format_penalty
         ROLE.generating_args.{do_sample,num_beams,length_penalty,max_length,logprobs} ROLE.pg_variant
-        ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache}
+        ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache} dataset_filter.**
         {actor_infer,reference,critic}.data_args.template validation.data_args.template""",
     ),
     Entry(STEP_RETURNS, "step_reward_gamma episode_reward_weight step_reward_weight"),

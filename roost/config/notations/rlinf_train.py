@@ -49,7 +49,23 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "engine": ("rollout.rollout_backend",),
     "eval_every": ("runner.val_check_interval",),
     "checkpoint_every": ("runner.save_interval",),
+    "data": (
+        "data.train_data_paths",
+        "data.val_data_paths",
+        "data.prompt_key",
+        "data.answer_key",
+        "data.apply_chat_template",
+        "data.apply_chat_template_kwargs",
+        "data.max_prompt_length",
+        "data.filter_prompt_by_length",
+        "data.data_size",
+        "data.shuffle",
+        "data.seed",
+        "data.type",
+    ),
 }
+TEXT_DATA = ("math", "reasoning", "wideseek_r1", "rstar2")  # data types whose rows are text
+DATA_SEED = 1
 
 
 def derived(root: Section, job: Job) -> dict[str, Any]:
@@ -85,9 +101,38 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What RLinf does where nothing else is said, and Roost would do otherwise."""
     found = engine_of(root.below("rollout"), "rollout_backend")
     is_fsdp = root.below("actor").values.get("training_backend") == "fsdp"
+    data = _data(root.below("data"))
+    if data:
+        found["data"] = data
+        if "eval" in data:
+            found["eval_tasks"] = 0  # all
     if is_fsdp and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
         found["dual_clip"] = FSDP_DUAL_CLIP
     return found
+
+
+def _data(section: Section) -> dict[str, Any]:
+    """The keys of RLinf's text data sets: files one after the other, the first `data_size` rows of all."""
+    kind = section.values.get("type") or TEXT_DATA[0]
+    if not section.values.get("train_data_paths") or kind not in TEXT_DATA:
+        return {}
+    longest = section.whole_number("max_prompt_length", 1)
+    found = {
+        "path": section.get("train_data_paths"),
+        "prompt": section.text("prompt_key"),
+        "answer": section.text("answer_key"),
+        "chat_template": section.flag("apply_chat_template"),
+        "template_arguments": dict(section.below("apply_chat_template_kwargs").values) or None,
+        "max_prompt_tokens": longest,
+        # RLinf cuts prompts that it does not filter at their end.
+        "overlong": "filter" if section.flag("filter_prompt_by_length") else "truncate",
+        "limit": whole_number(section, "data_size", 1),
+        "shuffle": section.flag("shuffle", default=True),
+        "seed": section.whole_number("seed", 0, DATA_SEED),
+        "drop_last": True,
+        "eval": section.get("val_data_paths") or None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _refuse_evaluation(runner: Section) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
+from roost.config.notations.roll_data import data_settings
 from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
@@ -172,6 +173,17 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "compute_dtype": ("actor_train.model_args.dtype", "sft_train.model_args.dtype"),
     "engine": ("actor_infer.strategy_args.strategy_name",),
     **GAMES_MADE_OF,
+    "data": (
+        "actor_train.data_args.file_name",
+        "validation.data_args.file_name",
+        "actor_train.data_args.messages",
+        "actor_train.data_args.prompt",
+        "actor_train.data_args.template",
+        "actor_train.data_args.tag",
+        "actor_train.data_args.domain_interleave_probs",
+        "global_template",
+        "tag_to_template",
+    ),
 }
 
 
@@ -219,6 +231,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found["max_new_tokens"] = turn  # agents bound each turn by their own limit
     if values.get("advantage_estimator", AdvantageEstimator.GAE) is AdvantageEstimator.GAE:
         found |= OF_GAE
+    if "train_env_manager" not in root:
+        found |= data_settings(root)
     if "validation" in root or "val_env_manager" in root:
         found["eval_every"] = EVALUATE_EVERY
         found["eval_temperature"] = _evaluation_temperature(root, values)

@@ -20,6 +20,7 @@ from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Part, located,
 from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
+from roost.rollout.order import Order, order_of
 
 MOST_SHOWN = 400  # characters of an action or an observation
 MOST_STEPS = 20  # the first and the last ones are shown
@@ -165,6 +166,9 @@ class AgentScenario:
 
     def task(self, split: Split, index: int) -> Task:
         return self._tasks.task(split, index)
+
+    def order(self, split: Split, seed: int) -> Order:
+        return order_of(self._tasks, split, seed)
 
     def use_environments(self, environments: Environments) -> None:
         """Use these environments instead of creating them here. Call it before the first episode."""

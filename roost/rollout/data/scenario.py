@@ -94,7 +94,8 @@ class PromptScenario:
         row = loaded.rows.row(number)
         source, column = loaded.sources[loaded.rows.place(number)[0]]
         prompt = self._prompt(row, source, column, loaded.rows.spelled(number))
-        answer = {} if source.answer is None else {"answer": row.get(source.answer)}
+        wanted = source.answer or source.optional_answer
+        answer = {"answer": row[wanted]} if wanted in row else {}
         data = {**row, **answer, "prompt_text": prompt.text, "messages": prompt.messages}
         return Task(short_name(prompt), {**data, "is_rendered": prompt.is_rendered}, self._tag(row, source))
 
@@ -176,9 +177,12 @@ class PromptScenario:
             left = source.limit
             for path in source.path:
                 for part in open_rows(path, source.name, source.split):
+                    if not len(part):
+                        continue
+                    columns = part.columns
                     try:
-                        check_columns(source, part.columns)
-                        column = prompt_column(source, part.columns)
+                        check_columns(source, columns)
+                        column = prompt_column(source, columns)
                     except DataError as error:
                         raise DataError(error.code, f"{part.label}: {error.what}", error.why, error.fix) from None
                     opened.append(part)
@@ -272,7 +276,7 @@ class PromptScenario:
 
     def _prompt(self, row: Row, source: DataSource, column: str, place: str) -> Prompt:
         try:
-            return self._format.prompt(row, source, column, str(row.get(source.tag_column or "", "")))
+            return self._format.prompt(row, source, column, _raw_tag(row, source))
         except DataError as error:
             raise DataError(error.code, f"{place}: {error.what}", error.why, error.fix) from None
 
@@ -281,7 +285,7 @@ class PromptScenario:
         own = row.get(self._settings.domain_column) if self._settings.domain_column else None
         if own is not None:
             return str(own)
-        tag = str(row.get(source.tag_column)) if source.tag_column else source.tag
+        tag = _raw_tag(row, source)
         if not self._settings.domains:
             return tag
         of_tag = (domain for domain, tags in self._settings.domains.items() if tag in tags)
@@ -289,9 +293,14 @@ class PromptScenario:
 
     def _tag(self, row: Row, source: DataSource) -> str:
         """The tag that rewards select by: the row's, or its domain if no domain lists that tag."""
-        tag = str(row.get(source.tag_column) or "") if source.tag_column else source.tag
+        tag = _raw_tag(row, source)
         domain = self._domain(row, source) if self._settings.domains else tag
         return tag if tag in self._settings.domains.get(domain, (tag,)) else domain
+
+
+def _raw_tag(row: Row, source: DataSource) -> str:
+    own = row.get(source.tag_column or source.optional_tag_column or "")
+    return source.tag if own is None else str(own)
 
 
 def _rows(rows: ManyRows, numbers: Sequence[int]) -> list[Row]:
