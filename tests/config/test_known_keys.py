@@ -84,11 +84,19 @@ READ_WITH = {
             "use_pg_clip_range": True,
             "actor_infer.strategy_args.strategy_name": "vllm",
             "train_env_manager": None,
+            "sft_train": None,
             "actor_train.data_args.file_name": "train.jsonl",
         },
-        {"adv_estimator": "reinforce", "reward_normalization": None, "actor_infer.generating_args": None},
+        {
+            "adv_estimator": "reinforce",
+            "reward_normalization": None,
+            "actor_infer.generating_args": None,
+            "sft_train": None,
+        },
+        {"sft_train.device_mapping": [0], "train_env_manager": None},
         {
             "train": {},
+            "sft_train": None,
             "train_env_manager.tags": ["*"],
             "val_env_manager.tags": ["*"],
             "custom_envs.*.env_type": "frozen_lake",
@@ -96,7 +104,7 @@ READ_WITH = {
             "custom_envs.*.next_step_template": "",
         },
         *(
-            {"train_env_manager": None, "rewards.*.worker_cls": f"roll.{name}", **more}
+            {"train_env_manager": None, "sft_train": None, "rewards.*.worker_cls": f"roll.{name}", **more}
             for name, more in (
                 ("CodeSandboxRewardWorker", {"rewards.*.use_local": False}),
                 ("CrossThinkQARuleRewardWorker", {"rewards.*.reward_type": "soft"}),
