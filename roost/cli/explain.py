@@ -14,8 +14,7 @@ from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.known_keys.tables import KeyUse
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
-from roost.view.text import print_findings
-from roost.view.training_text import explain_setting, print_keys, print_settings
+from roost.view.text import explain_setting, print_findings, print_keys, print_settings
 
 
 def explain_command(

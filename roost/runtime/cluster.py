@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,57 @@ from roost.runtime.control_watch import ControlWatch
 from roost.runtime.failures import FailureWatch, StartWatch
 from roost.runtime.launch import Launching, Request, component_of, plan_launch
 from roost.runtime.node_daemons import CLOSING_LIMIT, NodeDaemons, dismiss
-from roost.runtime.nodes import ClusterConfig, live_inventory, read_cluster_config
+from roost.runtime.nodes import ClusterConfig, LiveNode, live_inventory, read_cluster_config
 from roost.runtime.ray_connection import connect
 from roost.runtime.reserve import Holdings
-from roost.runtime.span_collection import BRIEFLY, collected, flush, with_spans
 from roost.runtime.worker import GroupSpec, LaunchOptions, Worker, WorkerGroup, check_methods, check_name
 from roost.trace.chrome import TraceSummary, write_trace
-from roost.trace.spans import Span, SpanRecorder
+from roost.trace.spans import Span, SpanRecorder, WorkerSpans
 from roost.transport import current
 from roost.transport.channel import Channel
 from roost.transport.current import ProcessLink
 from roost.transport.directory import GroupEntry
 from roost.transport.failure import DRIVER, Address, Failure, FailureKind
+
+FLUSH_LIMIT = 3.0  # seconds for workers to flush their spans
+BRIEFLY = 0.5  # the same, for workers about to be stopped
+
+
+def flush(groups: Iterable[WorkerGroup], limit: float = FLUSH_LIMIT) -> None:
+    """Ask workers to flush their spans, without waiting for one that is in a long call."""
+    flushed = [host._roost_flush.remote() for group in groups for host in group.hosts]
+    if flushed:
+        ray.wait(flushed, num_returns=len(flushed), timeout=limit)
+
+
+def collected(daemons: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
+    """Spans of all workers, from every node daemon."""
+    workers = []
+    for node, found in daemons.ask_all("spans"):
+        # The driver's own daemon may follow those of the job's nodes.
+        offset = nodes[node].report.clock_offset_ns if node < len(nodes) else 0
+        for who, devices, spans, dropped in found:
+            held = tuple((node, device) for device in devices)
+            workers.append(WorkerSpans(who.group, who.rank, node, held, _earlier(spans, offset), dropped))
+    return workers
+
+
+def _earlier(spans: Iterable[Span], offset: int) -> tuple[Span, ...]:
+    return tuple(span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans)
+
+
+def with_spans(workers: Sequence[WorkerSpans], more: Mapping[Address, Sequence[Span]], node: int) -> list[WorkerSpans]:
+    """Add spans to workers; spans of any other address become a new entry on this node."""
+    known = {Address(worker.component, worker.rank) for worker in workers}
+    found = [
+        worker._replace(spans=(*worker.spans, *more.get(Address(worker.component, worker.rank), ())))
+        for worker in workers
+    ]
+    others = [
+        WorkerSpans(who.group, who.rank, node, (), tuple(spans)) for who, spans in more.items() if who not in known
+    ]
+    return [*others, *found]
+
 
 NODE_LIMIT = 60.0  # seconds to wait for nodes to join
 RESERVATION_LIMIT = 600.0  # seconds to wait for resources that other jobs hold

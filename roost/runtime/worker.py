@@ -18,10 +18,10 @@ from roost.config.findings import did_you_mean
 from roost.runtime.failures import FailureWatch
 from roost.runtime.result import GroupResult
 from roost.transport import current
+from roost.transport.batches import MESSAGE, Groups, Transfer, transfer_limit
 from roost.transport.channel import Channel
 from roost.transport.current import ProcessSetup
 from roost.transport.failure import DRIVER, Address
-from roost.transport.transfer import MESSAGE, Groups, Transfer, transfer_limit
 
 if TYPE_CHECKING:
     from roost.placement.component_plan import ComponentPlan

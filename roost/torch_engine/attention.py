@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from roost.torch_engine.batch import Batch
 from roost.torch_engine.cache import Gathered, LayerCache, LayerShape, new_cache
+from roost.torch_engine.scheduler import Batch
 
 FLASH_BLOCK, FLASH_HEAD = 256, 256  # block size must be a multiple of the first, head size at most the second
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from roost.torch_engine.attention import Flash, PaddedDecode, Tables
-from roost.torch_engine.batch import Batch
 from roost.torch_engine.cache import LayerCache
 from roost.torch_engine.model import LoadedModel, forward
+from roost.torch_engine.scheduler import Batch
 from roost.torch_engine.settings import EngineSettings
 
 FEW = (1, 2, 4)

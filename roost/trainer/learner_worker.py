@@ -17,11 +17,11 @@ from roost.config.train import LearnerSettings
 from roost.engines.command import EngineKind
 from roost.engines.connect import connect
 from roost.engines.protocol import EngineError, UpdateFailed
-from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.group import VllmWeightGroup
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
+from roost.engines.weights.release import BroadcastSender
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import ModuleSource
 from roost.learner.distributed import init_distributed

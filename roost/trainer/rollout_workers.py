@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from roost.config.train import TrainSettings
+from roost.config.train import SamplingSettings, TrainSettings
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
+from roost.engines.protocol import Completion, Sampling
 from roost.net.addresses import node_address
 from roost.placement.plan import Plan
 from roost.placement.rules.rewards import placed_rewards
@@ -23,16 +24,53 @@ from roost.procs.user_code import within
 from roost.rollout.agent_worker import AgentGroup, AgentWorker, finish_workers
 from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, run_in_environment
-from roost.rollout.episode import Scenario, Split
+from roost.rollout.episode import Draw, Scenario, Split, TurnForm
 from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, close_scenario
-from roost.rollout.fleet_sampling import FleetDraws
 from roost.rollout.gateway import Gateway
+from roost.rollout.order import sample_seed
 from roost.rollout.rewards.config import ConfiguredRewards
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.rollout.rewards.worker import RewardWorker
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 from roost.trainer.targets import load_scenario
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
+
+
+ANY_FORM = TurnForm()
+
+
+class FleetDraws:
+    """Opens samplers for episodes. Episodes of a group use one engine, which has their prompt in its cache."""
+
+    def __init__(self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group") -> None:
+        self._fleet, self._settings, self._seed, self._label = fleet, settings, seed, label
+
+    def open(self, number: int, episode: int, attempt: int) -> Draw:
+        """Return the sampler for one attempt at an episode. Seeds depend on the numbers alone."""
+
+        async def draw(
+            token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm = ANY_FORM
+        ) -> Completion:
+            settings = self._settings
+            limit = settings.max_new_tokens if max_tokens is None else min(max_tokens, settings.max_new_tokens)
+            sampling = Sampling(
+                max_tokens=limit,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p,
+                seed=sample_seed(self._seed, number, episode, attempt, turn),
+                stop=form.stop,
+                json_schema=form.json_schema,
+            )
+            return await self._fleet.generate(token_ids, sampling, episode=f"{self._label} {number}")
+
+        return draw
+
+    def close(self, number: int) -> None:
+        """Release the engine of a finished group."""
+        self._fleet.end_episode(f"{self._label} {number}")
+
 
 AGENT, ENV = "agent", "env"
 TRAINING, EVALUATION = "group", "evaluation"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from roost.learner.mismatch import mismatch
+from roost.trainer.figures import mismatch
 
 
 def test_what_is_told():

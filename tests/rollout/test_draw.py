@@ -1,7 +1,7 @@
 import pytest
 
 from roost.config.train import SamplingSettings
-from roost.rollout.fleet_sampling import FleetDraws
+from roost.trainer.rollout_workers import FleetDraws
 from tests.rollout.script import completion, ran
 
 

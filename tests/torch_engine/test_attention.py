@@ -11,12 +11,11 @@ import torch
 
 from roost.engines.protocol import Sampling
 from roost.torch_engine.attention import Attention, DecodeTogether
-from roost.torch_engine.batch import Batch, flatten
 from roost.torch_engine.cache import LayerCache, new_cache
 from roost.torch_engine.graphs import DecodeInputs, bucket, decode
 from roost.torch_engine.model import LoadedModel, load_model
 from roost.torch_engine.runner import Runner
-from roost.torch_engine.scheduler import Chunk, Request, Tracked
+from roost.torch_engine.scheduler import Batch, Chunk, Request, Tracked, flatten
 from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapters
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.sampler import draw, uniforms
+from roost.torch_engine.runner import draw, uniforms
 
 VOCABULARY = 24
 PARAMETERS = {

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.trace.chrome import microseconds, write_trace
+from roost.trace.chrome import device_uses, microseconds, write_trace
 from roost.trace.spans import Span, WorkerSpans
-from roost.trace.utilization import device_uses
 
 EPOCH = 1_700_000_000_000_000_000
 REQUIRED = {

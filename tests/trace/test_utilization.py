@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.trace.spans import Span, WorkerSpans
-from roost.trace.utilization import (
+from roost.trace.chrome import (
     busy_intervals,
     busy_times,
     clip,
@@ -18,6 +17,7 @@ from roost.trace.utilization import (
     union,
     window_of,
 )
+from roost.trace.spans import Span, WorkerSpans
 
 TIMES = st.integers(0, 60)
 INTERVALS = st.lists(st.tuples(TIMES, TIMES), max_size=12)

@@ -6,8 +6,7 @@ import urllib.request
 
 import pytest
 
-from roost.trainer.metrics.fan_out import FanOut, MetricSettings, open_metrics
-from roost.trainer.metrics.prometheus import PrometheusEndpoint, free_name
+from roost.trainer.metrics.fan_out import FanOut, MetricSettings, PrometheusEndpoint, free_name, open_metrics
 from roost.trainer.run_folder import RunFolder
 from tests.limits import HANG_S
 

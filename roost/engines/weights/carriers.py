@@ -10,14 +10,15 @@ from typing import Any, Protocol
 
 import torch
 
-from roost.engines.weights.buckets import BUCKET_BYTES, size_of
 from roost.engines.weights.parcel import (
+    BUCKET_BYTES,
     Broadcast,
     DeviceHandles,
     PackedHandle,
     SharedMemory,
     TensorInfo,
     WeightPayload,
+    size_of,
 )
 from roost.engines.weights.source import WeightSource
 from roost.procs.files import ScratchFolder

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from roost.engines.protocol import UpdateFailed
-from roost.engines.weights.buckets import cut, size_of
-from roost.engines.weights.parcel import TensorInfo
+from roost.engines.weights.parcel import TensorInfo, cut, size_of
 from roost.engines.weights.source import WeightSource
 
 FILE_BYTES = 4 * 2**30

@@ -20,10 +20,16 @@ from roost.engines.protocol import (
     UpdateFailed,
     WeightsRefused,
 )
-from roost.engines.weights.probe import Probe
+from roost.engines.weights.probe import (
+    Expected,
+    NotTaken,
+    Probe,
+    judge_answers,
+    verify_by_fingerprints,
+    verify_by_probe,
+)
 from roost.engines.weights.release import Release
 from roost.engines.weights.send import Sent
-from roost.engines.weights.verify import Expected, NotTaken, judge_answers, verify_by_fingerprints, verify_by_probe
 from roost.placement.routes import WeightRoute
 
 

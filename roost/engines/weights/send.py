@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from roost.engines.protocol import Engine, EngineError, UpdateFailed, WeightsRefused
-from roost.engines.weights.buckets import BUCKET_BYTES, cut, size_of
 from roost.engines.weights.carriers import Carrier
-from roost.engines.weights.parcel import Manifest, TensorInfo, WeightPayload
+from roost.engines.weights.parcel import BUCKET_BYTES, Manifest, TensorInfo, WeightPayload, cut, size_of
 from roost.engines.weights.probe import fingerprint
 from roost.engines.weights.source import WeightSource
 

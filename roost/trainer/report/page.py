@@ -2,14 +2,97 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roost.trainer.metrics.json_lines import write_whole
-from roost.trainer.report.page_data import page_data
+import numpy as np
+
+from roost.trainer.metrics.json_lines import Record, number_of, write_whole
+from roost.trainer.report.page_data import page_data, phase_colours, phases_of, times_of
 from roost.trainer.run_folder import RunFolder
+from roost.view.grid_model import COLOURS
 from roost.view.html import one_file_page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+MOST_BARS = 120
+
+
+def write_plots(run: RunFolder) -> tuple[Path, Path]:
+    """Write reward.png and timing.png and return their paths; needs matplotlib."""
+    # Not pyplot, which keeps state between calls and may need a display.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    steps, evaluations = run.steps(), run.evaluations()
+    for path, draw in ((run.reward_plot, _draw_reward), (run.timing_plot, _draw_timing)):
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, steps, evaluations)
+        axes.set_title(run.name.replace("$", r"\$"), loc="left", fontsize=11)
+        axes.set_xlabel("step")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        # Skip an empty legend.
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside right upper", frameon=False, fontsize=9, reverse=draw is _draw_timing)
+        figure.savefig(path, dpi=120)
+    return run.reward_plot, run.timing_plot
+
+
+def smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """Weighted mean over `reach` values on either side, nearer ones counting more; NaN is ignored.
+
+    >>> smoothed([1.0, 0.0, math.nan, 1.0, 1.0], 1)
+    [0.6666666666666666, 0.3333333333333333, 0.5, 1.0, 1.0]
+    """
+    numbers = np.asarray(values, np.float64)
+    is_known = np.isfinite(numbers)
+    weights = reach + 1 - np.abs(np.arange(-reach, reach + 1))
+    inside = slice(reach, reach + len(numbers))
+    totals = np.convolve(np.where(is_known, numbers, 0.0), weights)[inside]
+    weight = np.convolve(is_known.astype(np.float64), weights)[inside]
+    return [total / many if many else math.nan for total, many in zip(totals.tolist(), weight.tolist(), strict=True)]
+
+
+def _draw_reward(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
+    numbers, rewards = [record["step"] for record in steps], _column(steps, "reward/mean")
+    axes.set_ylabel("reward")
+    reach = math.ceil(len(steps) / 25)
+    if numbers:
+        axes.plot(
+            numbers, rewards, color=COLOURS[0], alpha=0.35, linewidth=1, marker=".", markersize=3, label="each step"
+        )
+        axes.plot(numbers, smoothed(rewards, reach), color=COLOURS[0], linewidth=2, label="smoothed")
+    if evaluations:
+        tried = [record["step"] for record in evaluations]
+        axes.plot(tried, _column(evaluations, "reward/mean"), "D", color=COLOURS[5], markersize=6, label="evaluation")
+
+
+def _draw_timing(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
+    axes.set_ylabel("seconds of a step")
+    width = max(1, math.ceil(len(steps) / MOST_BARS))
+    parts = [steps[start : start + width] for start in range(0, len(steps), width)]
+    places = [part[0]["step"] + (part[-1]["step"] - part[0]["step"]) / 2 for part in parts]
+    bottom = [0.0] * len(parts)
+    colours = phase_colours(steps)
+    for phase in phases_of(steps):
+        heights = [sum(times_of(part, phase)) / len(part) for part in parts]
+        axes.bar(places, heights, width=width * 0.85, bottom=bottom, color=colours[phase], label=phase)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+
+
+def _column(records: Sequence[Record], key: str) -> list[float]:
+    numbers = [number_of(record, key) for record in records]
+    return [math.nan if number is None else number for number in numbers]
+
 
 # Order matters: later styles override, and the last script starts the page.
 STYLES = ("page", "charts", "timeline", "rollouts")

@@ -16,9 +16,8 @@ from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineLost, Finish, InFlight, NotOffered, Sampling, UpdateFailed
 from roost.engines.residency import HandOver
 from roost.engines.supervision import Watchfulness
-from roost.engines.weights.broadcast import BroadcastSender
 from roost.engines.weights.carriers import SharedMemoryCarrier
-from roost.engines.weights.release import Release, WeightRoute
+from roost.engines.weights.release import BroadcastSender, Release, WeightRoute
 from roost.engines.weights.source import ModuleSource
 from roost.net.addresses import PortLeases
 from roost.placement.memory.residency import Decision
