@@ -82,7 +82,7 @@ class Bench:
         self, rounds: int, sizes: Sequence[int], parts: Sequence[str], threads: int, batch: int | None
     ) -> list[Played]:
         async with engine(self._model, self._folder, threads, batch or max(sizes)) as fleet:
-            (member,) = fleet.crew.members.values()
+            (member,) = fleet.pool.members.values()
             url, cores = member.engine.url, Cores(member.owner.pid)
             with watching(url, self._looks):
                 async with self._ways(fleet, url, parts) as ways:

@@ -19,7 +19,7 @@ from roost.config.train import SamplingSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
 from roost.rollout.episode import Split
 from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, LocalEpisodeRunner
-from roost.trainer.rollout_workers import FleetDraws
+from roost.trainer.rollout_workers import FleetSamplers
 
 HERE = Path(__file__).parent
 LIMIT_S = 600.0
@@ -51,7 +51,7 @@ class Episodes:
     """Coroutines of one event loop, in this process or, with a gateway, in agent workers."""
 
     def __init__(self, fleet: Fleet, workload: Workload) -> None:
-        self.draws = FleetDraws(fleet, SamplingSettings(max_new_tokens=workload.tokens), seed=0, label=LABEL)
+        self.draws = FleetSamplers(fleet, SamplingSettings(max_new_tokens=workload.tokens), seed=0, label=LABEL)
         self._scenario = Talk(**asdict(workload))
         self.here = LocalEpisodeRunner(self._scenario, self.draws.open, LIMIT_S)
 

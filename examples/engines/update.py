@@ -74,7 +74,7 @@ async def main(folder: Path) -> None:
         print("slept, and woke with new weights:", told(await fleet.generate(prompt, SAMPLING)))
 
         request = asyncio.create_task(fleet.generate(prompt, SAMPLING, episode="0"))
-        os.kill(fleet.crew.members["engine-0"].owner.pid, signal.SIGKILL)
+        os.kill(fleet.pool.members["engine-0"].owner.pid, signal.SIGKILL)
         print("one killed:", told(await request))
         while len(fleet.urls) < 2:
             await asyncio.sleep(0.2)

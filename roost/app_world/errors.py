@@ -21,7 +21,7 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ApiError:
     "there is no app called 'zzz'; there are: notes, todo"
     """
     names = sorted(known)[:MOST_NAMES]
-    asked = name[:100] if isinstance(name, str) else f"a {type(name).__name__}"
-    near = difflib.get_close_matches(asked, names, n=1)
+    shown = name[:100] if isinstance(name, str) else f"a {type(name).__name__}"
+    near = difflib.get_close_matches(shown, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
-    return ApiError(f"there is no {what} called {asked!r}; {hint}")
+    return ApiError(f"there is no {what} called {shown!r}; {hint}")

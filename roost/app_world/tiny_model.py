@@ -41,7 +41,7 @@ PIECES = (
     BEGIN,
     DONE,
     CLOSE,
-    *(piece for asked, done in KINDS.values() for piece in (*asked, *done)),
+    *(piece for request, done in KINDS.values() for piece in (*request, *done)),
     *TINY_WORDS,
 )
 
@@ -78,11 +78,11 @@ def write_app_world_model(folder: Path | str, seed: int = 0, shown: int = 300, r
 def _demonstration(tokenizer: Any, draws: random.Random, right: float) -> Sequence[int]:
     """A task with code for it, or for another one: all are as long."""
     kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
-    asked = f"{KINDS[kind][0][0]}{word}{KINDS[kind][0][1]}"
+    request = f"{KINDS[kind][0][0]}{word}{KINDS[kind][0][1]}"
     if draws.random() >= right:
         kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
     done = f"{BEGIN}{KINDS[kind][1][0]}{word}{KINDS[kind][1][1]}{DONE}{CLOSE}"
-    ids: Sequence[int] = tokenizer(f"<user>{asked}{END}<assistant>{done}{END}", add_special_tokens=False).input_ids
+    ids: Sequence[int] = tokenizer(f"<user>{request}{END}<assistant>{done}{END}", add_special_tokens=False).input_ids
     return ids
 
 
@@ -96,9 +96,9 @@ def _tokenizer() -> Any:
     pattern = Regex("|".join(_escaped(piece) for piece in longest_first))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, unk_token=UNKNOWN)
-    made.chat_template = TEMPLATE
-    return made
+    result = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, unk_token=UNKNOWN)
+    result.chat_template = TEMPLATE
+    return result
 
 
 def _escaped(piece: str) -> str:

@@ -30,8 +30,7 @@ from roost.config.job import Notation
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.notation import read_job
 from roost.placement.plan import Plan, finding_to_dict
-from roost.view.text import print_findings
-from roost.view.training_text import print_keys
+from roost.view.text import print_findings, print_keys
 
 
 def check_command(

@@ -21,7 +21,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*
 _LONGEST_HUB_NAME = 96
 
 
-class ModelPlace(StrEnum):
+class ModelLocation(StrEnum):
     """Where a model that a config names can be."""
 
     FOLDER = "folder"  # that is here
@@ -29,19 +29,19 @@ class ModelPlace(StrEnum):
     HUB = "hub"  # no folder here, and a possible name on the Hugging Face hub
 
 
-def model_place(model: str) -> ModelPlace:
+def model_location(model: str) -> ModelLocation:
     """Decide whether a model is a local path or a hub name, from the name and that path alone.
 
     A relative path such as `runs/model` is also a possible hub name. Without a folder of that name it counts as one,
     whether or not `runs` exists; only a look-up can tell.
 
-    >>> model_place("Qwen/Qwen2.5-0.5B").value, model_place("./Qwen").value, model_place("/data/models/Qwen").value
-    ('hub', 'missing', 'missing')
+    >>> [model_location(name).value for name in ("Qwen/Qwen2.5-0.5B", "./Qwen", "/data/models/Qwen")]
+    ['hub', 'missing', 'missing']
     """
     if _local(model) is not None:
-        return ModelPlace.FOLDER
+        return ModelLocation.FOLDER
     is_name = len(model) <= _LONGEST_HUB_NAME and _HUB_NAME.fullmatch(model)
-    return ModelPlace.HUB if is_name else ModelPlace.MISSING
+    return ModelLocation.HUB if is_name else ModelLocation.MISSING
 
 
 def resolve_model(model: str) -> str:

@@ -169,7 +169,7 @@ def _supervised(
 
 def _task_of_data(values: Values, job: Job, root: Section) -> Values:
     """The task of a config with data: a scenario over them, or the config's own with them as its tasks."""
-    data, place, task = dict(values["data"]), setting_place("data", job), values.get("task")
+    data, place, task = dict(values["data"]), setting_location("data", job), values.get("task")
     data.setdefault("batch_size", values.get("prompts_per_step", default_of("prompts_per_step")))
     if read_data(data, place, root.findings) is None:
         return task or {"_target_": SCENARIO}
@@ -190,10 +190,10 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
 
 def task_place(settings: TrainSettings, job: Job) -> Where:
     """Where the task stands in the config: `task`, or the data that it is made of."""
-    return setting_place("data" if settings.task.get("_target_") == SCENARIO and settings.data else "task", job)
+    return setting_location("data" if settings.task.get("_target_") == SCENARIO and settings.data else "task", job)
 
 
-def setting_place(name: str, job: Job) -> Where:
+def setting_location(name: str, job: Job) -> Where:
     """Where a setting stands in the config: in `train`, or under the notation's own key if only that has it.
 
     A name that is no setting's is a component's, which stands where it is placed.
@@ -385,7 +385,7 @@ def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Secti
     """How many optimizer steps a step's samples are cut into."""
     size, count = values.get("minibatch_size"), values.get("minibatches")
     samples = rollout.prompts_per_step * rollout.num_generations
-    place = setting_place("minibatch_size", job)
+    place = setting_location("minibatch_size", job)
     if size is None:
         return int(count or 1)
     if count is not None and math.ceil(samples / size) != count:

@@ -76,12 +76,12 @@ class Continuation:
     @property
     def sampling(self) -> Sampling:
         """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
-        made = len(self._kept)
+        done = len(self._kept)
         seed = self._sampling.seed
         return replace(
             self._sampling,
-            max_tokens=self._sampling.max_tokens - made,
-            seed=seed if seed is None or not made else (seed * 1_000_003 + made) % 2**31,
+            max_tokens=self._sampling.max_tokens - done,
+            seed=seed if seed is None or not done else (seed * 1_000_003 + done) % 2**31,
         )
 
     @property
@@ -170,7 +170,7 @@ class Fleet:
         report: Callable[[str], None] = print,
         connect: Connect | None = None,
     ) -> None:
-        self.crew = FleetMembers(owners)
+        self.pool = FleetMembers(owners)
         self.recorder = recorder or SpanRecorder()
         self.report = report
         self._settings = settings or FleetSettings()
@@ -179,8 +179,8 @@ class Fleet:
         self._current = CurrentRelease(self._scratch.path, self._connect, report)
         self._sleep_level = 0
         self._has_devices = True  # False: the learner has them, and no server may be started
-        self.weights = WeightCheck(self.crew, report)
-        self._supervisor = Supervisor(self.crew, self._settings.watchfulness, self._recover, report)
+        self.weights = WeightCheck(self.pool, report)
+        self._supervisor = Supervisor(self.pool, self._settings.watchfulness, self._recover, report)
 
     async def __aenter__(self) -> Fleet:
         try:
@@ -207,7 +207,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop all servers; waiting requests fail."""
-        await self.crew.close()
+        await self.pool.close()
         await self._supervisor.stop()
         try:
             await self.stop_servers()
@@ -223,7 +223,7 @@ class Fleet:
         """
         async with self._changing("start", EngineState.STOPPED, EngineState.FAILED) as members:
             self._has_devices = True
-            await self.crew.settle(members, EngineState.STARTING)
+            await self.pool.settle(members, EngineState.STARTING)
             delivery = self._current.delivery(release, InFlight.DROP) if release is not None else None
             with self._span("start", members, release):
                 unwritten = None if delivery is None else await outcome_of(delivery.write_for(members))
@@ -237,7 +237,7 @@ class Fleet:
                 if error is not None:
                     member.last_error = str(error)
                     await member.owner.stop()
-                await self.crew.settle([member], EngineState.READY if error is None else EngineState.STOPPED)
+                await self.pool.settle([member], EngineState.READY if error is None else EngineState.STOPPED)
         raise_first(outcomes)
 
     async def stop_servers(self, names: Collection[str] | None = None) -> None:
@@ -245,7 +245,7 @@ class Fleet:
         async with self._changing("stop", *EngineState) as everyone:
             members = _named(everyone, names)
             self._has_devices = False
-            await self.crew.settle(members, EngineState.STOPPED)
+            await self.pool.settle(members, EngineState.STOPPED)
             with self._span("stop", members):
                 await asyncio.gather(*(member.disconnect() for member in members))
                 await wait_for_all(member.owner.stop() for member in members)
@@ -260,30 +260,30 @@ class Fleet:
         """
         if isinstance(token_ids, str):
             raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
-        asked = Continuation(token_ids, sampling)
+        request = Continuation(token_ids, sampling)
         lost = ""
         for _ in range(self._settings.attempts):
             try:
-                while not asked.is_complete:
-                    async with self.crew.seat(episode, self._settings.wait_s) as member:
-                        asked.add(await self._generate_on(member, asked))
+                while not request.is_complete:
+                    async with self.pool.seat(episode, self._settings.wait_s) as member:
+                        request.add(await self._generate_on(member, request))
                     if not self._settings.continues_dropped:
                         break
-                return asked.completion
+                return request.completion
             except _LostUnderRequest as error:
                 lost = str(error)
         raise EngineLost(f"a request was lost with {self._settings.attempts} engines, the last time: {lost}")
 
-    async def _generate_on(self, member: Member, asked: Continuation) -> Completion:
+    async def _generate_on(self, member: Member, request: Continuation) -> Completion:
         try:
-            return await member.engine.generate(asked.prompt, asked.sampling, adapter=member.adapter)
+            return await member.engine.generate(request.prompt, request.sampling, adapter=member.adapter)
         except EngineLost as error:
             await self._supervisor.examine(member)
             raise _LostUnderRequest(str(error)) from error
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that needs engines and that no update interrupts; raise EngineLost once none is left."""
-        return await self.crew.serve(work)
+        return await self.pool.serve(work)
 
     @property
     def status(self) -> dict[str, str]:
@@ -291,17 +291,17 @@ class Fleet:
         return {
             member.name: f"{member.standing}, version {member.version}"
             + (f", {member.last_error}" if member.last_error else "")
-            for member in self.crew.members.values()
+            for member in self.pool.members.values()
         }
 
     def end_episode(self, episode: str) -> None:
         """Forget which engine served the episode."""
-        self.crew.router.forget(episode)
+        self.pool.router.forget(episode)
 
     @property
     def urls(self) -> dict[str, str]:
         """OpenAI base URLs of ready engines, for agents; the key is `spec.api_key` of each."""
-        return {member.name: f"{member.engine.url}/v1" for member in self.crew.standing(EngineState.READY)}
+        return {member.name: f"{member.engine.url}/v1" for member in self.pool.standing(EngineState.READY)}
 
     # Weights ------------------------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class Fleet:
                 return
             self._current.learner_goes_on()  # the learner already has the new weights
             delivery = self._current.delivery(release, in_flight)
-            await self.crew.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
+            await self.pool.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
             with self._span("update", members, release):
                 errors = await delivery.bring(members)
             brought = [member for member in members if member.name not in errors]
@@ -336,8 +336,8 @@ class Fleet:
         self._current.learner_goes_on()
 
     def _hold_for_the_lost(self, release: Release) -> None:
-        if not self.crew.standing(EngineState.LOST):
-            raise UpdateFailed(f"version {release.version} has no engine to go to: {self.crew.describe()}")
+        if not self.pool.standing(EngineState.LOST):
+            raise UpdateFailed(f"version {release.version} has no engine to go to: {self.pool.describe()}")
         self._current.hold(release, self._current.delivery(release, InFlight.DROP).folder)
 
     async def _settle_update(
@@ -346,11 +346,11 @@ class Fleet:
         """Mark members that loaded the release as ready; the others keep their old weights or are restarted."""
         for member in members:
             if member.name not in errors or (member.name in whole and self._current.is_on(member)):
-                await self.crew.settle([member], EngineState.READY)
+                await self.pool.settle([member], EngineState.READY)
             elif member.name in whole:
-                await self.crew.settle([member], EngineState.BEHIND)
+                await self.pool.settle([member], EngineState.BEHIND)
             else:
-                await self.crew.settle([member], EngineState.LOST)
+                await self.pool.settle([member], EngineState.LOST)
                 self._supervisor.start_again_soon(member)
 
     def _no_engine_loaded(self, release: Release, errors: dict[str, EngineError]) -> str:
@@ -377,11 +377,11 @@ class Fleet:
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
             self._has_devices = False
-            await self.crew.settle(members, EngineState.UPDATING)
+            await self.pool.settle(members, EngineState.UPDATING)
             with self._span("sleep", members, level=level):
                 outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
                 awake = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
-                awake += _named(self.crew.standing(EngineState.LOST), names)  # a hung one still holds its memory
+                awake += _named(self.pool.standing(EngineState.LOST), names)  # a hung one still holds its memory
                 await wait_for_all(member.owner.stop() for member in awake)
             await self._settle_each(members, outcomes, EngineState.ASLEEP)
             self._sleep_level = level
@@ -393,21 +393,21 @@ class Fleet:
         """
         self._has_devices = True
         if release is not None:
-            with self._span("wake", self.crew.standing(EngineState.ASLEEP), release):
+            with self._span("wake", self.pool.standing(EngineState.ASLEEP), release):
                 await self.update(release, in_flight)
         else:
             await self._wake_as_they_were()
-        for member in self.crew.standing(EngineState.LOST):
+        for member in self.pool.standing(EngineState.LOST):
             await self._supervisor.start_again(member)
 
     async def _wake_as_they_were(self) -> None:
-        if self._sleep_level > 1 and self.crew.standing(EngineState.ASLEEP):
+        if self._sleep_level > 1 and self.pool.standing(EngineState.ASLEEP):
             raise NotOffered("the engines dropped their weights when they went to sleep; wake them with a release")
         async with self._changing("wake up", EngineState.ASLEEP) as members:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)
             await self._settle_each(members, outcomes, EngineState.READY)
-            await self.crew.settle([member for member in members if self._lags(member)], EngineState.BEHIND)
+            await self.pool.settle([member for member in members if self._lags(member)], EngineState.BEHIND)
 
     def _lags(self, member: Member) -> bool:
         return member.standing is EngineState.READY and not self._current.is_on(member)
@@ -418,7 +418,7 @@ class Fleet:
         """Set the state of members without an error; mark the others as lost."""
         for member, error in zip(members, outcomes, strict=True):
             member.last_error = "" if error is None else str(error)
-            await self.crew.settle([member], standing if error is None else EngineState.LOST)
+            await self.pool.settle([member], standing if error is None else EngineState.LOST)
 
     # Starting and recovering one server ---------------------------------------------------------------------------
 
@@ -439,7 +439,7 @@ class Fleet:
     async def replace_wrong(self, wrong: Sequence[WrongWeights]) -> None:
         """Restart engines that do not have the weights of their version."""
         for one in wrong:
-            await self._supervisor.lose(self.crew.members[one.name], f"it no longer has its weights: {one.why}")
+            await self._supervisor.lose(self.pool.members[one.name], f"it no longer has its weights: {one.why}")
 
     async def _recover(self, member: Member) -> None:
         """Restart a lost member and sync it to the version of the others before it gets work.
@@ -453,11 +453,11 @@ class Fleet:
             with self._span("recover", [member], release):
                 if self._current.is_available:
                     await self._start(member, release, self._current.delivery_again())
-                    await self.crew.settle([member], EngineState.READY)
+                    await self.pool.settle([member], EngineState.READY)
                 else:
                     await member.disconnect()
                     await self._start_plain(member)
-                    await self.crew.settle([member], EngineState.BEHIND)
+                    await self.pool.settle([member], EngineState.BEHIND)
 
     # Changes ------------------------------------------------------------------------------------------------------
 
@@ -468,21 +468,21 @@ class Fleet:
         If the change is cancelled or raises, members that are half changed are marked lost and restarted.
         """
         async with self._supervisor.reporting_waits(what), AsyncExitStack() as stack:
-            for member in self.crew.members.values():
+            for member in self.pool.members.values():
                 await stack.enter_async_context(member.changing)
             try:
-                yield self.crew.standing(*standings)
+                yield self.pool.standing(*standings)
             except BaseException:
-                broken = self.crew.standing(EngineState.UPDATING, EngineState.STARTING)
-                await self.crew.settle(broken, EngineState.LOST)
+                broken = self.pool.standing(EngineState.UPDATING, EngineState.STARTING)
+                await self.pool.settle(broken, EngineState.LOST)
                 for member in broken:
                     member.last_error = "a change of it broke off"
                     self._supervisor.start_again_soon(member)
                 raise
 
     def _span(self, what: str, members: Sequence[Member], release: Release | None = None, **args: object) -> OpenSpan:
-        told = {"engines": len(members), **args} | ({} if release is None else {"version": release.version})
-        return self.recorder.timer(what, "work", True, **told)
+        details = {"engines": len(members), **args} | ({} if release is None else {"version": release.version})
+        return self.recorder.timer(what, "work", True, **details)
 
 
 class _LostUnderRequest(EngineLost):

@@ -42,13 +42,13 @@ def refusal(message: str) -> EngineRefused:
     return ContextFull(message) if NO_ROOM.search(message) else EngineRefused(message)
 
 
-def version_spans(told: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
+def version_spans(reply: Sequence[Mapping[str, Any]]) -> tuple[VersionSpan, ...]:
     """Version spans of a completion's tokens.
 
     >>> version_spans([{"version": "default", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}])
     (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
     """
-    return joined_spans(tuple(VersionSpan(version_number(s["version"]), s["start"], s["end"]) for s in told))
+    return joined_spans(tuple(VersionSpan(version_number(s["version"]), s["start"], s["end"]) for s in reply))
 
 
 def finish(reason: str | None) -> Finish:
@@ -103,13 +103,13 @@ class RetryRule:
     longest_wait_s: float = 5.0
     longest_told_s: float = 60.0  # limit for a server's Retry-After
 
-    def wait_s(self, failures: int, chance: float, told: str | None = None) -> float:
+    def wait_s(self, failures: int, chance: float, reply: str | None = None) -> float:
         """Exponential backoff with jitter of one half, so that clients do not return together.
 
         `told` is the server's Retry-After, if any, and is a lower bound.
         """
         longest = min(self.first_wait_s * 2.0 ** (failures - 1), self.longest_wait_s)
-        told_s = float(told) if told and told.isdecimal() else 0.0
+        told_s = float(reply) if reply and reply.isdecimal() else 0.0
         return min(told_s, self.longest_told_s) + longest * (0.5 + 0.5 * chance)
 
 
@@ -189,20 +189,20 @@ class HttpCalls:
         await asyncio.shield(asyncio.gather(self._kept.close(), self._new.close()))
 
     async def _answer(self, call: Call) -> Any:
-        asked = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")
+        requested = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")
         try:
             async with asyncio.timeout(call.limit_s):
                 answer = await self._until_answered(call)
         except TimeoutError as error:
-            raise EngineLost(f"{asked}: no answer within {call.limit_s:g} s") from error
+            raise EngineLost(f"{requested}: no answer within {call.limit_s:g} s") from error
         except CallFailed as error:
-            raise EngineLost(f"{asked}: {error}") from error
+            raise EngineLost(f"{requested}: {error}") from error
         if answer.is_success:
             return _content(answer)
-        told = f"{asked}: {answer.status}, {server_message(answer.text)}"
+        reply = f"{requested}: {answer.status}, {server_message(answer.text)}"
         if answer.status in BUSY or answer.status >= 500:
-            raise ServerFailed(told)
-        raise refusal(told)
+            raise ServerFailed(reply)
+        raise refusal(reply)
 
     async def _until_answered(self, call: Call) -> Answer:
         failures, end = 0, asyncio.get_running_loop().time() + call.limit_s

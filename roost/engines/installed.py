@@ -69,7 +69,7 @@ def ask_for_vllm(python: str, env: Mapping[str, str]) -> InstalledVllm:
 def answer_of(python: str, script: str, env: Mapping[str, str], engine: str) -> tuple[str, str]:
     """Output of an interpreter asked for an engine, and the last line of its errors."""
     try:
-        asked = subprocess.run(
+        finished = subprocess.run(
             [python, "-c", script], env=dict(env), capture_output=True, text=True, timeout=ASK_LIMIT, check=False
         )
     except OSError as error:
@@ -78,7 +78,7 @@ def answer_of(python: str, script: str, env: Mapping[str, str], engine: str) -> 
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"{python} did not say within {ASK_LIMIT:.0f} s whether it has {engine}") from error
-    return asked.stdout, "".join(asked.stderr.strip().splitlines()[-1:])
+    return finished.stdout, "".join(finished.stderr.strip().splitlines()[-1:])
 
 
 def _dotted(release: tuple[int, int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from roost.engines.weights.parcel import GroupInvitation, Manifest, WeightPayload
+from roost.engines.weights.payload import GroupInvitation, Manifest, WeightPayload
 
 
 class EngineError(RuntimeError):
@@ -254,7 +254,7 @@ class Engine(Protocol):
 
     async def start_update(self, manifest: Manifest) -> None: ...
 
-    async def take(self, parcel: WeightPayload) -> None:
+    async def take(self, payload: WeightPayload) -> None:
         """Load one bucket of new weights; return when the engine has copied it."""
         ...
 

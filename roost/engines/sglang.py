@@ -28,7 +28,7 @@ from roost.engines.protocol import (
     listed_routes,
 )
 from roost.engines.version_ledger import version_number
-from roost.engines.weights.parcel import (
+from roost.engines.weights.payload import (
     DEVICE_ARGUMENT,
     DeviceHandles,
     GroupInvitation,
@@ -86,11 +86,11 @@ def score_request(token_ids: Sequence[int], adapter: str | None) -> Body:
 
 def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None) -> Completion:
     """Parse a completion; `unknown` are the version spans if the server does not report them."""
-    told = answer["meta_info"]
+    reply = answer["meta_info"]
     token_ids = tuple(answer.get("output_ids") or ())
-    spans = unknown if unknown is not None else version_spans(told["weight_versions"])
-    logprobs = tuple(entry[0] for entry in told.get("output_token_logprobs") or ())
-    return Completion(token_ids, logprobs, _finish(told.get("finish_reason")), spans)
+    spans = unknown if unknown is not None else version_spans(reply["weight_versions"])
+    logprobs = tuple(entry[0] for entry in reply.get("output_token_logprobs") or ())
+    return Completion(token_ids, logprobs, _finish(reply.get("finish_reason")), spans)
 
 
 def tells_spans(answer: Mapping[str, Any]) -> bool:
@@ -103,10 +103,12 @@ def _finish(reason: Mapping[str, Any] | None) -> Finish:
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
     """Log-probs of all prompt tokens but the first."""
-    told = answer["meta_info"].get("input_token_logprobs") or ()
-    if [entry[1] for entry in told] != list(token_ids):
-        raise EngineError(f"{len(token_ids)} tokens were scored, and log-probabilities of {len(told)} others came back")
-    return tuple(entry[0] for entry in told[1:])
+    reply = answer["meta_info"].get("input_token_logprobs") or ()
+    if [entry[1] for entry in reply] != list(token_ids):
+        raise EngineError(
+            f"{len(token_ids)} tokens were scored, and log-probabilities of {len(reply)} others came back"
+        )
+    return tuple(entry[0] for entry in reply[1:])
 
 
 def requests_at_work(loads: Mapping[str, Any]) -> int:
@@ -134,21 +136,21 @@ def group_fields(invitation: GroupInvitation) -> Body:
     }
 
 
-def payload_request(parcel: WeightPayload, group: str | None, flush_cache: bool) -> tuple[str, Body]:
-    """Route and request body for a parcel."""
+def payload_request(payload: WeightPayload, group: str | None, flush_cache: bool) -> tuple[str, Body]:
+    """Route and request body for a payload."""
     fields: Body = {"selector": SELECTOR, "flush_cache": flush_cache, "abort_all_requests": False}
-    names = [tensor.name for tensor in parcel.tensors]
-    if isinstance(parcel.by, SharedMemory):
+    names = [tensor.name for tensor in payload.tensors]
+    if isinstance(payload.by, SharedMemory):
         raise NotOffered("SGLang does not read weights from shared memory; send them as a checkpoint")
-    if isinstance(parcel.by, PackedHandle):
+    if isinstance(payload.by, PackedHandle):
         raise NotOffered("SGLang does not read packed handles; send live ones (LiveDeviceCarrier)")
-    if isinstance(parcel.by, DeviceHandles):
-        tensors = payloads(names, parcel.by.handles)
+    if isinstance(payload.by, DeviceHandles):
+        tensors = payloads(names, payload.by.handles)
         return "/update_weights_from_tensor", {**fields, "serialized_named_tensors": tensors}
     if group is None:
         raise NotOffered("this engine has joined no group that weights could be broadcast in; join one first")
-    dtypes = [tensor.dtype for tensor in parcel.tensors]
-    shapes = [list(tensor.shape) for tensor in parcel.tensors]
+    dtypes = [tensor.dtype for tensor in payload.tensors]
+    shapes = [list(tensor.shape) for tensor in payload.tensors]
     named: Body = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group}
     return "/update_weights_from_distributed", {**fields, **named}
 
@@ -336,8 +338,8 @@ class SglangEngine(ServerClient):
     # Versions and weights
 
     async def version(self) -> int:
-        told = await self._calls.get("/model_info", limit_s=self._limits.answer)
-        return version_number(told.get("weight_version"))
+        reply = await self._calls.get("/model_info", limit_s=self._limits.answer)
+        return version_number(reply.get("weight_version"))
 
     async def set_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
@@ -358,8 +360,8 @@ class SglangEngine(ServerClient):
         self._has_taken = False
         await self._update("/begin_weight_update", {"selector": SELECTOR})
 
-    async def take(self, parcel: WeightPayload) -> None:
-        route, body = payload_request(parcel, self._group, flush_cache=parcel.is_last and self._can_flush)
+    async def take(self, payload: WeightPayload) -> None:
+        route, body = payload_request(payload, self._group, flush_cache=payload.is_last and self._can_flush)
         self._has_taken = True
         await self._update(route, body, flushes=body["flush_cache"])
 
@@ -421,14 +423,14 @@ class SglangEngine(ServerClient):
     async def _probe(self) -> Capabilities:
         limit = self._limits.answer
         routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
-        told = await self._calls.get("/server_info", limit_s=limit)
+        reply = await self._calls.get("/server_info", limit_s=limit)
         model = served_model(await self._calls.get("/v1/models", limit_s=limit))
         return Capabilities(
             routes,
-            can_sleep=bool(told.get("enable_memory_saver", self._sleeps)),
-            takes_adapters=bool(told.get("enable_lora")),
-            tells_spans=_release(told.get("version", "")) >= SPANS_SINCE,
-            keeps_weights_asleep=bool(told.get("enable_weights_cpu_backup")),
+            can_sleep=bool(reply.get("enable_memory_saver", self._sleeps)),
+            takes_adapters=bool(reply.get("enable_lora")),
+            tells_spans=_release(reply.get("version", "")) >= SPANS_SINCE,
+            keeps_weights_asleep=bool(reply.get("enable_weights_cpu_backup")),
             takes_tokens=True,
             model=model["id"],
             max_context=model.get("max_model_len"),

@@ -37,20 +37,20 @@ class Supervisor:
 
     def __init__(
         self,
-        crew: FleetMembers,
+        pool: FleetMembers,
         watchfulness: Watchfulness,
         recover: Callable[[Member], Awaitable[None]],
         report: Callable[[str], None],
     ) -> None:
-        self._crew, self._how, self._recover, self._report = crew, watchfulness, recover, report
+        self._pool, self._how, self._recover, self._report = pool, watchfulness, recover, report
         self._silent: dict[str, int] = {}
         self._killed: dict[str, Engine] = {}  # clients of servers that were killed during a change
-        self._examined: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in crew.members}
+        self._examined: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in pool.members}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
 
     def start(self) -> None:
-        for member in self._crew.members.values():
+        for member in self._pool.members.values():
             self._spawn(self._watch(member))
 
     async def stop(self) -> None:
@@ -113,7 +113,7 @@ class Supervisor:
                 f"the last time because {member.last_error}"
             )
             self._report(f"{member.name} is given up: {member.last_error}")
-            await self._crew.settle([member], EngineState.FAILED)
+            await self._pool.settle([member], EngineState.FAILED)
             try:
                 await member.owner.stop()
             except EngineError as error:
@@ -142,7 +142,7 @@ class Supervisor:
         was_asleep = member.standing is EngineState.ASLEEP
         member.last_error = why
         self._silent.pop(member.name, None)
-        await self._crew.settle([member], EngineState.LOST)
+        await self._pool.settle([member], EngineState.LOST)
         self._report(f"{member.name} is lost: {why}" + (", and is started when it is woken" if was_asleep else ""))
         if not was_asleep:
             self.start_again_soon(member)
@@ -166,7 +166,7 @@ class Supervisor:
 
     def _waited_for(self) -> list[Member]:
         """Members that delay a change: those that do not answer, else those being started, else all."""
-        locked = [member for member in self._crew.members.values() if member.changing.locked()]
+        locked = [member for member in self._pool.members.values() if member.changing.locked()]
         changing = [member for member in locked if member.standing not in GONE] or locked
         silent = [member for member in changing if member.name in self._silent]
         return silent or [member for member in changing if member.standing in COMING] or changing

@@ -26,7 +26,7 @@ from roost.engines.protocol import (
     listed_routes,
 )
 from roost.engines.version_ledger import version_number
-from roost.engines.weights.parcel import (
+from roost.engines.weights.payload import (
     DeviceHandles,
     GroupInvitation,
     Manifest,
@@ -116,10 +116,10 @@ def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | Non
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
     """Log-probs of all prompt tokens but the first."""
-    told = answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or ()
-    if len(told) != len(token_ids):
-        raise EngineError(f"{len(token_ids)} tokens were scored, and {len(told)} log-probabilities came back")
-    return tuple(entry[str(token)]["logprob"] for entry, token in zip(told[1:], token_ids[1:], strict=True))
+    reply = answer.get("prompt_logprobs") or answer["choices"][0].get("prompt_logprobs") or ()
+    if len(reply) != len(token_ids):
+        raise EngineError(f"{len(token_ids)} tokens were scored, and {len(reply)} log-probabilities came back")
+    return tuple(entry[str(token)]["logprob"] for entry, token in zip(reply[1:], token_ids[1:], strict=True))
 
 
 def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
@@ -142,19 +142,19 @@ def manifest_fields(manifest: Manifest) -> Body:
     return {"version": manifest.version, "tensors": [[t.name, t.dtype, list(t.shape)] for t in manifest.tensors]}
 
 
-def payload_fields(parcel: WeightPayload, takes_shared_memory: bool, says_packed: bool = False) -> Body:
-    """update_info of a parcel; `says_packed`: the server takes the packed flag here, not at the start of an update."""
-    fields = announced(parcel.tensors)
-    if isinstance(parcel.by, SharedMemory):
+def payload_fields(payload: WeightPayload, takes_shared_memory: bool, says_packed: bool = False) -> Body:
+    """update_info of a payload; `says_packed`: the server takes the packed flag here, not at the start of an update."""
+    fields = announced(payload.tensors)
+    if isinstance(payload.by, SharedMemory):
         if not takes_shared_memory:
             raise NotOffered("this engine does not read weights from shared memory; send them as a checkpoint")
-        return {**fields, "path": parcel.by.path}
-    if isinstance(parcel.by, DeviceHandles):
-        return {**fields, "ipc_handles_pickled": _pickled([dict(handle) for handle in parcel.by.handles])}
-    if isinstance(parcel.by, PackedHandle):
-        told = {"packed": True} if says_packed else {}
-        packed = {"ipc_handles_pickled": _pickled(dict(parcel.by.handle)), "tensor_sizes": list(parcel.by.sizes)}
-        return {**fields, **packed, **told}
+        return {**fields, "path": payload.by.path}
+    if isinstance(payload.by, DeviceHandles):
+        return {**fields, "ipc_handles_pickled": _pickled([dict(handle) for handle in payload.by.handles])}
+    if isinstance(payload.by, PackedHandle):
+        flag = {"packed": True} if says_packed else {}
+        packed = {"ipc_handles_pickled": _pickled(dict(payload.by.handle)), "tensor_sizes": list(payload.by.sizes)}
+        return {**fields, **packed, **flag}
     return fields  # the tensors follow by broadcast
 
 
@@ -223,8 +223,8 @@ class VllmEngine(ServerClient):
             answer = await self._ask(known, token_ids, sampling, request_id, adapter)
             if known.tells_spans:
                 return completion(answer)
-            made = len(answer["choices"][0]["token_ids"] or ())
-            return completion(answer, unknown=self._versions.spans(ticket, made))
+            count = len(answer["choices"][0]["token_ids"] or ())
+            return completion(answer, unknown=self._versions.spans(ticket, count))
 
     async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
         known = await self.capabilities()
@@ -321,8 +321,8 @@ class VllmEngine(ServerClient):
     async def version(self) -> int:
         if not (await self.capabilities()).has("/weight_info"):
             return self._versions.version
-        told = await self._calls.get("/weight_info", limit_s=self._limits.answer)
-        return version_number(told["weight_version"])
+        reply = await self._calls.get("/weight_info", limit_s=self._limits.answer)
+        return version_number(reply["weight_version"])
 
     async def set_version(self, version: int) -> None:
         if (await self.capabilities()).has("/update_weight_version"):
@@ -361,10 +361,10 @@ class VllmEngine(ServerClient):
         await self._update("/init_weight_transfer_engine", {"init_info": init_info})
         self._can_receive, self._is_packed = True, is_packed
 
-    async def take(self, parcel: WeightPayload) -> None:
+    async def take(self, payload: WeightPayload) -> None:
         known = await self.capabilities()
         says_packed = not known.takes_manifest and not known.has("/weight_info")
-        update_info = payload_fields(parcel, known.takes_shared_memory, says_packed)
+        update_info = payload_fields(payload, known.takes_shared_memory, says_packed)
         self._has_taken = True
         await self._update("/update_weights", {"update_info": update_info})
 
@@ -454,6 +454,6 @@ class VllmEngine(ServerClient):
         if not {"/sleep", "/server_info"} <= routes:
             return "/sleep" in routes
         query = [("config_format", "json")]
-        told = await self._calls.get("/server_info", limit_s=self._limits.memory, query=query)
-        config = told.get("vllm_config")  # text in old releases
+        reply = await self._calls.get("/server_info", limit_s=self._limits.memory, query=query)
+        config = reply.get("vllm_config")  # text in old releases
         return bool(config["model_config"].get("enable_sleep_mode", True)) if isinstance(config, dict) else True

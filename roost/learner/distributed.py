@@ -73,12 +73,12 @@ def most(count: int) -> int:
     return int(number)
 
 
-def added_up(told: Mapping[str, float]) -> dict[str, float]:
+def added_up(metrics: Mapping[str, float]) -> dict[str, float]:
     """Statistics reduced over ranks; a rank without work may omit names."""
     if world_size() == 1:
-        return dict(told)
+        return dict(metrics)
     of_ranks: list[Mapping[str, float]] = [{}] * world_size()
-    dist.all_gather_object(of_ranks, dict(told))
+    dist.all_gather_object(of_ranks, dict(metrics))
     return together(of_ranks)
 
 

@@ -338,16 +338,16 @@ class Learner:
             raise ValueError("this one only scores; make it with learns=True")
         self._require_loaded(*PARTS)
         self._optimizer.zero_grad()  # of a call that failed midway
-        told: list[dict[str, Tensor]] = []
+        metrics: list[dict[str, Tensor]] = []
         tokens = sequences = 0
         for part in self._rounds(samples):
             packed = pack(part)
             loss, of_part = part_of_loss(self._head, self._forward(packed), part, packed, self._settings.loss, totals)
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * world_size()).backward()
-            told.append(of_part)
+            metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
-        statistics = added_up(together([*_numbers(told), {"tokens": tokens, "sequences": sequences}]))
+        statistics = added_up(together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}]))
         return statistics | self._update(math.isfinite(statistics.get("loss", 0.0)))
 
     def offload(self, parts: Sequence[str] = PARTS) -> None:
@@ -467,11 +467,11 @@ class Learner:
             raise ValueError(f"{what} come from a model with head {head}, but this one has head {self._head}")
 
 
-def _numbers(told: Sequence[dict[str, Tensor]]) -> list[dict[str, float]]:
+def _numbers(metrics: Sequence[dict[str, Tensor]]) -> list[dict[str, float]]:
     """Tensors as floats, with one transfer from the device."""
-    tensors = [tensor.detach().float() for part in told for tensor in part.values()]
+    tensors = [tensor.detach().float() for part in metrics for tensor in part.values()]
     numbers = iter(torch.stack(tensors).tolist() if tensors else [])
-    return [{name: next(numbers) for name in part} for part in told]
+    return [{name: next(numbers) for name in part} for part in metrics]
 
 
 def _whole(norm: Tensor) -> Tensor:

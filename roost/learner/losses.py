@@ -51,7 +51,7 @@ def token_weights(
 
 @torch.no_grad()
 def shares_of_means(
-    told: Mapping[str, Tensor], weights: Tensor, aggregation: LossAggregation, totals: Totals
+    metrics: Mapping[str, Tensor], weights: Tensor, aggregation: LossAggregation, totals: Totals
 ) -> dict[str, Tensor]:
     """Contribution of part of a minibatch to the minibatch means of per-token statistics.
 
@@ -59,7 +59,7 @@ def shares_of_means(
     """
     is_sum = aggregation in (LossAggregation.SEQ_SUM_NORM, LossAggregation.SEQ_SUM)
     shares = torch.ones_like(weights) / totals.tokens if is_sum else weights
-    return {name: (shares * each).sum() for name, each in told.items()}
+    return {name: (shares * each).sum() for name, each in metrics.items()}
 
 
 # Clamp for log-ratios, after summation. Sums over thousands of tokens reach hundreds, where exp is infinite, and
@@ -164,27 +164,30 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     old = _old_logprobs(batch, settings.old_logprobs)
     ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level)
     losses = policy_losses(batch.logprobs, ratio, batch.advantages, settings)
-    told = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
+    metrics = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
     if settings.old_logprobs is OldLogprobs.DECOUPLED:
         importance = importance_weights(
             old, batch.engine_logprobs, batch.sequence, batch.turn, level, settings.importance_weight_cap
         )
         losses = importance * losses
-        told |= {"importance": importance, "importance_capped": (importance >= settings.importance_weight_cap).float()}
-    told["policy_loss"] = losses
+        metrics |= {
+            "importance": importance,
+            "importance_capped": (importance >= settings.importance_weight_cap).float(),
+        }
+    metrics["policy_loss"] = losses
     if batch.reference_logprobs is not None:
-        told["reference_kl"] = divergence(batch.logprobs, batch.reference_logprobs, settings.kl_estimator)
+        metrics["reference_kl"] = divergence(batch.logprobs, batch.reference_logprobs, settings.kl_estimator)
     if batch.entropy is not None:
-        told["entropy"] = batch.entropy
+        metrics["entropy"] = batch.entropy
     if settings.kl_coef:
-        apart = _needed(told.get("reference_kl"), "kl_coef", "reference_logprobs")
+        apart = _needed(metrics.get("reference_kl"), "kl_coef", "reference_logprobs")
         losses = losses + settings.kl_coef * apart
     if settings.entropy_coef:
         entropy = _needed(batch.entropy, "entropy_coef", "entropy")
         losses = losses - settings.entropy_coef * entropy
     weights = token_weights(batch.sequence, batch.turn, level, settings.loss_aggregation, totals)
     loss = (weights * losses).sum()
-    means = shares_of_means(told, weights, settings.loss_aggregation, totals)
+    means = shares_of_means(metrics, weights, settings.loss_aggregation, totals)
     return loss, {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
 
 
@@ -215,13 +218,13 @@ def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[
     """Indicators (1.0 or 0.0) of tokens where a clip is active."""
     if settings.importance_sampling_level is ImportanceSamplingLevel.NONE:
         return {}
-    told = {
+    metrics = {
         "clipped_low": (ratio < 1 - settings.clip_range) & (advantages < 0),
         "clipped_high": (ratio > 1 + settings.clip_range_high) & (advantages > 0),
     }
     if settings.dual_clip is not None:
-        told["clipped_dual"] = (ratio > settings.dual_clip) & (advantages < 0)
-    return {name: where.float() for name, where in told.items()}
+        metrics["clipped_dual"] = (ratio > settings.dual_clip) & (advantages < 0)
+    return {name: where.float() for name, where in metrics.items()}
 
 
 def _needed(found: Tensor | None, setting: str, field: str) -> Tensor:
@@ -279,11 +282,11 @@ def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tup
     )
     loss = (weights * losses).sum()
     errors = (batch.values - batch.returns).square()
-    told = {
+    metrics = {
         "value": batch.values,
         "return": batch.returns,
         "squared_error": errors,
         "squared_return": batch.returns.square(),
         "value_clipped": (losses > 0.5 * errors).float(),
     }
-    return loss, {"value_loss": loss.detach(), **shares_of_means(told, weights, settings.loss_aggregation, totals)}
+    return loss, {"value_loss": loss.detach(), **shares_of_means(metrics, weights, settings.loss_aggregation, totals)}

@@ -70,7 +70,7 @@ def answer_errors(app: FastAPI, failure: type[Exception] | None = None) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         findings = error.errors()
-        return error_response(told(findings), 400, _field(findings[0]))
+        return error_response(error_summary(findings), 400, _field(findings[0]))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(_: Request, error: HTTPException) -> JSONResponse:
@@ -89,10 +89,10 @@ def answer_errors(app: FastAPI, failure: type[Exception] | None = None) -> None:
         return error_response(f"{type(error).__name__}: {error}", 500)
 
 
-def told(findings: Sequence[Mapping[str, Any]]) -> str:
+def error_summary(findings: Sequence[Mapping[str, Any]]) -> str:
     """Describe validation errors of a request body, one line per field.
 
-    >>> told([{"loc": ("body", "n"), "msg": "Input should be a valid integer"}])
+    >>> error_summary([{"loc": ("body", "n"), "msg": "Input should be a valid integer"}])
     'n: Input should be a valid integer'
     """
     lines = list(dict.fromkeys(": ".join(filter(None, (_field(one), _reason(one)))) for one in findings))

@@ -99,13 +99,13 @@ def _evaluation(bound: Mapping[str, Bound], findings: Findings, errors: int) -> 
 
 def _other_engines(bound: Mapping[str, Bound], findings: Findings) -> dict[str, PlacementStrategy]:
     """Further engines (`rollout_judge`), cut by the sizes of their own sections, or by rollout's."""
-    made = {}
+    result = {}
     for name, part in bound.items():
         if name.startswith("rollout_"):
             engines = _engines(part, findings)
             if engines is not None:
-                made[name] = engines
-    return made
+                result[name] = engines
+    return result
 
 
 def _engines(part: Bound, findings: Findings) -> PlacementStrategy | None:

@@ -15,7 +15,7 @@ from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findin
 from roost.config.job import Job, Layout, Notation
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_location
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.memory.residency import ResidencySettings, find_residency
@@ -52,11 +52,11 @@ def plan(job_or_path: Config, inventory: Any = None, **options: Unpack[PlanOptio
     4
     """
     findings = Findings()
-    made = try_plan(job_or_path, findings, inventory, **options)
+    result = try_plan(job_or_path, findings, inventory, **options)
     findings.raise_errors()
-    if made is None:
+    if result is None:
         raise RuntimeError("a plan without findings must have been made; please report this config")
-    return made
+    return result
 
 
 def try_plan(
@@ -104,8 +104,8 @@ def try_plan(
     residency = find_residency(components, machines, settings, places, findings)
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
-        check_training(job.training, components, lambda name: setting_place(name, job), findings)
-        check_engines(job.training, components, lambda name: setting_place(name, job), findings)
+        check_training(job.training, components, lambda name: setting_location(name, job), findings)
+        check_engines(job.training, components, lambda name: setting_location(name, job), findings)
     if findings.has_errors:
         return None
     return Plan(

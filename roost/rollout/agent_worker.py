@@ -53,14 +53,14 @@ class AgentWorker(Worker):
                 if before is not None:
                     await before.close()
 
-    async def run_episode(self, key: str, label: str, asked: EpisodeRequest) -> Episode | EpisodeFailed | None:
+    async def run_episode(self, key: str, label: str, request: EpisodeRequest) -> Episode | EpisodeFailed | None:
         """Run an episode. Return the failure if there is one, or None if this worker restarted and is not prepared."""
         if self._is_over:
             return EpisodeFailed(OVER)
         if self._scenario is None or self._draws is None:
             return None
         player = LocalEpisodeRunner(self._scenario, self._draws.opener(label), self._limit_s)
-        playing = asyncio.create_task(player.run_episode(asked))
+        playing = asyncio.create_task(player.run_episode(request))
         self._under_way[key] = playing
         try:
             return await playing
@@ -117,14 +117,14 @@ class AgentGroup:
     def player(self, label: str) -> RemoteEpisodeRunner:
         return RemoteEpisodeRunner(self, label)
 
-    async def run_episode(self, label: str, asked: EpisodeRequest) -> Episode:
+    async def run_episode(self, label: str, request: EpisodeRequest) -> Episode:
         """Run an episode on the least loaded worker. A lost worker fails its episodes and is restarted."""
         if self._is_over:
             raise EpisodeFailed(OVER)
         rank = self._choose(asyncio.get_running_loop().time())
         self._in_play[rank] += 1
         try:
-            answer = await self._play_on(rank, label, asked)
+            answer = await self._play_on(rank, label, request)
         except WorkerFailed as error:
             if any(failure.address.group != self._group.name for failure in error.failures):
                 raise
@@ -142,13 +142,13 @@ class AgentGroup:
         ranks = range(self._group.world_size)
         return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_play[rank]))
 
-    async def _play_on(self, rank: int, label: str, asked: EpisodeRequest) -> Episode | EpisodeFailed:
+    async def _play_on(self, rank: int, label: str, request: EpisodeRequest) -> Episode | EpisodeFailed:
         worker, key = self._group.execute_on(rank), uuid.uuid4().hex
         try:
-            answer: Episode | EpisodeFailed | None = (await worker.run_episode(key, label, asked))[0]
+            answer: Episode | EpisodeFailed | None = (await worker.run_episode(key, label, request))[0]
             if answer is None:
                 await worker.prepare(*self._known)
-                answer = (await worker.run_episode(key, label, asked))[0]
+                answer = (await worker.run_episode(key, label, request))[0]
         except asyncio.CancelledError:
             self._tell(worker.cancel(key))
             raise
@@ -172,8 +172,8 @@ class RemoteEpisodeRunner:
     def __init__(self, agents: AgentGroup, label: str) -> None:
         self._agents, self._label = agents, label
 
-    async def run_episode(self, asked: EpisodeRequest) -> Episode:
-        return await self._agents.run_episode(self._label, asked)
+    async def run_episode(self, request: EpisodeRequest) -> Episode:
+        return await self._agents.run_episode(self._label, request)
 
 
 async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
@@ -181,8 +181,8 @@ async def finish_workers(group: WorkerGroup, limit_s: float) -> None:
 
     Each call is awaited separately: a lost worker must not keep the others from finishing.
     """
-    asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ref_future(host.finish.remote())) for host in group.hosts]
-    await asyncio.wait(asked, timeout=limit_s)
-    for one in asked:
+    calls: list[asyncio.Future[Any]] = [asyncio.ensure_future(ref_future(host.finish.remote())) for host in group.hosts]
+    await asyncio.wait(calls, timeout=limit_s)
+    for one in calls:
         one.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*calls, return_exceptions=True)

@@ -16,7 +16,7 @@ from roost.procs.user_code import GRACE_S, call, called
 from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.episode import Scenario, Task
-from roost.rollout.episode_runner import told, whole_traceback
+from roost.rollout.episode_runner import describe_error, whole_traceback
 from roost.runtime.worker import Worker
 
 IDLE_S = 3600.0  # an environment not called for this long is closed
@@ -60,7 +60,7 @@ class EnvWorker(Worker):
             if prepare is not None:
                 await called(prepare)
         except Exception as error:  # anything a user's class raises
-            return told(error)
+            return describe_error(error)
         return ""
 
     def _made(self) -> Environments:
@@ -78,7 +78,7 @@ class EnvWorker(Worker):
         except asyncio.CancelledError:
             return "it was given up", None
         except Exception as error:  # anything a user's class raises
-            return told(error), whole_traceback(error)
+            return describe_error(error), whole_traceback(error)
         finally:
             self._opening.pop(key, None)
             is_given_up = key in self._given_up
@@ -113,7 +113,7 @@ class EnvWorker(Worker):
         except asyncio.CancelledError:
             return "the episode was cancelled", None
         except Exception as error:  # anything a user's class raises
-            return told(error), whole_traceback(error)
+            return describe_error(error), whole_traceback(error)
         finally:
             if self._under_way.get(key) is call:
                 del self._under_way[key]

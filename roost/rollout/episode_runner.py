@@ -94,7 +94,7 @@ def task_of(scenario: Scenario, split: Split, index: int) -> Task:
         if not isinstance(task, Task):
             raise TypeError(f"task() must return a Task, not {type(task).__name__}")
     except Exception as error:  # anything a scenario raises fails this group alone
-        return UnmadeTask(f"task {index} of {split}", reason=told(error), traceback=whole_traceback(error))
+        return UnmadeTask(f"task {index} of {split}", reason=describe_error(error), traceback=whole_traceback(error))
     return task
 
 
@@ -107,7 +107,7 @@ def check_episode(task: Task) -> None:
 class EpisodeRunner(Protocol):
     """Runs episodes concurrently."""
 
-    async def run_episode(self, asked: EpisodeRequest) -> Episode:
+    async def run_episode(self, request: EpisodeRequest) -> Episode:
         """Run an episode. Raise EpisodeFailed for any error. Cancelling the call ends the episode."""
         ...
 
@@ -118,18 +118,18 @@ class LocalEpisodeRunner:
     def __init__(self, scenario: Scenario, open_policy: OpenPolicy, limit_s: float) -> None:
         self._scenario, self._open_draw, self._limit_s = scenario, open_policy, limit_s
 
-    async def run_episode(self, asked: EpisodeRequest) -> Episode:
-        transcript = Transcript(self._open_draw(asked.number, asked.episode, asked.attempt))
+    async def run_episode(self, request: EpisodeRequest) -> Episode:
+        transcript = Transcript(self._open_draw(request.number, request.episode, request.attempt))
         began = time.perf_counter()
         try:
-            score = await within(self._limit_s, called(self._scenario.run_episode, asked.task, transcript))
+            score = await within(self._limit_s, called(self._scenario.run_episode, request.task, transcript))
             checked = checked_score(score, transcript.turns)
             stopped_in = state_to_go_on_from(transcript) if checked.is_truncated else None
         except Exception as error:  # anything a scenario raises fails this episode alone
-            raise EpisodeFailed(told(error), whole_traceback(error)) from error
+            raise EpisodeFailed(describe_error(error), whole_traceback(error)) from error
         finally:
             transcript.close()
-        return Episode(transcript.sequences(), checked, time.perf_counter() - began, asked.attempt + 1, stopped_in)
+        return Episode(transcript.sequences(), checked, time.perf_counter() - began, request.attempt + 1, stopped_in)
 
 
 def checked_score(score: EpisodeReward, turns: int) -> EpisodeReward:
@@ -157,7 +157,7 @@ def state_to_go_on_from(transcript: Transcript) -> Ints:
     return shown
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Format an error with the line of user code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(PACKAGE)]

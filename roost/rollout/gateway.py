@@ -72,17 +72,17 @@ class Gateway:
         if (scope["method"], scope["path"]) != ("POST", PATH):
             return 404, {"error": f"there is only POST {PATH}"}
         try:
-            asked = json.loads(await _body(receive))
+            request = json.loads(await _body(receive))
         except ValueError as error:
             return 400, {"error": str(error)}
-        return await _unless_gone(asyncio.ensure_future(self._draw(asked)), receive)
+        return await _unless_gone(asyncio.ensure_future(self._draw(request)), receive)
 
-    async def _draw(self, asked: Mapping[str, Any]) -> tuple[int, Any]:
+    async def _draw(self, request: Mapping[str, Any]) -> tuple[int, Any]:
         try:
-            draw = self._labels[asked["label"]](asked["number"], asked["episode"], asked["attempt"])
-            form = TurnForm(tuple(asked.get("stop", ())), asked.get("json_schema"))
-            limits = (asked["max_tokens"], form) if form else (asked["max_tokens"],)
-            return 200, told(await draw(asked["token_ids"], asked["turn"], *limits))
+            draw = self._labels[request["label"]](request["number"], request["episode"], request["attempt"])
+            form = TurnForm(tuple(request.get("stop", ())), request.get("json_schema"))
+            limits = (request["max_tokens"], form) if form else (request["max_tokens"],)
+            return 200, encode_completion(await draw(request["token_ids"], request["turn"], *limits))
         except EngineRefused as error:
             return 422, {"error": str(error)}
         except EngineError as error:
@@ -104,7 +104,7 @@ class GatewayDraws:
             async def draw(
                 token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
             ) -> Completion:
-                asked = {
+                request = {
                     "label": label,
                     "number": number,
                     "episode": episode,
@@ -116,8 +116,8 @@ class GatewayDraws:
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # A retry samples the turn again with the same seed; only one result is used.
-                made = await self._calls.post(PATH, asked, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
-                return completion_of(made)
+                built = await self._calls.post(PATH, request, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
+                return completion_of(built)
 
             return draw
 
@@ -127,20 +127,20 @@ class GatewayDraws:
         await self._calls.close()
 
 
-def told(made: Completion) -> dict[str, Any]:
+def encode_completion(built: Completion) -> dict[str, Any]:
     """Convert a completion to JSON.
 
-    >>> made = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
-    >>> completion_of(told(made)) == made
+    >>> done = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
+    >>> completion_of(encode_completion(done)) == done
     True
     """
-    spans = [(span.version, span.start, span.end) for span in made.versions]
-    return {"token_ids": made.token_ids, "logprobs": made.logprobs, "finish": made.finish.value, "versions": spans}
+    spans = [(span.version, span.start, span.end) for span in built.versions]
+    return {"token_ids": built.token_ids, "logprobs": built.logprobs, "finish": built.finish.value, "versions": spans}
 
 
-def completion_of(told: Mapping[str, Any]) -> Completion:
-    spans = tuple(VersionSpan(*span) for span in told["versions"])
-    return Completion(tuple(told["token_ids"]), tuple(told["logprobs"]), Finish(told["finish"]), spans)
+def completion_of(reply: Mapping[str, Any]) -> Completion:
+    spans = tuple(VersionSpan(*span) for span in reply["versions"])
+    return Completion(tuple(reply["token_ids"]), tuple(reply["logprobs"]), Finish(reply["finish"]), spans)
 
 
 async def _body(receive: Receive) -> bytes:

@@ -249,14 +249,14 @@ class Cluster:
 
         `groups` gives the worker class of each component: `{"actor": Actor.create_group(config), ...}`.
         """
-        asked = plan_launch(plan, groups, options, self._groups)
-        if asked.left_out:
-            self._say(f"launching {', '.join(asked.specs)}; the plan also has {', '.join(asked.left_out)}")
-        live = self.verify(asked.plan)
+        request = plan_launch(plan, groups, options, self._groups)
+        if request.left_out:
+            self._say(f"launching {', '.join(request.specs)}; the plan also has {', '.join(request.left_out)}")
+        live = self.verify(request.plan)
         return self._start(
             [
-                Request(name, spec, self._known(asked.plan[name]), asked.options[name], launcher.packed(spec))
-                for name, spec in asked.specs.items()
+                Request(name, spec, self._known(request.plan[name]), request.options[name], launcher.packed(spec))
+                for name, spec in request.specs.items()
             ],
             live,
         )
@@ -272,8 +272,8 @@ class Cluster:
         check_methods(spec.cls)
         component = component_of(where, name, options, self._inventory, self._registry)
         live = self._live_nodes(component)
-        asked = Request(name, spec, self._known(component), options, launcher.packed(spec))
-        return self._start([asked], live)[name]
+        request = Request(name, spec, self._known(component), options, launcher.packed(spec))
+        return self._start([request], live)[name]
 
     def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
         """The live node of each node of a component's plan; the identity if it was planned on this cluster."""
@@ -288,8 +288,8 @@ class Cluster:
 
     def _start(self, requests: Sequence[Request], live: tuple[int, ...]) -> dict[str, WorkerGroup]:
         """Reserve resources for the groups and start all of them; processes start while Ray allocates accelerators."""
-        needed = {asked.component.name: asked.options for asked in requests}
-        components, names = [asked.component for asked in requests], [asked.name for asked in requests]
+        needed = {request.component.name: request.options for request in requests}
+        components, names = [request.component for request in requests], [request.name for request in requests]
         self._holdings.take(components, self.nodes, live, needed, names)
         reports = [node.report for node in self.nodes]
         site = launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory)
@@ -297,19 +297,21 @@ class Cluster:
         with contextlib.ExitStack() as undo:
             for name in names:
                 undo.callback(self._holdings.give_back, name)
-            for asked in requests:
-                launches[asked.name] = Launching(asked, live, site, self._links)
-                undo.callback(launches[asked.name].abandon)
+            for request in requests:
+                launches[request.name] = Launching(request, live, site, self._links)
+                undo.callback(launches[request.name].abandon)
             devices = self._holdings.devices
             for launch in launches.values():
                 launch.assign(devices)
             undo.pop_all()
-        return {asked.name: self._enter(asked, launches[asked.name]) for asked in requests}
+        return {request.name: self._enter(request, launches[request.name]) for request in requests}
 
-    def _enter(self, asked: Request, launch: Launching) -> WorkerGroup:
-        group = WorkerGroup(asked.name, asked.spec.cls, launch.hosts, self._failures, self._end_group, asked.packed)
-        self._ports[asked.name] = (launch.meeting_node, launch.port)
-        self._groups[asked.name] = group
+    def _enter(self, request: Request, launch: Launching) -> WorkerGroup:
+        group = WorkerGroup(
+            request.name, request.spec.cls, launch.hosts, self._failures, self._end_group, request.packed
+        )
+        self._ports[request.name] = (launch.meeting_node, launch.port)
+        self._groups[request.name] = group
         ready = [host._roost_ready.remote() for host in launch.hosts]
         self._starts.add([place.address for place in launch.places], ready)
         return group

@@ -221,13 +221,13 @@ def is_asynchronous(cls: type) -> bool:
 def _enrolled(address: tuple[str, int], daemon: DaemonContact) -> bytes:
     """Pickled setup of this process from its daemon; waits until the job's accelerators are allocated."""
     try:
-        told: bytes = ray.get(daemon.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
+        reply: bytes = ray.get(daemon.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
     except ray.exceptions.GetTimeoutError:
         raise WaitedTooLong(
             f"{Address(*address)} could not start: the daemon of node {daemon.node} ({daemon.host}) did not say within "
             f"{ENROLL_LIMIT:g} s what it is"
         ) from None
-    return told
+    return reply
 
 
 def _one_line(error: BaseException) -> str:
@@ -298,8 +298,8 @@ class _TeachOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        built: ModuleType | None = self._loader.create_module(spec)
+        return built
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:

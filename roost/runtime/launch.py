@@ -247,8 +247,8 @@ def declared_devices(process: Process, kind: str, node: Node) -> tuple[Mapping[s
 
 def packed(spec: GroupSpec) -> Any:
     """Pickled class and arguments of a group; in the object store if they are large."""
-    made: bytes = cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs)))  # type: ignore[no-untyped-call]
-    return ray.put(made) if len(made) > LARGE else made
+    result: bytes = cloudpickle.dumps((spec.cls, spec.args, dict(spec.kwargs)))  # type: ignore[no-untyped-call]
+    return ray.put(result) if len(result) > LARGE else result
 
 
 def start_hosts(
@@ -315,14 +315,14 @@ class Request:
 class Launching:
     """Starts a group's processes, which wait at their node daemons until `assign` gives each its setup."""
 
-    def __init__(self, asked: Request, live_nodes: Sequence[int], site: Site, daemons: NodeDaemons) -> None:
-        self._asked, self._live_nodes, self._site, self._daemons = asked, live_nodes, site, daemons
-        self.places = places(asked.name, asked.component, asked.options, live_nodes)
+    def __init__(self, request: Request, live_nodes: Sequence[int], site: Site, daemons: NodeDaemons) -> None:
+        self._asked, self._live_nodes, self._site, self._daemons = request, live_nodes, site, daemons
+        self.places = places(request.name, request.component, request.options, live_nodes)
         self.meeting_node = self.places[0].node
         self.port: int = daemons.ask(self.meeting_node, "lease_port")
         self.hosts: list[Any] = []
         try:
-            self.hosts = start_hosts(asked.spec, asked.packed, self.places, site, asked.options)
+            self.hosts = start_hosts(request.spec, request.packed, self.places, site, request.options)
         except BaseException:
             self.abandon()
             raise

@@ -45,8 +45,8 @@ class NodeDaemons:
     def ask_all(self, method: str, *args: Any, nodes: Sequence[int] | None = None) -> Iterator[tuple[int, Any]]:
         """Call a method of all daemons, or of some nodes'; yield nodes and answers, skipping lost daemons."""
         chosen = range(len(self.handles)) if nodes is None else nodes
-        asked = [(node, self.handles[node].ask.remote(method, *args)) for node in chosen]
-        for node, answer in asked:
+        calls = [(node, self.handles[node].ask.remote(method, *args)) for node in chosen]
+        for node, answer in calls:
             with contextlib.suppress(ray.exceptions.RayError):
                 yield node, ray.get(answer, timeout=LIMIT)
 
@@ -62,8 +62,8 @@ class NodeDaemons:
             packed = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
             entry = (tuple(setup.address), setup.devices, setup.log_path, setup.max_restarts, packed)
             of_node.setdefault(setup.daemon.node, []).append(entry)
-        told = [self.handles[node].ask.remote("assign", entries) for node, entries in of_node.items()]
-        ray.get(told, timeout=LIMIT)
+        assigned = [self.handles[node].ask.remote("assign", entries) for node, entries in of_node.items()]
+        ray.get(assigned, timeout=LIMIT)
 
     def directory(self, method: str, *args: Any) -> Any:
         """Call a method of the job's directory."""

@@ -79,10 +79,10 @@ def ask_nodes(
 ) -> list[NodeReport]:
     """Report and clock offset of every node; a node whose daemon fails is left out."""
     driver = ray.get_runtime_context().get_node_id()
-    asked = {node: daemon.ask.remote("report", driver, dict(counted[node])) for node, daemon in daemons.items()}
+    entries = {node: daemon.ask.remote("report", driver, dict(counted[node])) for node, daemon in daemons.items()}
     end = time.monotonic() + DAEMON_LIMIT
     reports = []
-    for node, answer in asked.items():
+    for node, answer in entries.items():
         try:
             report = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
         except ray.exceptions.RayError as error:
@@ -211,16 +211,16 @@ def _with_devices(inventory: Inventory, nodes: Sequence[LiveNode], job: Job, fin
         for rank in group.node_ranks
         if group.hardware_type not in inventory.nodes[int(rank)].hardware
     ]
-    asked = [*wanted, *undeclared]
+    entries = [*wanted, *undeclared]
     answers = ray.get(
         [
             nodes[rank].daemon.ask.remote("robots", kind, [dict(config) for config in configs], rank)
-            for rank, kind, configs in asked
+            for rank, kind, configs in entries
         ],
         timeout=ASK_LIMIT,
     )
     machines = list(inventory.nodes)
-    for (rank, kind, _), (filled, problems) in zip(asked, answers, strict=True):
+    for (rank, kind, _), (filled, problems) in zip(entries, answers, strict=True):
         for problem in problems:
             report_device(rank, kind, problem, findings)
         if filled:

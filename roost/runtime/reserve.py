@@ -316,8 +316,8 @@ class Holdings:
         if needs:
             self._check(wanted, nodes)
             reports = [node.report for node in nodes]
-            made = reserve(needs, wanted, reports, lambda: self._supplies(nodes), self._limit, self._say)
-            self._held.append(_Holding(made, {reports[need.node].node_id: need for need in needs}, set(users)))
+            result = reserve(needs, wanted, reports, lambda: self._supplies(nodes), self._limit, self._say)
+            self._held.append(_Holding(result, {reports[need.node].node_id: need for need in needs}, set(users)))
         for holding in self._held:
             if planned & holding.reservation.planned:
                 holding.users.update(users)

@@ -127,9 +127,9 @@ class GroupResult:
 
     def _explained(self, error: BaseException) -> BaseException:
         """The error to raise in place of one from Ray: the root cause with its details."""
-        told = getattr(error, "cause", None)
-        if isinstance(told, CallFailed):
-            return self._failures.explain(told.failure, self._calls)
+        reply = getattr(error, "cause", None)
+        if isinstance(reply, CallFailed):
+            return self._failures.explain(reply.failure, self._calls)
         if isinstance(error, PROCESS_LOST):
             return self._failures.explain_death(self._addresses, self._dead(), self._calls, str(error))
         return error

@@ -71,10 +71,10 @@ class Template:
     def fork(self, stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> Forked:
         """Fork a new sandbox."""
         given = stdin if isinstance(stdin, int) else stdin.fileno()
-        told = self._answer(FORK, [given, output.fileno(), connection.fileno()])
-        if told == NONE:
+        reply = self._answer(FORK, [given, output.fileno(), connection.fileno()])
+        if reply == NONE:
             raise BlockingIOError(errno.EAGAIN, "no process could be forked: the machine allows no more")
-        pid = int(told)
+        pid = int(reply)
         try:
             return Forked(self, pid, os.pidfd_open(pid))
         except OSError:  # there are too many open files
@@ -86,23 +86,23 @@ class Template:
     def status_of(self, pid: int) -> int | None:
         """Exit status of a fork, as in `subprocess`; None while it runs."""
         try:
-            told = self._answer(STATUS + str(pid).encode())
+            reply = self._answer(STATUS + str(pid).encode())
         except TemplateGone:
             return -signal.SIGKILL  # as the kernel does to what the template leaves behind
-        return None if told == NONE else int(told)
+        return None if reply == NONE else int(reply)
 
     def _answer(self, request: bytes, descriptors: Sequence[int] = ()) -> str:
         try:
             socket.send_fds(self._control, [request], descriptors)
-            told = self._control.recv(LONGEST)
-            if not told:
+            reply = self._control.recv(LONGEST)
+            if not reply:
                 raise ConnectionResetError("it ended")
         except BaseException as error:  # an answer that comes late must not be taken for that to the next request
             self._end()
             if isinstance(error, OSError):
                 raise TemplateGone from error
             raise
-        return told.decode()
+        return reply.decode()
 
 
 class Forked:

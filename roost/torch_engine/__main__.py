@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from roost.config.model_files import ModelPlace, model_place
+from roost.config.model_files import ModelLocation, model_location
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.net.server import bound_socket, url_of
 from roost.torch_engine.parent_watch import end_with
@@ -76,7 +76,7 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
 
 def run(options: argparse.Namespace) -> None:
     settings = settings_of(options)
-    if model_place(options.model) is ModelPlace.MISSING:
+    if model_location(options.model) is ModelLocation.MISSING:
         raise ValueError(f"there is no folder {options.model}")
     if options.parent_pid is not None:
         end_with(options.parent_pid)

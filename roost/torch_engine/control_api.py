@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 import roost
 from roost.engines.protocol import InFlight, Part
 from roost.engines.weights.group import WeightGroup
-from roost.engines.weights.parcel import TensorInfo, announced
+from roost.engines.weights.payload import TensorInfo, announced
 from roost.engines.weights.probe import fingerprint
 from roost.net.errors import Refused, error_response, refusing
 from roost.torch_engine.engine import TorchEngine

@@ -356,13 +356,13 @@ class TorchEngine:
 
     def _hand_out(self, tokens: Sequence[NewToken]) -> None:
         """Append tokens to their sequences and deliver them last, as a listener may submit again."""
-        told = [(new.tracked, self._progress(new)) for new in tokens]
-        self._forget([tracked for tracked, progress in told if progress.finish is not None])
-        unheard = [tracked for tracked, progress in told if not self._deliver(tracked, progress)]
+        steps = [(new.tracked, self._progress(new)) for new in tokens]
+        self._forget([tracked for tracked, progress in steps if progress.finish is not None])
+        unheard = [tracked for tracked, progress in steps if not self._deliver(tracked, progress)]
         self._forget([tracked for tracked in unheard if self._live.get(tracked.request.request_id) is tracked])
 
     def _progress(self, new: NewToken) -> Progress:
-        tracked, is_first = new.tracked, new.tracked.made == 0
+        tracked, is_first = new.tracked, new.tracked.generated == 0
         tracked.token_ids.append(new.token_id)
         scores = tuple(tracked.prompt_logprobs) if is_first and tracked.request.wants_prompt_logprobs else None
         return Progress(

@@ -54,8 +54,8 @@ class GenerateBody(StrictBody):
 class GenerateForm:
     """Response format of /inference/v1/generate."""
 
-    def __init__(self, served: Served, body: GenerateBody, asked: Asked) -> None:
-        self._served, self._body, self._asked = served, body, asked
+    def __init__(self, served: Served, body: GenerateBody, requested: Asked) -> None:
+        self._served, self._body, self._asked = served, body, requested
 
     def whole(self, samples: list[Sample]) -> Json:
         return {
@@ -95,8 +95,8 @@ class GenerateForm:
         return {**choice, "text": piece.text} if self._body.output_mode == "text" else choice
 
     def _logprobs(self, piece: Piece) -> Json | None:
-        asked = self._body.sampling_params.logprobs
-        if asked is None:
+        requested = self._body.sampling_params.logprobs
+        if requested is None:
             return None
         if self._body.output_mode == "text":
             return chat_logprobs(piece, self._served.codec)
@@ -112,12 +112,12 @@ def generate_router(served: Served) -> APIRouter:
 
     @router.post("/inference/v1/generate")
     async def generate(body: GenerateBody, request: Request) -> Response:
-        asked = asked_of(served, body, request)
-        form = GenerateForm(served, body, asked)
+        requested = asked_of(served, body, request)
+        form = GenerateForm(served, body, requested)
         if body.stream:
             tells_usage = bool(body.stream_options and body.stream_options.include_usage)
-            return StreamReply(served.in_flight, asked, form, tells_usage)
-        return WholeReply(served.in_flight, asked, form)
+            return StreamReply(served.in_flight, requested, form, tells_usage)
+        return WholeReply(served.in_flight, requested, form)
 
     return router
 

@@ -109,26 +109,26 @@ class InFlightRequests:
         return await asyncio.to_thread(self._engine.abort, found) if found else 0
 
     @asynccontextmanager
-    async def served(self, asked: Asked, each_piece: bool) -> AsyncIterator[RequestInFlight]:
+    async def served(self, requested: Asked, each_piece: bool) -> AsyncIterator[RequestInFlight]:
         """Context that serves a request; unfinished completions are aborted on exit."""
-        self._check(asked)
-        served = RequestInFlight(self._engine, asked, each_piece)
-        self._engine_ids[asked.request_id] = served.engine_ids
+        self._check(requested)
+        served = RequestInFlight(self._engine, requested, each_piece)
+        self._engine_ids[requested.request_id] = served.engine_ids
         try:
             served.submit()
             yield served
         finally:
             await served.abort_unfinished()
-            del self._engine_ids[asked.request_id]
+            del self._engine_ids[requested.request_id]
 
-    def _check(self, asked: Asked) -> None:
+    def _check(self, requested: Asked) -> None:
         if self.closing:
             raise Refused("the server is shutting down", 503)
-        if asked.request_id in self._engine_ids:
-            raise Refused(f"a request with the id {asked.request_id} is being served already", field="request_id")
-        if (completions := len(asked.prompts) * asked.samples) > MOST_SAMPLES:
+        if requested.request_id in self._engine_ids:
+            raise Refused(f"a request with the id {requested.request_id} is being served already", field="request_id")
+        if (completions := len(requested.prompts) * requested.samples) > MOST_SAMPLES:
             raise Refused(
-                f"{len(asked.prompts)} prompts with n = {asked.samples} are {completions} completions; "
+                f"{len(requested.prompts)} prompts with n = {requested.samples} are {completions} completions; "
                 f"one request may ask for {MOST_SAMPLES}",
                 field="n",
             )
@@ -137,12 +137,12 @@ class InFlightRequests:
 class RequestInFlight:
     """Completions of one HTTP request in progress."""
 
-    def __init__(self, engine: TorchEngine, asked: Asked, each_piece: bool) -> None:
+    def __init__(self, engine: TorchEngine, requested: Asked, each_piece: bool) -> None:
         self._engine = engine
-        self._asked = asked
-        self._requests = asked.requests()
+        self._asked = requested
+        self._requests = requested.requests()
         self.samples: list[Sample] = []  # of the requests that the engine took
-        self._mailbox = Mailbox(each_piece or bool(asked.text and asked.text.stops))
+        self._mailbox = Mailbox(each_piece or bool(requested.text and requested.text.stops))
 
     @property
     def engine_ids(self) -> list[str]:
@@ -195,14 +195,14 @@ class ModelNames:
         self.model = model
         self.adapters: dict[str, str] = {}  # the folder of each
 
-    def adapter(self, asked: str | None) -> str | None:
+    def adapter(self, requested: str | None) -> str | None:
         """Adapter named by a request, or None for the base model."""
-        if not asked or asked == self.model:
+        if not requested or requested == self.model:
             return None
-        if asked in self.adapters:
-            return asked
+        if requested in self.adapters:
+            return requested
         served = ", ".join((self.model, *self.adapters))
-        raise Refused(f"The model `{asked}` does not exist; served here: {served}", 404, "model")
+        raise Refused(f"The model `{requested}` does not exist; served here: {served}", 404, "model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,12 @@ def chosen_dtype(name: str) -> torch.dtype | str:
     return dtype
 
 
-def chosen_context(asked: int | None, positions: int | None) -> int:
-    if asked is None and positions is None:
+def chosen_context(wanted: int | None, positions: int | None) -> int:
+    if wanted is None and positions is None:
         raise ValueError("the model's config has no max_position_embeddings: say max_context")
-    if asked is not None and positions is not None and asked > positions:
-        raise ValueError(f"max_context is {asked}, but the model has {positions} positions")
-    return asked or positions or 0
+    if wanted is not None and positions is not None and wanted > positions:
+        raise ValueError(f"max_context is {wanted}, but the model has {positions} positions")
+    return wanted or positions or 0
 
 
 def eos_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:

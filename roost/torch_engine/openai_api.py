@@ -58,14 +58,16 @@ class OpenAIFields(SamplingFields):
         return self.sampling(room if max_tokens is None else max_tokens)
 
 
-def reply(served: Served, body: OpenAIFields, asked: Asked, form: Form) -> Response:
+def reply(served: Served, body: OpenAIFields, requested: Asked, form: Form) -> Response:
     if not body.stream:
         if body.stream_options is not None:
             raise Refused("stream_options are for streams; write stream: true", field="stream_options")
-        return WholeReply(served.in_flight, asked, form)
-    if asked.wants_prompt_logprobs:
+        return WholeReply(served.in_flight, requested, form)
+    if requested.wants_prompt_logprobs:
         raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
-    return StreamReply(served.in_flight, asked, form, bool(body.stream_options and body.stream_options.include_usage))
+    return StreamReply(
+        served.in_flight, requested, form, bool(body.stream_options and body.stream_options.include_usage)
+    )
 
 
 NotEmpty = Annotated[str, Field(min_length=1)]
@@ -195,8 +197,8 @@ class ChatBody(OpenAIFields):
 class ChatForm:
     """Response format of /v1/chat/completions."""
 
-    def __init__(self, served: Served, body: ChatBody, asked: Asked) -> None:
-        self._served, self._body, self._asked = served, body, asked
+    def __init__(self, served: Served, body: ChatBody, requested: Asked) -> None:
+        self._served, self._body, self._asked = served, body, requested
         self._created = int(time.time())
 
     def whole(self, samples: list[Sample]) -> Json:
@@ -262,7 +264,7 @@ def chat_router(served: Served) -> APIRouter:
         with refusing():
             text = body.text_wanted(served.codec)
             prompt = await run_in_threadpool(prompt_of, served, body)
-        asked = Asked(
+        requested = Asked(
             request_id=f"chatcmpl-{request_id_of(request, body.request_id)}",
             prompts=(prompt,),
             samplings=(body.sampling_for(prompt, body.most_tokens, served.engine.max_context),),
@@ -271,7 +273,7 @@ def chat_router(served: Served) -> APIRouter:
             wants_prompt_logprobs=body.prompt_logprobs is not None,
             text=text,
         )
-        return reply(served, body, asked, ChatForm(served, body, asked))
+        return reply(served, body, requested, ChatForm(served, body, requested))
 
     return router
 
@@ -299,8 +301,8 @@ class CompletionBody(OpenAIFields):
 class CompletionForm:
     """Response format of /v1/completions."""
 
-    def __init__(self, served: Served, body: CompletionBody, asked: Asked) -> None:
-        self._served, self._body, self._asked = served, body, asked
+    def __init__(self, served: Served, body: CompletionBody, requested: Asked) -> None:
+        self._served, self._body, self._asked = served, body, requested
         self._created = int(time.time())
         self._offsets: dict[int, int] = {}  # where the next token of each completion begins in its text
 
@@ -372,7 +374,7 @@ def completions_router(served: Served) -> APIRouter:
             text = body.text_wanted(served.codec)
             prompts = await run_in_threadpool(prompts_of, served, body)
         max_context = served.engine.max_context
-        asked = Asked(
+        requested = Asked(
             request_id=f"cmpl-{request_id_of(request, body.request_id)}",
             prompts=prompts,
             samplings=tuple(body.sampling_for(prompt, body.max_tokens, max_context) for prompt in prompts),
@@ -381,7 +383,7 @@ def completions_router(served: Served) -> APIRouter:
             wants_prompt_logprobs=body.prompt_logprobs is not None,
             text=text,
         )
-        return reply(served, body, asked, CompletionForm(served, body, asked))
+        return reply(served, body, requested, CompletionForm(served, body, requested))
 
     return router
 

@@ -30,15 +30,15 @@ def finite(logprob: float) -> float:
     return LEAST_LOGPROB if math.isnan(logprob) else max(logprob, LEAST_LOGPROB)
 
 
-def usage(asked: Asked, samples: Sequence[Sample]) -> Json:
+def usage(request: Asked, samples: Sequence[Sample]) -> Json:
     """Token counts of prompts and completions; a prompt counts once for all its completions."""
-    prompt_tokens = sum(len(prompt) for prompt in asked.prompts)
+    prompt_tokens = sum(len(prompt) for prompt in request.prompts)
     completion_tokens = sum(len(sample.token_ids) for sample in samples)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in samples[:: asked.samples])},
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in samples[:: request.samples])},
     }
 
 
@@ -51,10 +51,10 @@ def prompt_logprobs(sample: Sample) -> list[Json | None] | None:
     """The log-probability of each token of the prompt, by its id; nothing precedes the first, so it has none."""
     if sample.prompt_logprobs is None:
         return None
-    told: list[Json | None] = [None]
+    reply: list[Json | None] = [None]
     for token_id, logprob in zip(sample.prompt[1:], sample.prompt_logprobs, strict=True):
-        told.append({str(token_id): {"logprob": finite(logprob), "rank": None, "decoded_token": None}})
-    return told
+        reply.append({str(token_id): {"logprob": finite(logprob), "rank": None, "decoded_token": None}})
+    return reply
 
 
 def token_text(codec: TextCodec, token_id: int, as_id: bool) -> str:
@@ -94,9 +94,9 @@ class Form(Protocol):
 class WholeReply(Response):
     """All completions of a request in one response, after the last has ended."""
 
-    def __init__(self, requests: InFlightRequests, asked: Asked, form: Form) -> None:
+    def __init__(self, requests: InFlightRequests, request: Asked, form: Form) -> None:
         super().__init__()
-        self._requests, self._asked, self._form = requests, asked, form
+        self._requests, self._asked, self._form = requests, request, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._requests.served(self._asked, each_piece=False) as in_flight:
@@ -108,9 +108,9 @@ class WholeReply(Response):
 class StreamReply(Response):
     """Stream completions as server-sent events."""
 
-    def __init__(self, requests: InFlightRequests, asked: Asked, form: Form, tells_usage: bool) -> None:
+    def __init__(self, requests: InFlightRequests, request: Asked, form: Form, tells_usage: bool) -> None:
         super().__init__()
-        self._requests, self._asked, self._form = requests, asked, form
+        self._requests, self._asked, self._form = requests, request, form
         self._tells_usage = tells_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,8 +132,8 @@ class StreamReply(Response):
         for chunk in self._form.opening():
             yield chunk
         async for piece in in_flight.pieces():
-            if (made := self._form.chunk(piece, in_flight.samples[piece.index])) is not None:
-                yield made
+            if (piece_json := self._form.chunk(piece, in_flight.samples[piece.index])) is not None:
+                yield piece_json
         if self._tells_usage:
             yield self._form.usage_chunk(in_flight.samples)
 

@@ -221,7 +221,7 @@ def next_tokens(chunks: Sequence[Chunk], logits: Tensor) -> list[NewToken]:
             rows.append(row - 1)
     if not drawing:
         return []
-    numbers = uniforms([each.seed for each in drawing], [each.made for each in drawing])
+    numbers = uniforms([each.seed for each in drawing], [each.generated for each in drawing])
     used = logits if len(rows) == len(logits) else logits[rows]
     drawn = draw(used, [each.request.sampling for each in drawing], numbers)
     return [NewToken(*each) for each in zip(drawing, drawn.token_ids, drawn.logprobs, strict=True)]

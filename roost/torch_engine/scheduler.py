@@ -115,13 +115,13 @@ class Tracked:
         self.token_ids = list(self.request.token_ids)
 
     @property
-    def made(self) -> int:
+    def generated(self) -> int:
         return len(self.token_ids) - len(self.request.token_ids)
 
     @property
     def is_scored(self) -> bool:
         """True if log-probs of its prompt are still to be computed."""
-        return self.request.wants_prompt_logprobs and self.made == 0
+        return self.request.wants_prompt_logprobs and self.generated == 0
 
     def finish_after(self, token_id: int) -> Finish | None:
         """Finish reason after the last token, or None if the sequence continues."""
@@ -247,7 +247,7 @@ class Scheduler:
         tracked.hashes = names[: len(found)]
         tracked.epoch = self.pool.epoch
         tracked.computed = len(found) * self.pool.block_size
-        if tracked.made == 0:
+        if tracked.generated == 0:
             tracked.cached_tokens = tracked.computed
         self.running.append(self.waiting.popleft())
         return True

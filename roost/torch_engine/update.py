@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from roost.engines.weights.group import WeightGroup
-from roost.engines.weights.parcel import DEVICE_ARGUMENT, GROUP_NAME, GroupInvitation, TensorInfo
+from roost.engines.weights.payload import DEVICE_ARGUMENT, GROUP_NAME, GroupInvitation, TensorInfo
 
 # Classes allowed in a pickled handle. Anything else is refused, so that a message cannot run code here.
 ALLOWED = {
@@ -263,7 +263,7 @@ def check_manifest(weights: Mapping[str, torch.Tensor], manifest: Sequence[Tenso
 
 
 def named_tensors(info: Mapping[str, Any], group: WeightGroup | None, device: torch.device) -> Named:
-    """Names and tensors of one parcel, by any transport."""
+    """Names and tensors of one payload, by any transport."""
     names, shapes, dtypes = info["names"], info["shapes"], info["dtype_names"]
     if not len(names) == len(shapes) == len(dtypes):
         raise ValueError(f"{len(names)} names came with {len(shapes)} shapes and {len(dtypes)} types")

@@ -118,16 +118,16 @@ def segments(parts: Mapping[str, list[Interval]]) -> list[Segment]:
     30 40 ('rollout',)
     """
     edges = sorted((time, name) for name in parts for interval in union(parts[name]) for time in interval)
-    made: list[Segment] = []
+    result: list[Segment] = []
     active: set[str] = set()
     since = 0
     for time, names in groupby(edges, key=lambda edge: edge[0]):
         if active:
-            made.append(Segment(since, time, tuple(sorted(active))))
+            result.append(Segment(since, time, tuple(sorted(active))))
         # The intervals of a name neither overlap nor touch, so each of its edges turns it on or off.
         active.symmetric_difference_update(name for _, name in names)
         since = time
-    return made
+    return result
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -136,15 +136,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     >>> union([(5, 9), (0, 2), (2, 4), (6, 7), (3, 3)])
     [(0, 4), (5, 9)]
     """
-    made: list[Interval] = []
+    result: list[Interval] = []
     for start, end in sorted(intervals):
         if start >= end:
             continue
-        if made and start <= made[-1][1]:
-            made[-1] = (made[-1][0], max(made[-1][1], end))
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], end))
         else:
-            made.append((start, end))
-    return made
+            result.append((start, end))
+    return result
 
 
 def subtract(intervals: Iterable[Interval], without: Iterable[Interval]) -> list[Interval]:
@@ -154,7 +154,7 @@ def subtract(intervals: Iterable[Interval], without: Iterable[Interval]) -> list
     [(0, 5), (22, 25), (26, 30)]
     """
     holes = union(without)
-    made: list[Interval] = []
+    result: list[Interval] = []
     first = 0
     for start, end in union(intervals):
         while first < len(holes) and holes[first][1] <= start:
@@ -162,12 +162,12 @@ def subtract(intervals: Iterable[Interval], without: Iterable[Interval]) -> list
         at = first
         while at < len(holes) and holes[at][0] < end:
             if start < holes[at][0]:
-                made.append((start, holes[at][0]))
+                result.append((start, holes[at][0]))
             start = holes[at][1]
             at += 1
         if start < end:
-            made.append((start, end))
-    return made
+            result.append((start, end))
+    return result
 
 
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:

@@ -117,7 +117,7 @@ class Learnt:
     samples: Sequence[Sample]
     selection: Selection
     alone: int
-    told: Sequence[Mapping[str, float]]
+    metrics: Sequence[Mapping[str, float]]
 
 
 def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
@@ -129,7 +129,7 @@ def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, 
     }
     samples = [sample for part in parts for sample in part.samples]
     apart = of_mismatch(samples, MISMATCH if are_same_weights else DRIFT)
-    return of_learning([told for part in parts for told in part.told]) | counts | apart
+    return of_learning([metrics for part in parts for metrics in part.metrics]) | counts | apart
 
 
 def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:
@@ -143,11 +143,11 @@ def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, 
     return {f"{reason}/{name}": value for name, value in found.items()}
 
 
-def of_learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def of_learning(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine statistics of optimizer steps: mean, but maximum for `max/` and sum for skipped."""
     found: dict[str, float] = {}
-    for name in dict.fromkeys(name for part in told for name in part):
-        values = [part[name] for part in told if name in part]
+    for name in dict.fromkeys(name for part in metrics for name in part):
+        values = [part[name] for part in metrics if name in part]
         if name in ("tokens", "sequences"):
             continue
         if name in SKIPPED:

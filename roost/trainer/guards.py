@@ -30,9 +30,9 @@ class SkippedSteps:
     in_row: int = 0
     confirmed: int | None = None  # newest step whose weights later gave a finite loss and gradient
 
-    def after(self, told: Mapping[str, float], step: int) -> SkippedSteps:
+    def after(self, metrics: Mapping[str, float], step: int) -> SkippedSteps:
         """Return the counts after one more optimizer step, in the training step that follows `step`."""
-        if any(told.get(name) for name in SKIPPED):
+        if any(metrics.get(name) for name in SKIPPED):
             return SkippedSteps(self.in_row + 1, self.confirmed)
         return SkippedSteps(0, step)
 

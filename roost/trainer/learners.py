@@ -27,7 +27,7 @@ SendingRoutes = Mapping[str, ServerRoute]  # by engine name, as planned
 
 def receiver_at(url: str, fleet: Fleet, routes: SendingRoutes) -> Receiver:
     """Return the engine at a URL as a receiver of weights."""
-    for member in fleet.crew.members.values():
+    for member in fleet.pool.members.values():
         if member.is_connected and member.engine.url == url:
             spec, planned = member.spec, routes[member.name]
             if planned.route is WeightRoute.RELOAD:

@@ -271,16 +271,16 @@ class Loop:
     async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
         settings = self.settings
         chosen, selection, alone = with_advantages(batch, settings.advantage)
-        told: list[Mapping[str, float]] = []
+        metrics: list[Mapping[str, float]] = []
         async with self._phase("learn"):
             for epoch in range(settings.ppo_epochs if len(chosen) else 0):
                 seed = sample_seed(settings.seed, self.state.step, part, epoch)
                 for samples in minibatches(chosen, cut_into, seed):
                     totals = totals_of(samples, settings.sampling.max_new_tokens)
                     if totals.tokens and not self.skipped.exceeds(settings):
-                        told.append(await self._optimizer_step(samples, totals))
-                        self.skipped = self.skipped.after(told[-1], self.state.step)
-        return Learnt(batch.samples, selection, alone, tuple(told))
+                        metrics.append(await self._optimizer_step(samples, totals))
+                        self.skipped = self.skipped.after(metrics[-1], self.state.step)
+        return Learnt(batch.samples, selection, alone, tuple(metrics))
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:
         if self.models.critic is None:

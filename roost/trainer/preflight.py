@@ -17,9 +17,9 @@ from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Findings, Severity, Where, shown
 from roost.config.job import Job, Notation
-from roost.config.model_files import ModelPlace, model_place
+from roost.config.model_files import ModelLocation, model_location
 from roost.config.train import Objective, TrainSettings
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_location
 from roost.engines.installed import ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.placement.plan import Plan
@@ -138,10 +138,10 @@ def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str
 
     0 if the machine has accelerators, if a cluster is named, or if the job needs several nodes.
     """
-    asked = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
-    if not asked or _is_elsewhere(job, address, environ) or BUILT_IN.detect(environ) is not None:
+    requested = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
+    if not requested or _is_elsewhere(job, address, environ) or BUILT_IN.detect(environ) is not None:
         return 0
-    return asked
+    return requested
 
 
 def machine_of_run(job: Job, address: str | None, environ: Mapping[str, str]) -> ThisMachine | None:
@@ -203,7 +203,7 @@ def check_local_models(job: Job, settings: TrainSettings, findings: Findings) ->
     """Raise ConfigError for a model path that does not exist here: the driver reads its tokenizer."""
     fix = "name a folder with a Hugging Face checkpoint"
     for where, model in _models(job, settings):
-        if model_place(model) is ModelPlace.MISSING:
+        if model_location(model) is ModelLocation.MISSING:
             findings.error("RST-E003", where, f"{shown(model)} does not exist", fix=fix_of_missing(job, where, fix))
 
 
@@ -216,14 +216,14 @@ def fix_of_missing(job: Job, where: Where, otherwise: str) -> str:
 
 
 def _models(job: Job, settings: TrainSettings) -> list[tuple[Where, str]]:
-    return models_of(settings, job.components, lambda name: setting_place(name, job))
+    return models_of(settings, job.components, lambda name: setting_location(name, job))
 
 
 def check_hub_models(job: Job, settings: TrainSettings, say: Callable[[str], None]) -> None:
     """Raise a ConfigError for a name that neither the hub nor its local cache has."""
     findings = Findings()
     for where, model in _models(job, settings):
-        wrong = check_on_hub(model, say) if model_place(model) is ModelPlace.HUB else None
+        wrong = check_on_hub(model, say) if model_location(model) is ModelLocation.HUB else None
         if wrong is not None:
             fix = "give the path of a folder with a Hugging Face checkpoint, or a model's name on the hub"
             findings.error("RST-E005", where, f"{shown(model)} {wrong}", fix=fix_of_missing(job, where, fix))
@@ -276,10 +276,10 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
     try:
         ask(python, child_env(os.environ, {str(key): str(value) for key, value in env.items()}))
     except EngineError as error:
-        where: Where = setting_place("engine", job)
+        where: Where = setting_location("engine", job)
         findings.error(
             "RST-E008",
-            where if written is None else setting_place("engine_options", job).under("python"),
+            where if written is None else setting_location("engine_options", job).under("python"),
             f"{name} cannot be started with {python}",
             str(error),
             f"install {name} there, write train.engine_options.python: the Python of an environment that has it, or "

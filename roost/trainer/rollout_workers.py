@@ -35,11 +35,10 @@ from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 from roost.trainer.targets import load_scenario
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
-
 ANY_FORM = TurnForm()
 
 
-class FleetDraws:
+class FleetSamplers:
     """Opens samplers for episodes. Episodes of a group use one engine, which has their prompt in its cache."""
 
     def __init__(self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group") -> None:
@@ -132,7 +131,7 @@ async def open_stages(
     decode: Decode = token_numbers,
 ) -> AsyncIterator[Stages]:
     """Open the runners of training and evaluation episodes. `is_alone`: the cluster has one node."""
-    draws = draws_of(fleet, settings)
+    draws = samplers_of(fleet, settings)
     async with contextlib.AsyncExitStack() as stack:
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
@@ -171,11 +170,11 @@ async def open_stages(
         yield Stages(training, evaluation, rewards)
 
 
-def draws_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetDraws]:
+def samplers_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetSamplers]:
     """Samplers of training and of evaluation."""
     tried = replace(settings.sampling, temperature=settings.evaluation.eval_temperature)
     by_label = {TRAINING: settings.sampling, EVALUATION: tried}
-    return {label: FleetDraws(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
+    return {label: FleetSamplers(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
 
 
 async def _finish(scenario: Scenario) -> None:

@@ -18,7 +18,7 @@ from roost.config.findings import Findings, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, TrainSettings
-from roost.config.train_read import setting_place, task_place
+from roost.config.train_read import setting_location, task_place
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
@@ -251,7 +251,7 @@ def load_rewards(job: Job, settings: TrainSettings) -> ConfiguredRewards:
     """Build the rewards that score in the driver, for one attempt: they belong to its event loop."""
     findings = Findings()
     placed = placed_rewards(settings.rewards, {part.name for part in job.components})
-    rewards = make_rewards(settings.rewards, setting_place("rewards", job), findings, placed)
+    rewards = make_rewards(settings.rewards, setting_location("rewards", job), findings, placed)
     findings.raise_errors()
     return rewards
 

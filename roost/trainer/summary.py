@@ -91,8 +91,8 @@ def _print_failures(run: RunFolder, steps: Sequence[Record], console: Console) -
     reasons = len(list(run.failures.glob("*.txt")))
     if reasons:
         failed = sum(number_of(step, "samples/failed") or 0.0 for step in steps)
-        told = f"failed   {counted(int(failed), 'episode')} after all attempts; {counted(reasons, 'reason')}, with"
-        console.print(Text(f"{told} tracebacks, in {run.failures}"), soft_wrap=True)
+        line = f"failed   {counted(int(failed), 'episode')} after all attempts; {counted(reasons, 'reason')}, with"
+        console.print(Text(f"{line} tracebacks, in {run.failures}"), soft_wrap=True)
 
 
 def _print_skipped(steps: Sequence[Record], console: Console) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from roost.config.findings import Findings, Where
 from roost.config.job import Job
 from roost.config.train import TrainSettings
-from roost.config.train_read import setting_place, task_place
+from roost.config.train_read import setting_location, task_place
 from roost.procs.user_code import call
 from roost.rollout.check_target import SCENARIO, NotLocated, check_target, located
 from roost.rollout.episode import Scenario, Split
@@ -72,18 +72,18 @@ def make_scenario(
     try:
         # Not recursive: the scenario makes agents per episode, and environments may be in other processes.
         make = instantiate(dict(task), _partial_=True, _convert_="all", _recursive_=False)
-        made = call(partial(make, tokenizer=tokenizer))
+        result = call(partial(make, tokenizer=tokenizer))
     except Exception as error:  # anything a user's class raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "correct the keys that it names"
         findings.error("RST-A010", where, f"{task['_target_']} cannot be made from these keys", why, fix)
         return None
-    if not check_target(made, where, SCENARIO, findings):  # a function may return anything
+    if not check_target(result, where, SCENARIO, findings):  # a function may return anything
         return None
     before = findings.num_errors
-    if opens and hasattr(made, "open_data"):
-        made.open_data(where, findings)
-    wrong = _wrong_size(made) if opens and findings.num_errors == before else ""
+    if opens and hasattr(result, "open_data"):
+        result.open_data(where, findings)
+    wrong = _wrong_size(result) if opens and findings.num_errors == before else ""
     if wrong:
         fix = "give a whole number, 1 or more"
         findings.error(
@@ -92,18 +92,18 @@ def make_scenario(
         return None
     if findings.num_errors > before:
         return None
-    scenario: Scenario = made
+    scenario: Scenario = result
     return scenario
 
 
 def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = "") -> Scenario:
     """Create the scenario from names alone, in a worker; mistakes were found before launch."""
     findings = Findings()
-    made = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings, opens=False)
+    result = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings, opens=False)
     findings.raise_errors()
-    if made is None:
+    if result is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
-    return made
+    return result
 
 
 def _wrong_size(scenario: Scenario) -> str:
@@ -119,4 +119,4 @@ def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
     """Import the classes and functions that a job names, and check its keys against their signatures."""
     check_target(settings.task, task_place(settings, job), SCENARIO, findings)
     # `elsewhere` checks the keys without creating the rewards.
-    make_rewards(settings.rewards, setting_place("rewards", job), findings, elsewhere=settings.rewards)
+    make_rewards(settings.rewards, setting_location("rewards", job), findings, elsewhere=settings.rewards)

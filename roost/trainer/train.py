@@ -19,7 +19,7 @@ from roost.config.findings import counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import Objective, TrainSettings
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_location
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import EngineError, EnginesBehind
 from roost.engines.weights.probe import Probe
@@ -234,7 +234,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
 
 def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSettings, say: Say) -> Outcome:
     has_changed = job.training is not None and job.training.max_steps != settings.max_steps  # by `_with_steps`
-    key = setting_place("max_epochs" if has_changed else "max_steps", job).key_path
+    key = setting_location("max_epochs" if has_changed else "max_steps", job).key_path
     say(f"{run.path} is finished: {counted(state.step, 'step')} done; raise {key} to train on")
     return Outcome(run, state, was_stopped=False)
 
@@ -560,7 +560,7 @@ class Trainer:
 
     def _write_trace(self, fleet: Fleet) -> None:
         spans: dict[Address, list[Span]] = {TRAINER: self._recorder.drain()}
-        for rank, member in enumerate(fleet.crew.members.values()):
+        for rank, member in enumerate(fleet.pool.members.values()):
             spans[Address(ROLLOUT, rank)] = member.work.drain()
         self._cluster.write_trace(self._run.trace_file, spans)
 

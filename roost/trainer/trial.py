@@ -17,7 +17,7 @@ from roost.config.findings import Findings
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import SamplingSettings, TrainSettings
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_location
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.http_calls import HttpCalls
@@ -34,11 +34,11 @@ from roost.rollout.episode_runner import (
     close_scenario,
     task_of,
 )
-from roost.rollout.fleet_sampling import FleetDraws
 from roost.rollout.order import sample_seed
 from roost.rollout.rewards.config import make_rewards
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.trainer.preflight import check_models
+from roost.trainer.rollout_workers import FleetSamplers
 from roost.trainer.setup import load_scenario
 from roost.trainer.targets import decoder
 
@@ -123,7 +123,7 @@ async def run_trial(job: Job, settings: TrainSettings, options: TrialOptions, sa
     scenario, tokenizer = load_scenario(job, settings)
     sampling = _sampling(settings.sampling, options)
     findings = Findings()
-    made = make_rewards(settings.rewards, setting_place("rewards", job), findings)
+    made = make_rewards(settings.rewards, setting_location("rewards", job), findings)
     findings.raise_errors()
     decode = decoder(tokenizer)
     async with contextlib.AsyncExitStack() as stack:
@@ -212,7 +212,7 @@ async def _draws(
     options: TrialOptions,
     tokenizer: Any,
     say: Callable[[str], None],
-) -> AsyncIterator[FleetDraws | UrlDraws]:
+) -> AsyncIterator[FleetSamplers | UrlDraws]:
     """Samplers at a URL, or of an engine that is started here."""
     if options.url is not None:
         draws = UrlDraws(options, sampling, tokenizer, settings.seed)
@@ -233,7 +233,7 @@ async def _draws(
     say(f"starting {spec.kind.value} with {settings.learner.model}")
     with tempfile.TemporaryDirectory(prefix="roost-try-") as logs:
         async with Fleet([LocalOwner(spec, logs)], report=say) as fleet:
-            yield FleetDraws(fleet, sampling, settings.seed, "try")
+            yield FleetSamplers(fleet, sampling, settings.seed, "try")
 
 
 @dataclass

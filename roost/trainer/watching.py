@@ -33,7 +33,7 @@ class FailureFiles:
         self._folder, self._note = folder, note
         self._counts: Counter[str] = Counter()
 
-    def add(self, reason: str, traceback: str, asked: EpisodeRequest) -> None:
+    def add(self, reason: str, traceback: str, request: EpisodeRequest) -> None:
         """Record a failed attempt at an episode."""
         name = file_name(reason)
         self._counts[name] += 1
@@ -45,7 +45,7 @@ class FailureFiles:
             if is_new and len(list(self._folder.glob("*.txt"))) >= MOST_REASONS:
                 return
             self._folder.mkdir(exist_ok=True)
-            file.write_text(_told(reason, traceback, asked, count), encoding="utf-8", errors="replace")
+            file.write_text(_told(reason, traceback, request, count), encoding="utf-8", errors="replace")
         except OSError as error:  # a full disk must not end the run here
             self._note(f"an episode failed, and {file} cannot be written: {error}")
             return
@@ -59,12 +59,12 @@ class RecordingEpisodeRunner:
     def __init__(self, player: EpisodeRunner, failures: FailureFiles) -> None:
         self._player, self._failures = player, failures
 
-    async def run_episode(self, asked: EpisodeRequest) -> Episode:
+    async def run_episode(self, request: EpisodeRequest) -> Episode:
         try:
-            check_episode(asked.task)
-            return await self._player.run_episode(asked)
+            check_episode(request.task)
+            return await self._player.run_episode(request)
         except EpisodeFailed as error:
-            self._failures.add(str(error), error.traceback, asked)
+            self._failures.add(str(error), error.traceback, request)
             raise
 
 
@@ -79,10 +79,10 @@ def file_name(reason: str) -> str:
     return f"{kind}-{zlib.crc32(alike.encode(errors='replace')):08x}.txt"
 
 
-def _told(reason: str, traceback: str, asked: EpisodeRequest, count: int) -> str:
-    attempt = f"group {asked.number}, episode {asked.episode}, attempt {asked.attempt + 1}"
+def _told(reason: str, traceback: str, request: EpisodeRequest, count: int) -> str:
+    attempt = f"group {request.number}, episode {request.episode}, attempt {request.attempt + 1}"
     head = f"{reason[:LONGEST]}\n\n{counted(count, 'time')} so far; this is {attempt} of the task\n"
-    return f"{head}{asked.task.name[:LONGEST]}\n\n{traceback.rstrip()}\n"
+    return f"{head}{request.task.name[:LONGEST]}\n\n{traceback.rstrip()}\n"
 
 
 def idle_rewards(routing: Routing, tags: Sequence[str]) -> dict[str, str]:
@@ -118,7 +118,7 @@ class Watching:
     def watch(self, fleet: Fleet) -> None:
         """Count the work of these engines from now on."""
         self._fleet = fleet
-        self._worked = {name: member.work.total_ns() for name, member in fleet.crew.members.items()}
+        self._worked = {name: member.work.total_ns() for name, member in fleet.pool.members.items()}
 
     def watch_rewards(self, routing: Routing | None) -> None:
         """Report which of these rewards are idle from now on."""
@@ -134,9 +134,9 @@ class Watching:
         self._live.note(text)
 
     def step_done(self, state: TrainerState, figures: Mapping[str, float], groups: Sequence[Group]) -> None:
-        told = {"step": state.step, "version": state.version, **figures, **self._busy(figures)}
-        self._sinks.write(state.step, told)
-        self._live.step(told)
+        stats = {"step": state.step, "version": state.version, **figures, **self._busy(figures)}
+        self._sinks.write(state.step, stats)
+        self._live.step(stats)
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self.decode))
         if self._routing is not None and not any(group.failed for group in groups):  # failures go unscored
@@ -151,8 +151,8 @@ class Watching:
         tried = samples_of(found.groups, "evaluation", step, found.version, self.decode, len(found.groups))
         self._run.add_samples(tried)
         failed = found.figures["samples/failed"]
-        told = f", {failed:,.0f} failed" if failed else ""
-        self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{told}")
+        stats = f", {failed:,.0f} failed" if failed else ""
+        self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{stats}")
 
     def held_out(self, state: TrainerState, figures: Mapping[str, float]) -> None:
         """Report the loss of supervised training on held-out rows."""
@@ -166,7 +166,7 @@ class Watching:
             return {}
         seconds = figures["time/step"] or 1.0
         shares = []
-        for name, member in self._fleet.crew.members.items():
+        for name, member in self._fleet.pool.members.items():
             total = member.work.total_ns()
             shares.append((total - self._worked.get(name, 0)) / 1e9 / seconds)
             self._worked[name] = total

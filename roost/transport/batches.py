@@ -272,9 +272,9 @@ def _fields(value: Any) -> dict[Any, Any] | None:
 
 def _with_fields(value: Any, fields: dict[Any, Any]) -> Any:
     if isinstance(value, MutableMapping):
-        made = copy.copy(value)  # of the same class, whatever else that keeps
-        made.update(fields)
-        return made
+        result = copy.copy(value)  # of the same class, whatever else that keeps
+        result.update(fields)
+        return result
     return value._replace(**fields) if hasattr(value, "_fields") else dataclasses.replace(value, **fields)
 
 

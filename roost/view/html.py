@@ -88,12 +88,12 @@ Packed = int | list[int]
 
 def page_data(plan: Plan) -> dict[str, Any]:
     """All data of the page, as JSON types."""
-    made = grid(plan)
+    result = grid(plan)
     numbers = {part.name: number for number, part in enumerate(plan.components)}
     starts = _Starts(plan)
     layouts: dict[int, int] = {}  # by identity: runs of equal nodes share their layout
     described = []
-    for run in made.runs:
+    for run in result.runs:
         if id(run.layout) not in layouts:
             layouts[id(run.layout)] = len(layouts)
             described.append(_layout(run, numbers, starts))
@@ -103,12 +103,12 @@ def page_data(plan: Plan) -> dict[str, Any]:
         "mode": plan.mode.value,
         "machines": machines_line(plan.inventory),
         "processes": sum(part.world_size for part in plan.components),
-        "free": made.num_free,
-        "components": [_component(part, mark) for part, mark in zip(plan.components, made.marks, strict=True)],
+        "free": result.num_free,
+        "components": [_component(part, mark) for part, mark in zip(plan.components, result.marks, strict=True)],
         "layouts": described,
-        "runs": [_run(run, layouts[id(run.layout)], numbers) for run in made.runs],
+        "runs": [_run(run, layouts[id(run.layout)], numbers) for run in result.runs],
         "starts": starts.described,
-        **_nodes(plan.inventory, made),
+        **_nodes(plan.inventory, result),
         "phases": [phase.value for phase in Phase],
         "is_async": plan.residency.is_async,
         "classes": [_class(table, numbers) for table in device_phases(plan)],
@@ -198,7 +198,7 @@ class _Starts:
         return self._numbers[key]
 
 
-def _nodes(inventory: Inventory, made: Grid) -> dict[str, Any]:
+def _nodes(inventory: Inventory, result: Grid) -> dict[str, Any]:
     """Properties of single nodes: host names, configs of declared devices, and group labels."""
     hosts = [node.host for node in inventory.nodes]
     configs = {
@@ -207,7 +207,7 @@ def _nodes(inventory: Inventory, made: Grid) -> dict[str, Any]:
         if any(any(items) for items in node.hardware.values())
     }
     return {
-        "num_nodes": made.num_nodes,
+        "num_nodes": result.num_nodes,
         "hosts": hosts if any(hosts) else [],
         "configs": configs,
         "groups": [[group.label, pack(group.node_ranks)] for group in inventory.groups],

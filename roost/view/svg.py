@@ -32,10 +32,10 @@ def add(parent: Element, kind: str, words: str | None = None, **attributes: obje
     named = {
         name.rstrip("_").replace("_", "-"): spell(value) for name, value in attributes.items() if value is not None
     }
-    made = ElementTree.SubElement(parent, kind, named)
+    result = ElementTree.SubElement(parent, kind, named)
     if words is not None:
-        made.text = printable(words)
-    return made
+        result.text = printable(words)
+    return result
 
 
 def spell(value: object) -> str:
@@ -75,18 +75,18 @@ STRIPE = 17
 MOST_STRIPES = 4  # holders drawn in one cell; the rest are counted
 
 
-def grid_width(made: Grid) -> float:
+def grid_width(result: Grid) -> float:
     """Width of the grid."""
-    layouts = [run.layout for run in made.runs]
+    layouts = [run.layout for run in result.runs]
     columns = min(COLUMNS, max((len(layout.accelerators) for layout in layouts), default=0))
     has_others = any(layout.declared or layout.without_device for layout in layouts)
     return LABEL + columns * (CELL + GAP) + (190 if has_others else 0)
 
 
-def draw_grid(parent: Element, made: Grid, left: float, top: float) -> float:
+def draw_grid(parent: Element, result: Grid, left: float, top: float) -> float:
     """Draw the rows from `top`; return the end position."""
-    marks = {mark.component: mark for mark in made.marks}
-    rows = made.rows(UNFOLDED_NODES)
+    marks = {mark.component: mark for mark in result.marks}
+    rows = result.rows(UNFOLDED_NODES)
     columns = min(COLUMNS, max((len(row.layout.accelerators) for row in rows), default=0))
     for index in range(columns):
         x = left + LABEL + index * (CELL + GAP) + CELL / 2
@@ -336,21 +336,21 @@ def plan_to_svg(plan: Plan) -> str:
     >>> picture.startswith("<svg"), "node 0, accelerator 1: actor 1" in picture
     (True, True)
     """
-    made = grid(plan)
-    marks = {mark.component: mark for mark in made.marks}
-    room = max(NARROWEST, grid_width(made))
+    result = grid(plan)
+    marks = {mark.component: mark for mark in result.marks}
+    room = max(NARROWEST, grid_width(result))
     root = Element("svg", {"xmlns": NAMESPACE, "role": "img"})
     file = plan.file or "plan"
     add(root, "title", f"{file}: Roost plan")
     add(root, "style", STYLE)
-    add_hatches(add(root, "defs"), made.marks)
+    add_hatches(add(root, "defs"), result.marks)
     paper = add(root, "rect", class_="paper")
     add(root, "text", fitted(file, room, 18), x=MARGIN, y=MARGIN + 14, class_="title")
     about = f"{plan.notation.value} notation, {plan.mode.value} · {machines_line(plan.inventory)}"
     add(root, "text", about, x=MARGIN, y=MARGIN + 35, class_="dim")
     sizes = [part.world_size for part in plan.components]
-    top = _draw_legend(root, made.marks, sizes, MARGIN + 50, room) + 18
-    top = draw_grid(root, made, MARGIN, top) + 24
+    top = _draw_legend(root, result.marks, sizes, MARGIN + 50, room) + 18
+    top = draw_grid(root, result, MARGIN, top) + 24
     top = draw_phases(root, device_phases(plan), marks, MARGIN, top, room)
     _set_size(root, paper, room + 2 * MARGIN, top)
     ElementTree.indent(root)

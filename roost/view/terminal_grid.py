@@ -18,10 +18,10 @@ FREE = "·"
 
 def print_grid(plan: Plan, console: Console) -> None:
     """Print the grid, its legend, and the phases."""
-    made = grid(plan)
-    console.print(_grid_table(made))
+    result = grid(plan)
+    console.print(_grid_table(result))
     console.print()
-    console.print(_legend(made))
+    console.print(_legend(result))
     console.print()
     console.print(_phase_table(plan))
     rows = memory_rows(plan)
@@ -33,9 +33,9 @@ def print_grid(plan: Plan, console: Console) -> None:
         console.print(Text(f"weights to {engine.component}: {engine.summary}"))
 
 
-def _grid_table(made: Grid) -> Table:
-    marks = {mark.component: mark for mark in made.marks}
-    rows = made.rows(MOST_SINGLE_ROWS)
+def _grid_table(result: Grid) -> Table:
+    marks = {mark.component: mark for mark in result.marks}
+    rows = result.rows(MOST_SINGLE_ROWS)
     widest = max((len(run.layout.accelerators) for run in rows), default=0)
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("nodes", no_wrap=True)
@@ -93,13 +93,13 @@ def _style(mark: Mark) -> str:
     return f"{mark.ink} on {mark.colour}"
 
 
-def _legend(made: Grid) -> Text:
+def _legend(result: Grid) -> Text:
     text = Text()
-    for mark in made.marks:
+    for mark in result.marks:
         text.append("  " if text else "")
         text.append(mark.short, _style(mark))
         text.append(f" {mark.component}")
-    free = f"  {FREE} free ({made.num_free})" if made.num_free else ""
+    free = f"  {FREE} free ({result.num_free})" if result.num_free else ""
     return text.append(free, "dim")
 
 

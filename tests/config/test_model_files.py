@@ -5,9 +5,9 @@ from contextlib import chdir
 
 import pytest
 
-from roost.config.model_files import ModelPlace, model_place, resolve_model
+from roost.config.model_files import ModelLocation, model_location, resolve_model
 
-HUB, MISSING, FOLDER = ModelPlace.HUB, ModelPlace.MISSING, ModelPlace.FOLDER
+HUB, MISSING, FOLDER = ModelLocation.HUB, ModelLocation.MISSING, ModelLocation.FOLDER
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_only_the_path_itself_counts(name, place, has_runs, tmp_path, monkeypatc
     if has_runs:
         (tmp_path / "runs").mkdir()
     with chdir(tmp_path):
-        assert model_place(name) is place
+        assert model_location(name) is place
 
 
 def test_a_folder_that_is_here(tmp_path):
     (tmp_path / "runs" / "model").mkdir(parents=True)
     with chdir(tmp_path):
-        assert model_place("runs/model") is FOLDER
+        assert model_location("runs/model") is FOLDER
         assert resolve_model("runs/model") == os.path.join(os.getcwd(), "runs/model")  # noqa: PTH109, PTH118
         assert resolve_model("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"

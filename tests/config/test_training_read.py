@@ -13,7 +13,7 @@ from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
 from roost.config.notations.notation import read_job
 from roost.config.train import SETTINGS, OptimizerSettings, RolloutSettings, TrainSettings, value_of
-from roost.config.train_read import setting_place
+from roost.config.train_read import setting_location
 from tests.config.settings_page import NEEDED, PAGE, settings_page
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"
@@ -298,7 +298,7 @@ def test_minibatches(train, count, what):
 )
 def test_the_place_of_a_setting(config, name, path):
     findings = Findings()
-    assert setting_place(name, read_job(load(config, (), findings), findings)).path == path
+    assert setting_location(name, read_job(load(config, (), findings), findings)).path == path
 
 
 def test_a_config_without_the_section_only_places():

@@ -10,7 +10,7 @@ from roost.engines.fleet import check_base
 from roost.engines.members import EngineState, Member
 from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
 from roost.engines.weights.delivery import Delivery
-from roost.engines.weights.parcel import Manifest
+from roost.engines.weights.payload import Manifest
 from roost.engines.weights.probe import Probe
 from roost.engines.weights.release import Release, WeightRoute
 from roost.engines.weights.send import Sent

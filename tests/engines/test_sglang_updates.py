@@ -10,7 +10,7 @@ from roost.engines.command import EngineKind
 from roost.engines.connect import connect
 from roost.engines.protocol import EngineError, Finish, InFlight, NotOffered, Part, Sampling, UpdateFailed, VersionSpan
 from roost.engines.sglang import payloads
-from roost.engines.weights.parcel import (
+from roost.engines.weights.payload import (
     Broadcast,
     DeviceHandles,
     GroupInvitation,
@@ -142,7 +142,7 @@ def test_dropped_requests_come_back_and_the_cache_is_emptied_once():
         assert state.cache_of == OLD
         await engine.start_update(MANIFEST)
         await engine.take(by_handles(EMBED, 10))
-        assert state.cache_of == OLD  # not before the last parcel
+        assert state.cache_of == OLD  # not before the last payload
         await engine.take(by_handles(HEAD, 20, is_last=True))
         assert state.cache_of is None
         await engine.finish_update(1)
@@ -153,7 +153,7 @@ def test_dropped_requests_come_back_and_the_cache_is_emptied_once():
 
 STEPS = {
     "begin": ("/begin_weight_update", "still on version 0"),
-    "first-parcel": ("/update_weights_from_tensor", "was on version 0 and may hold parts of both"),
+    "first-payload": ("/update_weights_from_tensor", "was on version 0 and may hold parts of both"),
     "end": ("/end_weight_update", "was on version 0 and may hold parts of both"),
 }
 

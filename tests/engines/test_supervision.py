@@ -38,9 +38,9 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
     said = []
 
     async def scenario():
-        crew = FleetMembers([OwnerOfWhatRuns()])
-        (member,) = crew.members.values()
-        supervisor = Supervisor(crew, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=said.append)
+        pool = FleetMembers([OwnerOfWhatRuns()])
+        (member,) = pool.members.values()
+        supervisor = Supervisor(pool, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=said.append)
         async with ScriptedServer(*script) as server:
             engine = connect(EngineKind.TORCH, f"http://127.0.0.1:{server.port}")
             member._engine, member.standing = engine, EngineState.READY
@@ -61,10 +61,10 @@ def test_a_member_that_is_lost_is_not_lost_again():
         recovered.append(member.name)
 
     async def scenario():
-        crew = FleetMembers([OwnerOfWhatRuns()])
-        (member,) = crew.members.values()
+        pool = FleetMembers([OwnerOfWhatRuns()])
+        (member,) = pool.members.values()
         member.standing = EngineState.READY
-        supervisor = Supervisor(crew, Watchfulness(), recover, said.append)
+        supervisor = Supervisor(pool, Watchfulness(), recover, said.append)
         for why in ("its process is gone", "it no longer has its weights"):
             await supervisor.lose(member, why)
         await asyncio.sleep(0)
@@ -77,10 +77,10 @@ def test_a_member_that_is_lost_is_not_lost_again():
 
 def test_a_check_of_weights_passes_over_a_member_that_was_disconnected():
     async def scenario():
-        crew = FleetMembers([OwnerOfWhatRuns()])
-        (member,) = crew.members.values()
+        pool = FleetMembers([OwnerOfWhatRuns()])
+        (member,) = pool.members.values()
         member.standing, member.probe = EngineState.READY, Probe((1, 2), (-1.0,), 0.1)
-        return await WeightCheck(crew, print).wrong()
+        return await WeightCheck(pool, print).wrong()
 
     assert bounded(scenario()) == []
 
@@ -102,15 +102,15 @@ def test_work_ends_when_no_engine_is_left_for_it(standings, message, moment, tmp
 
     async def scenario():
         fleet = Fleet([OwnerOfWhatRuns("one"), OwnerOfWhatRuns("two")], folder=tmp_path)
-        members = list(fleet.crew.members.values())
-        await fleet.crew.settle(members, READY)
+        members = list(fleet.pool.members.values())
+        await fleet.pool.settle(members, READY)
         ended = asyncio.Event()
 
         async def work():
             try:
                 await asyncio.sleep(0)
                 for member, standing in zip(members, standings, strict=True):
-                    await fleet.crew.settle([member], standing)
+                    await fleet.pool.settle([member], standing)
                 if moment == "while it waits":
                     await (asyncio.Event().wait() if message else asyncio.sleep(0))
                 if moment == "as it fails":
@@ -141,10 +141,10 @@ def test_nobody_is_started_again_once_the_watch_has_ended():
         recovered.append(member.name)
 
     async def scenario(is_stopped):
-        crew = FleetMembers([OwnerOfWhatRuns()])
-        (member,) = crew.members.values()
+        pool = FleetMembers([OwnerOfWhatRuns()])
+        (member,) = pool.members.values()
         member.standing = EngineState.LOST
-        supervisor = Supervisor(crew, Watchfulness(), recover, report=lambda _: None)
+        supervisor = Supervisor(pool, Watchfulness(), recover, report=lambda _: None)
         if is_stopped:
             await supervisor.stop()
         supervisor.start_again_soon(member)

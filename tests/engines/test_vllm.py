@@ -20,7 +20,7 @@ from roost.engines.protocol import (
     VersionSpan,
 )
 from roost.engines.vllm import VllmEngine
-from roost.engines.weights.parcel import (
+from roost.engines.weights.payload import (
     Broadcast,
     DeviceHandles,
     GroupInvitation,
@@ -58,9 +58,9 @@ def on_standin(scenario, routes=NEW, *, sleeps=False, limits=None, **settings):
         asyncio.run(body(url, state))
 
 
-async def send(engine, parcel=None, version=7):
+async def send(engine, payload=None, version=7):
     await engine.start_update(MANIFEST)
-    await engine.take(parcel or WeightPayload((HEAD,), DeviceHandles(HANDLES)))
+    await engine.take(payload or WeightPayload((HEAD,), DeviceHandles(HANDLES)))
     await engine.finish_update(version)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from roost.config.train import SamplingSettings
-from roost.trainer.rollout_workers import FleetDraws
+from roost.trainer.rollout_workers import FleetSamplers
 from tests.rollout.script import completion, ran
 
 
@@ -30,7 +30,7 @@ class NotingFleet:
 )
 def test_a_turn_is_drawn_as_the_run_says(asked, limit):
     fleet = NotingFleet()
-    draws = FleetDraws(
+    draws = FleetSamplers(
         fleet, SamplingSettings(max_new_tokens=9, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1), seed=3
     )
     ran(draws.open(12, 0, 0)([1, 2], 0, asked))
@@ -42,7 +42,7 @@ def test_a_turn_is_drawn_as_the_run_says(asked, limit):
 
 def test_the_episodes_of_a_group_go_to_one_engine_with_seeds_of_their_own():
     fleet = NotingFleet()
-    draws = FleetDraws(fleet, SamplingSettings(), seed=3)
+    draws = FleetSamplers(fleet, SamplingSettings(), seed=3)
     for episode, attempt, turn in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]:
         ran(draws.open(12, episode, attempt)([1], turn, None))
     assert {episode for _, _, episode in fleet.asked} == {"group 12"}
@@ -55,6 +55,6 @@ def test_the_same_numbers_draw_the_same():
     seeds = []
     for _ in range(2):
         fleet = NotingFleet()
-        ran(FleetDraws(fleet, SamplingSettings(), seed=3).open(12, 1, 0)([1], 2, None))
+        ran(FleetSamplers(fleet, SamplingSettings(), seed=3).open(12, 1, 0)([1], 2, None))
         seeds.append(fleet.asked[0][1].seed)
     assert seeds[0] == seeds[1]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.engines.tiny_model import write_tiny_model
-from roost.engines.weights.parcel import announced
+from roost.engines.weights.payload import announced
 from roost.torch_engine.control_api import UpdateDesk
 from roost.torch_engine.engine import TorchEngine, Weights
 from roost.torch_engine.update import checkpoint_files

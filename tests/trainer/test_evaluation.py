@@ -7,7 +7,7 @@ from roost.config.train import EvaluationSettings, LearnerSettings, RolloutSetti
 from roost.rollout.episode import EpisodeReward, Split, Task
 from roost.rollout.episode_runner import LocalEpisodeRunner
 from roost.trainer.evaluation import VersionChanged, evaluate
-from roost.trainer.rollout_workers import EVALUATION, draws_of
+from roost.trainer.rollout_workers import EVALUATION, samplers_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled
 
 
@@ -58,7 +58,7 @@ def settings_of(rollout=None, **evaluation):
 
 
 async def evaluated(fleet, exam, settings, version):
-    draws = draws_of(fleet, settings)[EVALUATION]
+    draws = samplers_of(fleet, settings)[EVALUATION]
     player = LocalEpisodeRunner(exam, draws.open, settings.rollout.episode_timeout_s)
     return await evaluate(exam, player, settings, version, draws.close)
 

@@ -23,7 +23,7 @@ def fleet_of(*urls):
         )
         for rank, url in enumerate(urls)
     }
-    return SimpleNamespace(crew=SimpleNamespace(members=members))
+    return SimpleNamespace(pool=SimpleNamespace(members=members))
 
 
 def test_an_engine_is_found_by_its_address():

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.replies import Refused, told_report, told_task
 from roost.app_world.serving.worlds import ServedWorld, Worlds, known_task
-from roost.net.errors import SizeLimited, told
+from roost.net.errors import SizeLimited, error_summary
 from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of
 
 NAME = "roost app world"
@@ -78,13 +78,13 @@ def _add_beginning_and_end(app: FastAPI, worlds: Worlds) -> None:
         return {"output": told_task(known_task(task_id))}
 
     @app.post("/initialize")
-    async def initialize(asked: Asked) -> Output:
-        world = await worlds.begin(asked.key, asked.task_id)
+    async def initialize(request: Asked) -> Output:
+        world = await worlds.begin(request.key, request.task_id)
         return {"output": told_task(world.task)}
 
     @app.post("/close")
-    async def close(asked: Asked) -> Output:
-        await worlds.close(asked.key)
+    async def close(request: Asked) -> Output:
+        await worlds.close(request.key)
         return {"output": None}
 
     @app.post("/close_all")
@@ -94,35 +94,35 @@ def _add_beginning_and_end(app: FastAPI, worlds: Worlds) -> None:
 
 
 def _add_play(app: FastAPI, worlds: Worlds) -> None:
-    def world_of(asked: Asked) -> ServedWorld:
-        return worlds.find(asked.key, asked.task_id)
+    def world_of(request: Asked) -> ServedWorld:
+        return worlds.find(request.key, request.task_id)
 
     @app.post("/execute")
-    async def execute(asked: ExecuteAsked) -> Output:
-        return {"output": await world_of(asked).execute(asked.code)}
+    async def execute(request: ExecuteAsked) -> Output:
+        return {"output": await world_of(request).execute(request.code)}
 
     @app.post("/task_completed")
-    async def task_completed(asked: Asked) -> Output:
-        return {"output": world_of(asked).is_completed}
+    async def task_completed(request: Asked) -> Output:
+        return {"output": world_of(request).is_completed}
 
     @app.post("/evaluate")
-    async def evaluate(asked: Asked) -> Output:
-        world = world_of(asked)
+    async def evaluate(request: Asked) -> Output:
+        world = world_of(request)
         return {"output": told_report(world.task, world.evaluate())}
 
     @app.post("/save_state")
-    async def save_state(asked: StateAsked) -> Output:
-        world_of(asked).save_state(asked.state_id)
-        return {"output": asked.state_id}
+    async def save_state(request: StateAsked) -> Output:
+        world_of(request).save_state(request.state_id)
+        return {"output": request.state_id}
 
     @app.post("/load_state")
-    async def load_state(asked: StateAsked) -> Output:
-        await world_of(asked).load_state(asked.state_id)
+    async def load_state(request: StateAsked) -> Output:
+        await world_of(request).load_state(request.state_id)
         return {"output": None}
 
     @app.post("/save_logs")
-    async def save_logs(asked: Asked) -> Output:
-        world_of(asked)  # nothing is saved: clients record their own episodes
+    async def save_logs(request: Asked) -> Output:
+        world_of(request)  # nothing is saved: clients record their own episodes
         return {"output": None}
 
 
@@ -133,7 +133,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse({"detail": told(error.errors())}, 422)  # without the input, which may be no text at all
+        # Without the input, which may be no text at all.
+        return JSONResponse({"detail": error_summary(error.errors())}, 422)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -89,13 +89,13 @@ def fill_from_environment(
     strangers = sorted({config.node_rank for config in configs_of_node} - {node_rank})
     if strangers:
         raise ValueError(f"configs of nodes {strangers} were given for node {node_rank}; give only that node's own")
-    made = not configs_of_node
-    count = _count_items(kind_class, environ) if made else len(configs_of_node)
+    is_detected = not configs_of_node
+    count = _count_items(kind_class, environ) if is_detected else len(configs_of_node)
     items: list[dict[str, Any]] = [config.model_dump() for config in configs_of_node] or [
         {"node_rank": node_rank} for _ in range(count)
     ]
     for name, field in kind_class.model_fields.items():
-        unset = [i for i, item in enumerate(items) if made or item[name] is None]
+        unset = [i for i, item in enumerate(items) if is_detected or item[name] is None]
         text = environ.get(name.upper())
         if text is None or not unset or f"_{name}".endswith("_node_rank"):
             continue

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from roost.engines.weights.parcel import (
+from roost.engines.weights.payload import (
     BUCKET_BYTES,
     Broadcast,
     DeviceHandles,
@@ -29,7 +29,7 @@ Merge = Callable[[list[Handle]], list[Handle]]
 
 
 class Carrier(Protocol):
-    """Packs buckets for a transport. A parcel's memory may be reused once every engine has loaded it."""
+    """Packs buckets for a transport. A payload's memory may be reused once every engine has loaded it."""
 
     @property
     def is_packed(self) -> bool:
@@ -40,12 +40,12 @@ class Carrier(Protocol):
         """Take the next tensors of the stream and pack them."""
         ...
 
-    def accompany(self, parcel: WeightPayload) -> None:
-        """Run the sender's part while engines load the parcel."""
+    def accompany(self, payload: WeightPayload) -> None:
+        """Run the sender's part while engines load the payload."""
         ...
 
-    def release(self, parcel: WeightPayload) -> None:
-        """Free a parcel that every engine has loaded or will never load."""
+    def release(self, payload: WeightPayload) -> None:
+        """Free a payload that every engine has loaded or will never load."""
         ...
 
     def close(self) -> None:
@@ -70,12 +70,12 @@ class SharedMemoryCarrier:
         save_file({info.name: next(tensors).cpu() for info in infos}, path)
         return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
 
-    def accompany(self, parcel: WeightPayload) -> None:
+    def accompany(self, payload: WeightPayload) -> None:
         pass
 
-    def release(self, parcel: WeightPayload) -> None:
-        if isinstance(parcel.by, SharedMemory):
-            Path(parcel.by.path).unlink(missing_ok=True)
+    def release(self, payload: WeightPayload) -> None:
+        if isinstance(payload.by, SharedMemory):
+            Path(payload.by.path).unlink(missing_ok=True)
 
     def close(self) -> None:
         self._scratch.remove()
@@ -98,10 +98,10 @@ class LiveDeviceCarrier:
             tuple(infos), DeviceHandles(tuple(self._merge(handles) if self._merge else handles)), is_last
         )
 
-    def accompany(self, parcel: WeightPayload) -> None:
+    def accompany(self, payload: WeightPayload) -> None:
         pass
 
-    def release(self, parcel: WeightPayload) -> None:
+    def release(self, payload: WeightPayload) -> None:
         pass  # some engines read the tensors again when the update finishes
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class PackedDeviceCarrier:
             filled += size
             del tensor
         if buffer is None:
-            raise ValueError("a parcel of no tensors cannot be packed")
+            raise ValueError("a payload of no tensors cannot be packed")
         torch.cuda.synchronize(buffer.device)
         self._used.append(buffer)
         handles = [device_handle(buffer)]
@@ -139,10 +139,10 @@ class PackedDeviceCarrier:
             tuple(infos), PackedHandle((self._merge(handles) if self._merge else handles)[0], sizes), is_last
         )
 
-    def accompany(self, parcel: WeightPayload) -> None:
+    def accompany(self, payload: WeightPayload) -> None:
         pass
 
-    def release(self, parcel: WeightPayload) -> None:
+    def release(self, payload: WeightPayload) -> None:
         self._free.append(self._used.pop(0))
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class PackedDeviceCarrier:
 
 
 class BroadcastCarrier:
-    """Broadcasts tensors one by one, in parcel order, to the group that the engines have joined."""
+    """Broadcasts tensors one by one, in payload order, to the group that the engines have joined."""
 
     is_packed = False
 
@@ -168,16 +168,16 @@ class BroadcastCarrier:
         self._packed: dict[int, list[torch.Tensor]] = {}
 
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
-        parcel = WeightPayload(tuple(infos), Broadcast(), is_last)
-        self._packed[id(parcel)] = [next(tensors) for _ in infos]
-        return parcel
+        payload = WeightPayload(tuple(infos), Broadcast(), is_last)
+        self._packed[id(payload)] = [next(tensors) for _ in infos]
+        return payload
 
-    def accompany(self, parcel: WeightPayload) -> None:
-        for tensor in self._packed[id(parcel)]:
+    def accompany(self, payload: WeightPayload) -> None:
+        for tensor in self._packed[id(payload)]:
             self._broadcast(tensor)
 
-    def release(self, parcel: WeightPayload) -> None:
-        self._packed.pop(id(parcel), None)
+    def release(self, payload: WeightPayload) -> None:
+        self._packed.pop(id(payload), None)
 
     def close(self) -> None:
         self._packed.clear()

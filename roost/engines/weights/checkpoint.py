@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from roost.engines.protocol import UpdateFailed
-from roost.engines.weights.parcel import TensorInfo, cut, size_of
+from roost.engines.weights.payload import TensorInfo, cut, size_of
 from roost.engines.weights.source import WeightSource
 
 FILE_BYTES = 4 * 2**30

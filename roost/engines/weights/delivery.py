@@ -93,8 +93,8 @@ class WrongWeights:
 class WeightCheck:
     """Compares log-probs of engines and learner, relative to their difference with equal weights."""
 
-    def __init__(self, crew: FleetMembers, report: Callable[[str], None]) -> None:
-        self._crew, self._report = crew, report
+    def __init__(self, pool: FleetMembers, report: Callable[[str], None]) -> None:
+        self._pool, self._report = pool, report
         self.first_probe: Probe | None = None  # of the initial weights
 
     async def calibrate(self, probe: Probe) -> None:
@@ -111,7 +111,7 @@ class WeightCheck:
 
     async def wrong(self) -> list[WrongWeights]:
         """Engines whose answers do not match their version; engines that do not answer are skipped."""
-        members = [member for member in self._crew.standing(EngineState.READY) if member.probe is not None]
+        members = [member for member in self._pool.standing(EngineState.READY) if member.probe is not None]
         by_probe: dict[Probe, list[Member]] = {}
         for member in members:
             if member.probe is not None:
@@ -127,7 +127,7 @@ class WeightCheck:
     async def _answers(
         self, probe: Probe, members: Sequence[Member] | None = None
     ) -> list[tuple[Member, tuple[float, ...]]]:
-        ready = self._crew.standing(EngineState.READY) if members is None else members
+        ready = self._pool.standing(EngineState.READY) if members is None else members
         answers = await asyncio.gather(*(_answer(probe, member) for member in ready), return_exceptions=True)
         found = []
         for member, answer in zip(ready, answers, strict=True):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from roost.engines.protocol import NotOffered
-from roost.engines.weights.parcel import GroupInvitation
+from roost.engines.weights.payload import GroupInvitation
 from roost.net.bound_store import tcp_store
 
 LIMIT_S = 300.0

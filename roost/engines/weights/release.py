@@ -13,7 +13,7 @@ from roost.engines.protocol import Engine, EngineError, UpdateFailed
 from roost.engines.weights.carriers import BroadcastCarrier, Carrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.group import VllmWeightGroup, WeightGroup
-from roost.engines.weights.parcel import BUCKET_BYTES, GroupInvitation
+from roost.engines.weights.payload import BUCKET_BYTES, GroupInvitation
 from roost.engines.weights.probe import Probe
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import WeightSource

@@ -12,7 +12,7 @@ import torch
 
 from roost.engines.protocol import Engine, EngineError, UpdateFailed, WeightsRefused
 from roost.engines.weights.carriers import Carrier
-from roost.engines.weights.parcel import BUCKET_BYTES, Manifest, TensorInfo, WeightPayload, cut, size_of
+from roost.engines.weights.payload import BUCKET_BYTES, Manifest, TensorInfo, WeightPayload, cut, size_of
 from roost.engines.weights.probe import fingerprint
 from roost.engines.weights.source import WeightSource
 
@@ -76,13 +76,13 @@ async def _send_buckets(
         following = packing(0)
         try:
             for index in range(len(buckets)):
-                parcel = await following
-                accompanied = loop.run_in_executor(thread, carrier.accompany, parcel)
+                payload = await following
+                accompanied = loop.run_in_executor(thread, carrier.accompany, payload)
                 if index + 1 < len(buckets):
                     following = packing(index + 1)
-                await taking.each(lambda engine, parcel=parcel: engine.take(parcel))  # type: ignore[misc]
+                await taking.each(lambda engine, payload=payload: engine.take(payload))  # type: ignore[misc]
                 await accompanied
-                carrier.release(parcel)
+                carrier.release(payload)
         except BaseException:
             # Let packing finish before its memory is freed, but do not wait long for a broadcast without receivers.
             await asyncio.wait([following], timeout=PACKING_LIMIT_S)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from roost.engines.weights.parcel import TensorInfo
+from roost.engines.weights.payload import TensorInfo
 
 
 class WeightSource(Protocol):

@@ -32,40 +32,40 @@ def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> dict[str
         return None
     again = Findings()
     # ml-loop does not describe its machine; the other notations do, and must do it right.
-    made = try_plan(config, again, plan.inventory if notation is Notation.LOOP else None, notation=notation)
-    if made is None:
+    result = try_plan(config, again, plan.inventory if notation is Notation.LOOP else None, notation=notation)
+    if result is None:
         for finding in again.errors:
             what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
             findings.error("RST-N044", Where(), what, finding.why, finding.fix)
         return None
-    for change in diff_plans(plan, made):
+    for change in diff_plans(plan, result):
         if change.subject in _ABOUT_PLACES:
             what = f"{notation.value} cannot say this placement: {change}"
             findings.error("RST-N045", Where(), what, fix="keep the notation it is written in")
-        elif change.subject in _LOSSES and not _is_said_otherwise(change.component, plan, made):
+        elif change.subject in _LOSSES and not _is_said_otherwise(change.component, plan, result):
             what = f"{notation.value} does not say this: {change}"
             findings.warn("RST-N046", Where(), what, fix="set it again where the job is trained")
     for part in plan.components:
-        lost = _lost_settings(part.model, made[part.name].model)
+        lost = _lost_settings(part.model, result[part.name].model)
         if lost:
             what = f"{notation.value} does not say {', '.join(lost)} of {part.name}"
             findings.warn("RST-N046", Where(path=(part.name,)), what, fix="set it again where the job is trained")
     return config if findings.num_errors == errors else None
 
 
-def _lost_settings(written: ModelUse, made: ModelUse) -> list[str]:
+def _lost_settings(written: ModelUse, result: ModelUse) -> list[str]:
     """Settings of a component's model that the plan has and the converted config does not."""
     unset = ModelUse()
     names = [part.name for part in fields(ModelUse) if part.name not in ("config", "tokens", "sequence")]
     return [
         name for name in names
-        if getattr(written, name) not in (getattr(unset, name), getattr(made, name))
+        if getattr(written, name) not in (getattr(unset, name), getattr(result, name))
     ]  # fmt: skip
 
 
-def _is_said_otherwise(key: str | None, plan: Plan, made: Plan) -> bool:
+def _is_said_otherwise(key: str | None, plan: Plan, result: Plan) -> bool:
     """Return True if a setting is another notation's name for something that the plan has."""
     if key not in _ASYNC:
-        return made.settings.get(key or "") is None and not plan.settings.get(key or "") and key in plan.settings
-    values = [bool(one.settings.get(_ASYNC[0]) or one.settings.get(_ASYNC[1])) for one in (plan, made)]
+        return result.settings.get(key or "") is None and not plan.settings.get(key or "") and key in plan.settings
+    values = [bool(one.settings.get(_ASYNC[0]) or one.settings.get(_ASYNC[1])) for one in (plan, result)]
     return values[0] == values[1]

@@ -265,11 +265,13 @@ def find_residency(
     classes = device_classes(components, inventory)
     decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
     decided = _with_straddlers(classes, decided, components)
-    made = tuple(_class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True))
+    result = tuple(
+        _class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True)
+    )
     if not findings.has_errors:
-        for residency in made:
+        for residency in result:
             _check_fit(residency, places, findings)
-    return Residency(made, settings.is_async)
+    return Residency(result, settings.is_async)
 
 
 Choice = tuple[Decision, str, Sharing | None]
@@ -457,32 +459,34 @@ def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collect
     return State.OFFLOADED if part.model.offloads or part.role is Role.SCORER else State.STAYS
 
 
-def _check_fit(made: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
+def _check_fit(result: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
     """Report an over-full device, with the sum."""
-    memory = made.device_class.memory_gb
+    memory = result.device_class.memory_gb
     for phase in Phase:
-        used = made.used_gib(phase)
+        used = result.used_gib(phase)
         if memory is None or used is None or used <= memory:
             continue
-        parts = [(name, size) for name, size in made.parts(phase) if size]
-        largest = max((part for part in parts if part[0] in made.device_class.components), key=lambda part: part[1])[0]
+        parts = [(name, size) for name, size in result.parts(phase) if size]
+        largest = max((part for part in parts if part[0] in result.device_class.components), key=lambda part: part[1])[
+            0
+        ]
         findings.error(
             "RST-M004",
             places.get(largest, Where(path=(largest,))),
             f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
             " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",
-            _mend(made, phase),
+            _fix(result, phase),
         )
         return
 
 
-def _mend(made: ClassResidency, phase: Phase) -> str:
+def _fix(result: ClassResidency, phase: Phase) -> str:
     """Suggest a fix for an over-full device, depending on its components."""
-    staying = [share.component for share in made.phases[phase] if share.state is State.STAYS]
+    staying = [share.component for share in result.phases[phase] if share.state is State.STAYS]
     more = "use more devices or larger parallel sizes"
-    if "actor" in staying and len(made.device_class.components) > 1:
+    if "actor" in staying and len(result.device_class.components) > 1:
         return f"let the actor offload (offload_weight, offload_grad, offload_optimizer), or {more}"
-    if len(made.device_class.components) == 1:
+    if len(result.device_class.components) == 1:
         return f"{more}, or smaller batches"
     return f"{more}, or give engines a smaller memory fraction"
 

@@ -9,7 +9,7 @@ from typing import Any
 from roost.config.engine_options import FORMS
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.job import Component
-from roost.config.model_files import ModelPlace, model_place, read_model_config, resolve_model
+from roost.config.model_files import ModelLocation, model_location, read_model_config, resolve_model
 from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 
@@ -75,11 +75,11 @@ def _check_options(options: Mapping[str, Any], where: Where, findings: Findings)
 
 def _check_context(settings: TrainSettings, model: str, options: Where, findings: Findings) -> None:
     """A context longer than the model's positions; not judged where the model is not here, or scales its positions."""
-    asked, env = settings.engine_options.get("max_context"), settings.engine_options.get("env")
+    context, env = settings.engine_options.get("max_context"), settings.engine_options.get("env")
     config = read_model_config(model) or {}
     text = config.get("text_config", config)
     positions = text.get("max_position_embeddings") if isinstance(text, Mapping) else None
-    if not isinstance(asked, int) or not isinstance(positions, int) or asked <= positions:
+    if not isinstance(context, int) or not isinstance(positions, int) or context <= positions:
         return
     scales = any(_factor(text.get(key)) != 1 for key in ("rope_scaling", "rope_parameters"))
     is_allowed = isinstance(env, Mapping) and any(name in env for name in LONGER_CONTEXT)
@@ -87,7 +87,7 @@ def _check_context(settings: TrainSettings, model: str, options: Where, findings
         findings.error(
             "RST-E002",
             options.under("max_context"),
-            f"is {asked}, but the model has {positions} positions",
+            f"is {context}, but the model has {positions} positions",
             f"max_position_embeddings in the config.json of {shown(model)}",
             f"write max_context: {positions} or less",
         )
@@ -100,8 +100,8 @@ def _factor(scaling: Any) -> float:
 
 def _check_model(model: str, where: Where, findings: Findings) -> None:
     """Warn of a path that is not here: the machines that run the job may have it. A hub name is left to a look-up."""
-    place = model_place(model)
-    if place is ModelPlace.MISSING:
+    place = model_location(model)
+    if place is ModelLocation.MISSING:
         findings.warn(
             "RST-E003",
             where,
@@ -109,5 +109,5 @@ def _check_model(model: str, where: Where, findings: Findings) -> None:
             "it is a path, not a name on the Hugging Face hub",
             "correct the path, or ignore this if the machines that run the job have it",
         )
-    elif place is ModelPlace.FOLDER and not (Path(resolve_model(model)) / "config.json").exists():
+    elif place is ModelLocation.FOLDER and not (Path(resolve_model(model)) / "config.json").exists():
         findings.error("RST-E004", where, f"{shown(model)} has no config.json", fix="name a folder with a checkpoint")

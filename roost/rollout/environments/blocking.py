@@ -90,11 +90,11 @@ def make_environments(
     """
     from hydra.utils import instantiate
 
-    made: Environments
+    built: Environments
     if isinstance(config, Mapping):
         # Not passed through the config, where `$` or `???` in a declared value would be interpreted.
         more = {"hardware": [dict(each) for each in hardware]} if hardware else {}
-        made = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)(**more)
+        built = instantiate(dict(config), _convert_="all", _recursive_=False, _partial_=True)(**more)
     else:
-        made = config
-    return BlockingEnvironments(made) if is_blocking(made) else made
+        built = config
+    return BlockingEnvironments(built) if is_blocking(built) else built

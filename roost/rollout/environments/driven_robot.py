@@ -308,5 +308,5 @@ def _made(driver: Mapping[str, Any] | Callable[[], RobotDriver]) -> RobotDriver:
         return driver()
     from hydra.utils import instantiate
 
-    made: RobotDriver = instantiate(dict(driver), _convert_="all")
-    return made
+    built: RobotDriver = instantiate(dict(driver), _convert_="all")
+    return built

@@ -16,34 +16,36 @@ _NOBODY = 65534
 _LAST_CAPABILITY = 63  # no kernel has more
 
 
-def confine(asked: dict[str, Any]) -> dict[str, Any]:
+def confine(request: dict[str, Any]) -> dict[str, Any]:
     """Confine this process as requested; return the isolation in force."""
-    os.chdir(asked["folder"])
+    os.chdir(request["folder"])
     _limit("RLIMIT_CORE", 0)
-    _limit("RLIMIT_FSIZE", asked["file_bytes"])
-    _limit("RLIMIT_NOFILE", asked["open_files"])
-    _limit("RLIMIT_CPU", asked["cpu_s"], spare=1)  # the first is a signal that names the reason, the second the end
+    _limit("RLIMIT_FSIZE", request["file_bytes"])
+    _limit("RLIMIT_NOFILE", request["open_files"])
+    _limit("RLIMIT_CPU", request["cpu_s"], spare=1)  # the first is a signal that names the reason, the second the end
     _limit("RLIMIT_MEMLOCK", 0)
     in_force = {"landlock": 0, "seccomp": False, "namespace": False}
     if sys.platform == "linux":
-        in_force = _confine_on_linux(asked)
-    _limit("RLIMIT_AS", asked["memory_bytes"])
+        in_force = _confine_on_linux(request)
+    _limit("RLIMIT_AS", request["memory_bytes"])
     return in_force
 
 
-def _confine_on_linux(asked: dict[str, Any]) -> dict[str, Any]:
+def _confine_on_linux(request: dict[str, Any]) -> dict[str, Any]:
     kernel = Kernel()
     if os.geteuid() == 0:
         _drop_root(kernel)
     namespace = _enter_namespace(kernel)
     if namespace:  # elsewhere the limit would count all processes of the user, the trainer's too
-        _limit("RLIMIT_NPROC", asked["processes"])
+        _limit("RLIMIT_NPROC", request["processes"])
     kernel.drop_capabilities()
     kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user would undo it
-    if os.getppid() != asked["parent"]:
+    if os.getppid() != request["parent"]:
         os._exit(1)  # it died before it was watched
     kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)
-    version = landlock.restrict(kernel, asked["readable"], asked["folder"], ["/dev/null", "/dev/zero", "/dev/urandom"])
+    version = landlock.restrict(
+        kernel, request["readable"], request["folder"], ["/dev/null", "/dev/zero", "/dev/urandom"]
+    )
     return {"landlock": version, "seccomp": _filter(kernel), "namespace": namespace}
 
 

@@ -15,21 +15,21 @@ from roost.sandbox.inside.notebook import Notebook
 def main(descriptor: int) -> NoReturn:
     """Serve requests until the other side is gone."""
     channel = Channel(descriptor)
-    asked = channel.receive()
+    request = channel.receive()
     sys.dont_write_bytecode = True
-    sys.path[:] = ["", *sys.path[1:], *asked["libraries"]]  # the first is where this file was found
+    sys.path[:] = ["", *sys.path[1:], *request["libraries"]]  # the first is where this file was found
     sys.argv[:] = [""]
-    os.environ["HOME"] = os.environ["TMPDIR"] = asked["folder"]
+    os.environ["HOME"] = os.environ["TMPDIR"] = request["folder"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file, as this process began
-    in_force = confine(asked)
-    notebook = Notebook({"apis": Apis(channel), "ApiError": ApiError} if asked["has_apis"] else {})
+    in_force = confine(request)
+    notebook = Notebook({"apis": Apis(channel), "ApiError": ApiError} if request["has_apis"] else {})
     channel.send({"in_force": in_force})
     number = 0
     while True:
         try:
-            told = channel.receive()
+            reply = channel.receive()
         except EOFError:
             os._exit(0)  # without the hooks and threads that the code may have left
         number += 1
-        outcome = notebook.run(told["code"], number, asked["waits_for_threads"])
-        channel.send({"receipt": told["receipt"], "outcome": outcome})
+        outcome = notebook.run(reply["code"], number, request["waits_for_threads"])
+        channel.send({"receipt": reply["receipt"], "outcome": outcome})

@@ -197,19 +197,19 @@ def merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
     """
     if not resolution:
         return list(bars)
-    made: list[Bar] = []
+    result: list[Bar] = []
     places: dict[tuple[int, int], int] = {}
     for bar in bars:
         if bar.length >= resolution:
-            made.append(bar)
+            result.append(bar)
             continue
         stretch = (bar.level, int(bar.start / resolution))
         if stretch in places:
-            made[places[stretch]] = _joined(made[places[stretch]], bar)
+            result[places[stretch]] = _joined(result[places[stretch]], bar)
         else:
-            places[stretch] = len(made)
-            made.append(bar)
-    return made
+            places[stretch] = len(result)
+            result.append(bar)
+    return result
 
 
 def coarsest_needed(lanes: Sequence[Lane], most: int) -> float:

@@ -135,7 +135,7 @@ def test_releases_of_an_adapter(running_engine, engine_kind, adapted):
     async def scenario():
         made = []
         async with Fleet([Borrowed(running_engine)]) as fleet:
-            member = next(iter(fleet.crew.members.values()))
+            member = next(iter(fleet.pool.members.values()))
             for number in (1, 2):
                 await fleet.update(release(number))
                 made.append(await fleet.generate(PROMPT, GREEDY))

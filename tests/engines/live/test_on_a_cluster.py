@@ -101,7 +101,7 @@ def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(owners, policy,
         watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3))
         async with Fleet(owners, watchful, report=said.append) as fleet:
             await fleet.update(policy.release(1))
-            member, before = fleet.crew.members["rollout-1"], await asyncio.to_thread(worker_pid, owners[1])
+            member, before = fleet.pool.members["rollout-1"], await asyncio.to_thread(worker_pid, owners[1])
             os.kill(before, how)
             await until(member, EngineState.LOST)
             meanwhile = await fleet.generate(PROMPT, GREEDY)
@@ -125,18 +125,18 @@ async def fleet_scenario(owners, policy):
     async with Fleet(owners, watchful) as fleet:
         for version in (1, 2):
             await hand_over.to_learner(fleet)
-            found["asleep"] = [member.standing for member in fleet.crew.members.values()]
+            found["asleep"] = [member.standing for member in fleet.pool.members.values()]
             await hand_over.to_engines(fleet, policy.release(version))
             answers = await asyncio.gather(*(fleet.generate(PROMPT, GREEDY) for _ in range(4)))
             found["answers"] += [(answer.token_ids, answer.versions[0].version) for answer in answers]
-        servers = {name: psutil.Process(_listener(member.engine.url)) for name, member in fleet.crew.members.items()}
+        servers = {name: psutil.Process(_listener(member.engine.url)) for name, member in fleet.pool.members.items()}
         found["ranks"] = [server.environ().get("RANK") for server in servers.values()]
         servers["rollout-1"].send_signal(signal.SIGKILL)
-        while fleet.crew.members["rollout-1"].standing is EngineState.READY:
+        while fleet.pool.members["rollout-1"].standing is EngineState.READY:
             await asyncio.sleep(0.05)
-        while fleet.crew.members["rollout-1"].standing is not EngineState.READY:
+        while fleet.pool.members["rollout-1"].standing is not EngineState.READY:
             await asyncio.sleep(0.05)
-        found["after"] = (await fleet.crew.members["rollout-1"].engine.generate(PROMPT, GREEDY)).token_ids
+        found["after"] = (await fleet.pool.members["rollout-1"].engine.generate(PROMPT, GREEDY)).token_ids
         found["spans"] = [(span.name, (span.args or {}).get("version")) for span in fleet.recorder.drain()]
     found["left"] = [server.is_running() for server in servers.values()]
     return found

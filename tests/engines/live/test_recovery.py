@@ -39,7 +39,7 @@ class Scenarios:
         self.said = []
         owners = [LocalOwner(spec_of(EngineKind.TORCH, model_folder, name=name), logs) for name in ("one", "two")]
         self.fleet = Fleet(owners, FleetSettings(watchfulness=EAGER), report=self.said.append, connect=quick_to_doubt)
-        self.one, self.two = self.fleet.crew.members.values()
+        self.one, self.two = self.fleet.pool.members.values()
         self._runner = asyncio.Runner()
 
     def run(self, scenario):

@@ -72,7 +72,7 @@ def built_in(engine_kind):
 
 
 def only(fleet):
-    return next(iter(fleet.crew.members.values()))
+    return next(iter(fleet.pool.members.values()))
 
 
 async def answer(fleet, sampling=GREEDY, prompt=PROMPT):
@@ -339,7 +339,7 @@ def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in,
     async def run():
         fleet.recorder.drain()
         await hand_over.to_learner(fleet)
-        meanwhile = [member.standing for member in fleet.crew.members.values()], await only(fleet).owner.is_running()
+        meanwhile = [member.standing for member in fleet.pool.members.values()], await only(fleet).owner.is_running()
         await hand_over.to_engines(fleet, policy.release(number))
         return meanwhile, await answer(fleet)
 

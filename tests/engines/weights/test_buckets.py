@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.engines.weights.parcel import TensorInfo, cut, size_of
+from roost.engines.weights.payload import TensorInfo, cut, size_of
 
 tensors = st.lists(
     st.builds(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from roost.engines.weights.group import WeightGroup
-from roost.engines.weights.parcel import GroupInvitation
+from roost.engines.weights.payload import GroupInvitation
 from tests.limits import HANG_S
 
 CPU = torch.device("cpu")

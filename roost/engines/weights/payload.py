@@ -1,4 +1,4 @@
-"""Messages of a weight update: a manifest of all tensors, then parcels of some of them with their transport."""
+"""Messages of a weight update: a manifest of all tensors, then payloads of some of them with their transport."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Manifest:
 
     version: int
     tensors: tuple[TensorInfo, ...]
-    is_packed: bool = False  # parcels will have packed handles, which some engines must know in advance
+    is_packed: bool = False  # payloads will have packed handles, which some engines must know in advance
 
 
 @dataclass(frozen=True, slots=True)
