@@ -212,16 +212,17 @@ def unfinished(folder: Path) -> Path:
     return folder.with_name(folder.name + UNFINISHED)
 
 
-def put_in_place(folder: Path) -> None:
-    """Give what was written to `unfinished(folder)` its name; what had it before is removed after that."""
+def put_in_place(folder: Path, is_durable: bool = True) -> None:
+    """Rename what was written to `unfinished(folder)`, then remove what had its name; `is_durable`: flush it first."""
     draft, replaced = unfinished(folder), folder.with_name(folder.name + REPLACED)
-    for path in (*draft.rglob("*"), draft):
+    for path in (*draft.rglob("*"), draft) if is_durable else ():
         _sync(path)
     if folder.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         folder.rename(replaced)
     draft.rename(folder)
-    _sync(folder.parent)
+    if is_durable:
+        _sync(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

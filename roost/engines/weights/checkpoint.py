@@ -14,6 +14,7 @@ import torch
 from roost.engines.protocol import UpdateFailed
 from roost.engines.weights.payload import TensorInfo, cut, size_of
 from roost.engines.weights.source import WeightSource
+from roost.procs.files import put_in_place, unfinished
 
 FILE_BYTES = 4 * 2**30
 INDEX = "model.safetensors.index.json"
@@ -26,14 +27,15 @@ def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str
     disk leaves the previous one intact.
     """
     model, folder = _local_folder(str(model)), Path(folder)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
+    draft = unfinished(folder)
     size = sum(map(size_of, source.tensors))
     try:
+        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         _check_room(draft, size)
         _copy_companions(model, draft)
         _write_weights(source, draft, file_bytes)
-        _replace(draft, folder)
+        put_in_place(folder, is_durable=False)  # of use to this run only
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -41,7 +43,7 @@ def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str
                 f"the disk of {folder} is full: a checkpoint needs {size / 2**30:.2f} GiB; nothing was replaced. "
                 "Free some room, or choose another folder"
             ) from error
-        raise UpdateFailed(f"a checkpoint could not be written to {folder}: {error}; nothing was replaced") from error
+        raise UpdateFailed(f"cannot write a checkpoint to {folder}: {error}; nothing was replaced") from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -94,13 +96,3 @@ def _write_file(path: Path, infos: Sequence[TensorInfo], stream: Iterator[torch.
 
 def _part_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
-
-
-def _replace(draft: Path, folder: Path) -> None:
-    if folder.exists():
-        old = draft.with_suffix(".old")
-        folder.rename(old)
-        draft.rename(folder)
-        shutil.rmtree(old)
-    else:
-        draft.rename(folder)
