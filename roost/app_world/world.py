@@ -56,7 +56,7 @@ class World:
         if self.is_completed:
             raise ApiError("the task is completed; nothing more can be done")
         if not isinstance(kwargs, Mapping):
-            raise ApiError(f"the arguments must be a mapping, not {type(kwargs).__name__}")
+            raise ApiError(f"arguments must be a mapping, not {type(kwargs).__name__}")
         arguments = apis[api].bound(kwargs)
         return copied(apis[api].function(self._apps[app], **arguments))
 

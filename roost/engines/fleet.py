@@ -125,11 +125,11 @@ def check_hold(members: Sequence[Member], release: Release, in_flight: InFlight)
     if in_flight is not InFlight.HOLD:
         return
     if release.adapter is not None:
-        raise NotOffered("requests on hold would go on with the adapter they had; use drop or drain")
+        raise NotOffered("held requests would continue with their old adapter; use drop or drain")
     for member in members:
         if not member.abilities.tells_spans:
             raise NotOffered(
-                f"{member.name} cannot say which tokens of a held request a version made; use drop or drain"
+                f"{member.name} does not report the version of each token of a held request; use drop or drain"
             )
         if member.spec.kind is EngineKind.SGLANG:
             raise NotOffered(
@@ -272,7 +272,7 @@ class Fleet:
                 return request.completion
             except _LostUnderRequest as error:
                 lost = str(error)
-        raise EngineLost(f"a request was lost with {self._settings.attempts} engines, the last time: {lost}")
+        raise EngineLost(f"a request failed on {self._settings.attempts} engines; last error: {lost}")
 
     async def _generate_on(self, member: Member, request: Continuation) -> Completion:
         try:

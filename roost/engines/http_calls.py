@@ -56,7 +56,7 @@ def finish(reason: str | None) -> Finish:
     try:
         return Finish(reason or "")
     except ValueError:
-        raise EngineError(f"the engine ended a completion with {reason!r}") from None
+        raise EngineError(f"unknown finish reason {reason!r}") from None
 
 
 def served_model(models: Mapping[str, Any]) -> Mapping[str, Any]:

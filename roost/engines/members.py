@@ -242,7 +242,7 @@ class FleetMembers:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait_for(self._can_settle_the_wait)
             except TimeoutError:
-                raise EngineLost(f"no engine took work for {wait_s:g} s: {self.describe()}") from None
+                raise EngineLost(f"no engine was available for {wait_s:g} s: {self.describe()}") from None
             if self._is_closed:
                 raise EngineLost("the fleet is closed")
             ready = {member.name: member.in_flight for member in self.standing(EngineState.READY)}

@@ -71,7 +71,7 @@ def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> Eng
     if strategy in list(EngineKind):
         return EngineKind(strategy)
     known = [kind.value for kind in EngineKind]
-    raise ValueError(f"{strategy} is no engine that Roost starts; {did_you_mean(strategy, known) or f'it has {known}'}")
+    raise ValueError(f"{strategy} is not an engine of Roost; {did_you_mean(strategy, known) or f'it has {known}'}")
 
 
 def _server(

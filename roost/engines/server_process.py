@@ -251,9 +251,9 @@ async def start_ready(
         try:
             return await _ready_or_gone(await start(spec, log_folder), limit, report)
         except PortTaken as error:
-            report(f"{str(error).splitlines()[0]}; trying another one")
+            report(f"{str(error).splitlines()[0]}; retrying on another port")
         except KilledAtStart as error:
-            report(f"{str(error).splitlines()[0]}; starting it again")
+            report(f"{str(error).splitlines()[0]}; restarting it")
     return await _ready_or_gone(await start(spec, log_folder), limit, report)
 
 

@@ -148,7 +148,7 @@ def payload_request(payload: WeightPayload, group: str | None, flush_cache: bool
         tensors = payloads(names, payload.by.handles)
         return "/update_weights_from_tensor", {**fields, "serialized_named_tensors": tensors}
     if group is None:
-        raise NotOffered("this engine has joined no group that weights could be broadcast in; join one first")
+        raise NotOffered("this engine has not joined a broadcast group; call join_group first")
     dtypes = [tensor.dtype for tensor in payload.tensors]
     shapes = [list(tensor.shape) for tensor in payload.tensors]
     named: Body = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group}
@@ -242,7 +242,7 @@ class SglangEngine(ServerClient):
                 while not self._is_open.is_set():  # it may be cleared again before this task wakes
                     await self._is_open.wait()
         except TimeoutError:
-            raise EngineLost(f"{self.url} has taken nothing for {self._limits.generate:g} s, while it drains") from None
+            raise EngineLost(f"{self.url} took no request for {self._limits.generate:g} s while draining") from None
 
     async def _ask(self, body: Any, about: str) -> Any:
         self._running += 1
@@ -305,7 +305,7 @@ class SglangEngine(ServerClient):
             )
         if level < 2 and not known.keeps_weights_asleep:
             raise NotOffered(
-                "this server forgets its weights asleep: start it with --enable-weights-cpu-backup, or use level 2"
+                "this server drops its weights asleep: start it with --enable-weights-cpu-backup, or use level 2"
             )
         if self._paused in (None, InFlight.HOLD):
             await self.pause(InFlight.DROP)  # releasing memory crashes a server that is not idle
@@ -371,7 +371,7 @@ class SglangEngine(ServerClient):
 
     async def abandon_update(self) -> None:
         await self._order("/end_weight_update", {})  # else no other update could begin
-        raise NotOffered(f"SGLang does not go back to weights it had: {self._state_of_weights()}")
+        raise NotOffered(f"SGLang cannot restore its previous weights: {self._state_of_weights()}")
 
     async def load_checkpoint(self, path: str, version: int) -> None:
         self._has_taken = True

@@ -88,7 +88,7 @@ class Supervisor:
         if wrong and member.client is engine:
             self._killed[member.name] = engine
             self._silent.pop(member.name, None)
-            self._report(f"{member.name} is lost: {wrong}; it was being changed, and its server is killed")
+            self._report(f"{member.name} is lost: {wrong}; its server is killed, as an update was under way")
             await member.owner.stop()
         return not wrong
 
@@ -112,7 +112,7 @@ class Supervisor:
                 f"lost {counted(len(member.restarts) + 1, 'time')} within {self._how.restarts.within_s:g} s, "
                 f"the last time because {member.last_error}"
             )
-            self._report(f"{member.name} is given up: {member.last_error}")
+            self._report(f"{member.name} is abandoned: {member.last_error}")
             await self._pool.settle([member], EngineState.FAILED)
             try:
                 await member.owner.stop()
@@ -128,7 +128,7 @@ class Supervisor:
             await self.start_again(member)
             return
         if member.standing is EngineState.BEHIND:
-            self._report(f"{member.name} is running again, and gets work after the next update")
+            self._report(f"{member.name} is running again; it gets requests after the next weight sync")
         elif member.standing is not EngineState.LOST:
             self._report(f"{member.name} is back, on version {member.version}")
 
@@ -143,7 +143,7 @@ class Supervisor:
         member.last_error = why
         self._silent.pop(member.name, None)
         await self._pool.settle([member], EngineState.LOST)
-        self._report(f"{member.name} is lost: {why}" + (", and is started when it is woken" if was_asleep else ""))
+        self._report(f"{member.name} is lost: {why}" + ("; it is started on wake" if was_asleep else ""))
         if not was_asleep:
             self.start_again_soon(member)
 
@@ -182,7 +182,7 @@ class Supervisor:
             try:
                 await self.examine(member, self._how.missed)
             except Exception as error:  # a failed check must not end the watch
-                self._report(f"{member.name} could not be looked at: {error}")
+                self._report(f"{member.name} health check failed: {error}")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         if self._is_stopped:

@@ -380,7 +380,7 @@ class VllmEngine(ServerClient):
         known.require("/abandon_weight_update", "it cannot go back to the weights it had; restart it")
         answer = await self._order("/abandon_weight_update")
         if not answer["is_whole"]:
-            raise UpdateFailed(f"{self.url} could not go back to its old weights; update it whole, or restart it")
+            raise UpdateFailed(f"{self.url} could not restore its old weights; sync it again, or restart it")
 
     async def load_checkpoint(self, path: str, version: int) -> None:
         known = await self.capabilities()

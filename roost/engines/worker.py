@@ -67,7 +67,7 @@ class EngineWorker(Worker):
         while left := await asyncio.to_thread(left_keepers, self._owner.spec.name, self._log_folder):
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"{self._owner.spec.name}: the server of the worker before has not ended within "
+                    f"{self._owner.spec.name}: the previous worker's server did not end within "
                     f"{PREDECESSOR_LIMIT_S:g} s; its keepers are processes {left}"
                 )
             await asyncio.sleep(LOOK_EVERY_S)

@@ -165,7 +165,7 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait([task], timeout=GRACE_S)
     if not done:
-        raise TimeoutError(f"it was not over after {limit_s:g} s")
+        raise TimeoutError(f"timed out after {limit_s:g} s")
     if task.cancelled():
         raise RuntimeError("it was cancelled from within")
     error = task.exception()

@@ -398,7 +398,7 @@ class Cluster:
     def _tell_of_failures(self) -> None:
         """Print failures that no wait has raised, so that they are not lost."""
         for failure in self._failures.unsettled:
-            self._say(f"this was not waited for: {failure}")
+            self._say(f"nobody awaited this failure: {failure}")
 
     def _end_processes(self) -> None:
         for group in self._groups.values():

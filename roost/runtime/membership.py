@@ -305,7 +305,7 @@ def report_device(rank: int, kind: str, problem: str, findings: Findings) -> Non
     findings.error(
         "RST-R022",
         Where(CLUSTER.file, path=("node", rank)),
-        f"a {kind} on this node is not described well",
+        f"a {kind} on this node is described incompletely",
         problem,
         "correct the variables of that node, or write the fields in node_groups",
     )

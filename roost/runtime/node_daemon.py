@@ -134,7 +134,7 @@ class NodeDaemon:
     async def directory(self, method: str, *args: Any) -> Any:
         """Call a method of the job's directory, which only the lead daemon has."""
         if self._directory is None:
-            raise RuntimeError("this daemon does not keep the directory")
+            raise RuntimeError("this daemon does not host the directory")
         return await getattr(self._directory, method)(*args)
 
     async def _look_up(self, method: str, *args: Any) -> Any:
@@ -145,7 +145,7 @@ class NodeDaemon:
         except ray.exceptions.RayTaskError as error:
             raise cause_of(error) from None
         except PROCESS_LOST:
-            raise PeerLost("the node that keeps the job's directory is lost") from None
+            raise PeerLost("the node that hosts the job's directory is lost") from None
 
     async def note(self, text: str) -> None:
         """Add a worker's note to the job's directory."""

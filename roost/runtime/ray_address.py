@@ -47,7 +47,7 @@ def trusted_text(file: Path) -> str:
     with open(descriptor, encoding="utf-8") as opened:  # noqa: PTH123 (a descriptor)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise PermissionError("it is no regular file")
+            raise PermissionError("it is not a regular file")
         _check_owner("the file", found.st_uid)
         _check_owner(str(file.parent), file.parent.stat().st_uid)
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -51,8 +51,8 @@ class Worker:
         if not hasattr(self, "_setup"):
             name = type(self).__name__
             raise RuntimeError(
-                f"{name} is not made by calling it; write {name}.create_group(...).launch(cluster, name=...), "
-                "which makes one in each process"
+                f"{name} cannot be instantiated directly; write {name}.create_group(...).launch(cluster, name=...), "
+                "which creates one in each process"
             )
 
     @classmethod

@@ -73,7 +73,7 @@ class Template:
         given = stdin if isinstance(stdin, int) else stdin.fileno()
         reply = self._answer(FORK, [given, output.fileno(), connection.fileno()])
         if reply == NONE:
-            raise BlockingIOError(errno.EAGAIN, "no process could be forked: the machine allows no more")
+            raise BlockingIOError(errno.EAGAIN, "cannot fork: the process limit is reached")
         pid = int(reply)
         try:
             return Forked(self, pid, os.pidfd_open(pid))
@@ -249,7 +249,7 @@ class Child:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Gone from error
         except (ValueError, RecursionError) as error:
-            raise Malformed(f"a message that is no JSON: {error}") from error
+            raise Malformed(f"a message is not JSON: {error}") from error
 
     def go_on(self, printed: Printed) -> None:
         """Resume the process; its output goes to `printed` from now on."""

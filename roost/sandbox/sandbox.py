@@ -261,7 +261,7 @@ class Sandbox:
         except Gone:
             await self._end(child)
             self._check_open()
-            raise RuntimeError(f"a sandbox of {self._limits} did not start: {printed.text()}") from None
+            raise RuntimeError(f"a sandbox with {self._limits} did not start: {printed.text()}") from None
         except BaseException:
             await self._end(child)
             raise
@@ -320,7 +320,7 @@ class Sandbox:
                 case {"receipt": said, "outcome": str(word)} if said == receipt and word in _WORDS:
                     return Fault(word)
                 case _:
-                    raise Malformed("a message of no known kind, or without the receipt")
+                    raise Malformed("a message has an unknown kind or no receipt")
 
     async def _watch(self, child: Child) -> None:
         """Kill a process that fills the disk."""

@@ -184,4 +184,4 @@ class LearnerSender:
     async def write(self, model: str, folder: str) -> None:
         for error in await self._learners.all("write_weights", model, folder):
             if error:
-                raise UpdateFailed(f"no checkpoint could be written of the weights: {error}")
+                raise UpdateFailed(f"cannot write a checkpoint of the weights: {error}")

@@ -191,7 +191,7 @@ async def _prepared(who: str, preparing: Awaitable[Any], limit_s: float = PREPAR
             return await preparing
     except TimeoutError:
         raise TimeoutError(
-            f"{who} were not made within {limit_s:g} s; see their logs for what their constructors wait for"
+            f"{who} were not ready within {limit_s:g} s; see their logs for what their constructors wait for"
         ) from None
 
 

@@ -52,7 +52,7 @@ def leave(current: Current) -> None:
 
 def get() -> Current:
     if not _entered:
-        raise RuntimeError("this process is no part of a job; call this in a worker, or after making a Cluster")
+        raise RuntimeError("this process is not part of a job; call this in a worker, or after making a Cluster")
     return _entered[-1]
 
 

@@ -86,7 +86,7 @@ class Exchange:
         """Context in which the current task is cancelled if the worker is lost."""
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a request is served in a task, or it could not be ended")
+            raise RuntimeError("requests must be served in a task, so that they can be cancelled")
         self._at_work[who].add(task)
         try:
             yield
@@ -243,7 +243,7 @@ class ChannelService:
             with turn:
                 if not await turn.has_come(deadline.left()):
                     if deadline.does_not_wait:
-                        raise Full(f"channel {entry.name} is full, or has yet to take what {who} put before")
+                        raise Full(f"channel {entry.name} is full, or still has to accept an earlier item of {who}")
                     raise WaitedTooLong(f"channel {entry.name} stayed full for {deadline}")
                 load = self._memory.consign([parcel])
                 return await self._hand_on(entry.node, who, "put", (*args, deadline.handed_on), load)
@@ -358,7 +358,7 @@ class DeviceLocks:
         for device in sorted(given):
             holder, _ = self._holders.get(device, (None, 0))
             if holder != who:
-                raise ValueError(f"{who} gives back the lock of device {device}, which {holder or 'nobody'} holds")
+                raise ValueError(f"{who} releases the lock of device {device}, held by {holder or 'nobody'}")
         for device in given:
             count = self._holders[device][1]
             if count > 1:
@@ -445,7 +445,7 @@ class Mail:
             await asyncio.gather(
                 *handing_on,
                 *(
-                    within(wait, deadline.left(), f"{receiver} took nothing of {who} for {deadline}".__str__)
+                    within(wait, deadline.left(), f"{receiver} received nothing from {who} for {deadline}".__str__)
                     for receiver, wait in waits
                 ),
             )
@@ -469,7 +469,7 @@ class Mail:
         load: Consignment,
     ) -> None:
         if not await turn.has_come(deadline.left()):
-            raise WaitedTooLong(f"{', '.join(map(str, to))} took nothing of {who} for {deadline}")
+            raise WaitedTooLong(f"{', '.join(map(str, to))} received nothing from {who} for {deadline}")
         args = (kind, [tuple(receiver) for receiver in to], deadline.handed_on)
         await self._hand_on(node, who, "send", args, load)
 

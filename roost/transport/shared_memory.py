@@ -394,7 +394,7 @@ class NodeMemory:
         """Transfer the segments of sent parcels from a worker to the daemon."""
         numbers = Counter(parcel.segment.number for parcel in parcels if parcel.segment is not None)
         if not numbers <= self._held.get(who, Counter()):
-            raise ValueError(f"{who} sends what lies in shared memory that it does not hold")
+            raise ValueError(f"{who} sends shared memory that it does not hold")
         self._held[who].subtract(numbers)
         self._forget_none(who)
 

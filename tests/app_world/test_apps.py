@@ -211,7 +211,7 @@ class Thing:
         pytest.param("api_docs", "show_api_doc", {"app_name": "todo", "api_name": "crate"}, "'create'", id="doc of"),
         pytest.param(["notes"], "create", {}, "there is no app called", id="app that is no text"),
         pytest.param("notes", ["create"], {}, "there is no API of notes called", id="API that is no text"),
-        pytest.param("notes", "create", ["title"], "the arguments must be a mapping, not list", id="arguments"),
+        pytest.param("notes", "create", ["title"], "arguments must be a mapping, not list", id="arguments"),
     ],
 )
 def test_what_is_refused(state, app, api, kwargs, message):

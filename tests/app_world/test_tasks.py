@@ -183,9 +183,9 @@ def test_an_id_says_what_it_names(name):
 @pytest.mark.parametrize(
     ("task_id", "message"),
     [
-        pytest.param("3f2a91c", "is no id of a task; one looks like 3f2a91c_1", id="no variant"),
+        pytest.param("3f2a91c", "is not a task id; one looks like 3f2a91c_1", id="no variant"),
         pytest.param("3f2a91c_4", "with a variant from 1 to 3", id="fourth variant"),
-        pytest.param("3F2A91C_1", "is no id of a task", id="capitals"),
+        pytest.param("3F2A91C_1", "is not a task id", id="capitals"),
         pytest.param(ScenarioName("dev", 1, 31, 5).id + "_1", "there is no task", id="no such kind"),
         pytest.param(ScenarioName("train", 1, 11, 5).id + "_1", "there is no task", id="held out"),
     ],

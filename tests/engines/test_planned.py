@@ -133,7 +133,7 @@ def test_hugging_face_generation_is_an_engine():
 
 
 def test_an_engine_that_is_not_there():
-    with pytest.raises(ValueError, match="vlm is no engine that Roost starts; did you mean vllm"):
+    with pytest.raises(ValueError, match="vlm is not an engine of Roost; did you mean vllm"):
         engine_kind("vlm")
 
 

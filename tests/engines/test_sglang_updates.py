@@ -211,7 +211,7 @@ def test_a_parcel_outside_an_update_is_refused():
 NOT_TAKEN = [
     pytest.param(PackedHandle({}, ()), "live ones .LiveDeviceCarrier", id="packed-handle"),
     pytest.param(SharedMemory("/dev/shm/weights"), "send them as a checkpoint", id="shared-memory"),
-    pytest.param(Broadcast(), "joined no group", id="broadcast-without-a-group"),
+    pytest.param(Broadcast(), "not joined a broadcast group", id="broadcast-without-a-group"),
 ]
 
 

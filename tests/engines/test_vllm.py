@@ -243,7 +243,7 @@ def test_giving_up_an_update():
         await engine.abandon_update()
         assert not state.is_updating
         state.answers["/abandon_weight_update"] = deque([{"is_whole": False}])
-        with pytest.raises(UpdateFailed, match="could not go back to its old weights"):
+        with pytest.raises(UpdateFailed, match="could not restore its old weights"):
             await engine.abandon_update()
 
     on_standin(scenario, BUILT_IN)

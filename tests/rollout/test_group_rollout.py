@@ -250,7 +250,7 @@ def test_an_episode_that_hangs_ends_at_its_limit():
 
     group = ran(run_episode())
     assert (who(group), group.failed) == ([0], 1)
-    assert group.last_error == "TimeoutError: it was not over after 0.5 s"
+    assert group.last_error == "TimeoutError: timed out after 0.5 s"
 
 
 def test_a_scenario_s_own_timeout_is_not_taken_for_the_limit():

@@ -262,7 +262,7 @@ def test_that_there_is_no_room_is_told(monkeypatch):
         async with await Sandbox.start() as sandbox:
             with monkeypatch.context() as patch:
                 patch.setattr(template.Template, "_answer", lambda *_: inside_template.NONE)
-                with pytest.raises(BlockingIOError, match="no process could be forked"):
+                with pytest.raises(BlockingIOError, match="cannot fork: the process limit"):
                     await Sandbox.start()
             return await sandbox.execute("print('alive')")
 

@@ -24,7 +24,7 @@ async def begun_and_over(scenario, folder):
 def test_a_scenario_that_hangs_as_it_closes_does_not_keep_the_run_from_ending(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(surroundings, "FINISH_LIMIT_S", 0.01)
     assert ran(begun_and_over(Closing(asyncio.Event().wait), tmp_path)) is None
-    assert "the scenario did not close and is left behind: TimeoutError: it was not over after 0.01 s" in caplog.text
+    assert "the scenario did not close and is left behind: TimeoutError: timed out after 0.01 s" in caplog.text
 
 
 def test_a_scenario_that_fails_to_close_is_logged_and_does_not_undo_the_run(caplog, tmp_path):

@@ -259,7 +259,7 @@ def test_a_small_item_does_not_overtake_a_big_one_between_nodes():
         putting = [start(one.put(data_of(BIG + 1))), start(one.put(b"small"))]
         await one.put(b"under another key", key="other")
         assert await two.get(key="other") == [b"under another key"]
-        with pytest.raises(Full, match="what b:0 put before"):
+        with pytest.raises(Full, match="an earlier item of b:0"):
             await one.put(b"at once", timeout=0)
         held_up.set()
         assert [await two.get(), await two.get()] == [[data_of(BIG + 1)], [b"small"]]

@@ -78,9 +78,9 @@ def test_a_waiter_that_gives_up_makes_way():
 
 
 WRONG = {
-    "held by nobody": ([], [0], "device 0, which nobody holds"),
-    "held by another": ([(B, [0])], [0], "device 0, which rollout:0 holds"),
-    "held in part": ([(A, [0]), (B, [1])], [0, 1], "device 1, which rollout:0 holds"),
+    "held by nobody": ([], [0], "device 0, held by nobody"),
+    "held by another": ([(B, [0])], [0], "device 0, held by rollout:0"),
+    "held in part": ([(A, [0]), (B, [1])], [0, 1], "device 1, held by rollout:0"),
 }
 
 
@@ -104,7 +104,7 @@ def test_giving_back_twice_is_an_error_that_does_not_hurt_the_next_holder():
         locks.acquire(A, [0, 0])  # a device named twice counts once
         locks.acquire(B, [0])
         locks.release(A, [0, 0])
-        with pytest.raises(ValueError, match="rollout:0 holds"):
+        with pytest.raises(ValueError, match="held by rollout:0"):
             locks.release(A, [0])
         assert locks.holders([0]) == {0: B}
 

@@ -95,7 +95,7 @@ class PooledServer:
         """Return a connection; start the server if it does not run."""
         async with self._turn:
             if self._is_closed:
-                raise ServerLost("the environments were closed; nothing more is played in them")
+                raise ServerLost("the environments are closed")
             connection = self._connection
             if connection is None or not await self._is_well(connection):
                 connection = await self._start()
@@ -244,7 +244,7 @@ class AppWorldEnvironments:
             own = ServingLimits(worlds, idle_s, sandbox=Limits(**(limits or {})), allows_weak=allows_weak)
             hosts = [own_server(number, own, start_limit_s) for number in range(servers)] or [LocalServer(own)]
         if not hosts:
-            raise ValueError("there is no server to play on; give urls, or servers of at least 1")
+            raise ValueError("there is no server to run episodes on; give urls, or servers of at least 1")
         self._pool = ServerPool([PooledServer(host, answer_limit_s) for host in hosts])
 
     async def open(self) -> AppWorldEnvironment:

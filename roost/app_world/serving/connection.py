@@ -67,6 +67,6 @@ class Connection:
         except TimeoutError:
             raise ServerLost(f"the server at {self.url} did not answer {route} in {limit_s:g} s") from None
         except ClientClosed:
-            raise ServerLost(f"the server at {self.url} was left before {route} was answered") from None
+            raise ServerLost(f"the server at {self.url} was closed before it answered {route}") from None
         except CallFailed as error:
             raise ServerLost(f"the server at {self.url} did not answer {route}: {error}") from error

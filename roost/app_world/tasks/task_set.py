@@ -66,7 +66,7 @@ def parse_task_id(task_id: str) -> tuple[str, int]:
     """
     match = TASK_ID.fullmatch(task_id)
     if match is None:
-        raise ValueError(f"{task_id!r} is no id of a task; one looks like 3f2a91c_1, with a variant from 1 to 3")
+        raise ValueError(f"{task_id!r} is not a task id; one looks like 3f2a91c_1, with a variant from 1 to 3")
     return match[1], int(match[2])
 
 
@@ -209,7 +209,7 @@ def make_task(task_id: str) -> AppTask:
     initial = draft.state.snapshot()
     wanted = changes_between(initial, plan.after.snapshot()) if plan.after else []
     if not wanted and plan.answer is None:
-        raise AssertionError(f"{kind.name} wrote a task, {task_id}, that is solved by doing nothing")
+        raise AssertionError(f"{kind.name} wrote a task, {task_id}, that is already solved at its start")
     return AppTask(
         id=task_id,
         kind=kind.name,

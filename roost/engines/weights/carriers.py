@@ -131,7 +131,7 @@ class PackedDeviceCarrier:
             filled += size
             del tensor
         if buffer is None:
-            raise ValueError("a payload of no tensors cannot be packed")
+            raise ValueError("cannot pack a payload without tensors")
         torch.cuda.synchronize(buffer.device)
         self._used.append(buffer)
         handles = [device_handle(buffer)]

@@ -115,7 +115,7 @@ async def verify_by_fingerprints(engine: Engine, sent: Mapping[str, str]) -> boo
         return False
     if differing:
         raise NotTaken(
-            f"{engine.url} holds other weights than were sent: {len(differing)} of {len(sent)} tensors differ, such as "
+            f"{engine.url} has other weights than were sent: {len(differing)} of {len(sent)} tensors differ, such as "
             f"{differing[0]}"
         )
     return True

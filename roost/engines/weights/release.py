@@ -61,7 +61,7 @@ class LocalSender:
         except EngineError:
             raise
         except Exception as error:
-            raise UpdateFailed(f"no checkpoint could be written of the weights: {error}") from error
+            raise UpdateFailed(f"cannot write a checkpoint of the weights: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Release:
         if self.version < 0:
             raise ValueError(f"a policy version is 0 or more, not {self.version}")
         if self.sender is None and self.checkpoint is None and self.adapter is None:
-            raise ValueError(f"version {self.version} comes with no weights: give a sender, a checkpoint or an adapter")
+            raise ValueError(f"version {self.version} has no weights: give a sender, a checkpoint or an adapter")
 
 
 JOIN_LIMIT_S = 300.0
@@ -145,7 +145,7 @@ class BroadcastSender(LocalSender):
 
     def _carrier(self) -> BroadcastCarrier:
         if self._group is None:
-            raise RuntimeError("weights are broadcast within a sending only")
+            raise RuntimeError("no broadcast group is open; call send")
         return BroadcastCarrier(self._group.broadcast)
 
 

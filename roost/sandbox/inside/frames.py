@@ -28,7 +28,7 @@ class Channel:
         self._descriptor = descriptor
 
     def receive(self) -> Any:
-        """Return the next message. Raise EOFError when the other side is gone."""
+        """Return the next message. Raise EOFError when the peer closed the connection."""
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         return json.loads(self._exactly(length))
 
@@ -46,7 +46,7 @@ class Channel:
         while size:
             part = os.read(self._descriptor, min(size, 1 << 20))
             if not part:
-                raise EOFError("the other side is gone")
+                raise EOFError("the peer closed the connection")
             parts.append(part)
             size -= len(part)
         return b"".join(parts)

@@ -13,7 +13,7 @@ from roost.sandbox.inside.notebook import Notebook
 
 
 def main(descriptor: int) -> NoReturn:
-    """Serve requests until the other side is gone."""
+    """Serve requests until the peer closed the connection."""
     channel = Channel(descriptor)
     request = channel.receive()
     sys.dont_write_bytecode = True

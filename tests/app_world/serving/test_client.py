@@ -183,7 +183,7 @@ def test_a_task_that_is_not_there_is_told(task, raised, said):
     ("keys", "said"),
     [
         pytest.param({"servers": -1}, "servers is -1", id="fewer than none"),
-        pytest.param({"urls": []}, "no server to play on", id="no address"),
+        pytest.param({"urls": []}, "no server to run episodes on", id="no address"),
         pytest.param({"urls": ["http://a"], "appworld_python": "python"}, "both given", id="two kinds"),
         pytest.param(
             {"appworld_python": "python", "appworld_root": "/nowhere"}, "data is not in /nowhere", id="no data"

@@ -111,7 +111,7 @@ def test_what_needs_a_world_says_so(route):
 @pytest.mark.parametrize(
     ("route", "fields", "status", "said"),
     [
-        pytest.param("/initialize", {"task_id": "soon"}, 404, "'soon' is no id of a task", id="no id"),
+        pytest.param("/initialize", {"task_id": "soon"}, 404, "'soon' is not a task id", id="no id"),
         pytest.param("/initialize", {"task_id": NOBODY}, 404, f"there is no task '{NOBODY}'", id="no task"),
         pytest.param("/initialize", {"task_id": 3}, 422, "task_id: Input should be a valid string", id="no text"),
         pytest.param("/initialize", {"episode": ""}, 422, "episode: String should have at least 1", id="no episode"),

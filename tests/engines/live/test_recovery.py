@@ -139,7 +139,7 @@ def test_hung_during_an_update(scenarios, in_flight):
 
     assert scenarios.run(run()) == scenarios.all_on(number)
     assert scenarios.one.owner.pid != before
-    assert "one is lost: it does not answer; it was being changed, and its server is killed" in scenarios.said
+    assert "one is lost: it does not answer; its server is killed, as an update was under way" in scenarios.said
     waits = [text for text in scenarios.said if text.startswith("waiting for one (it does not answer)")]
     assert f"to load version {number}, " in waits[0]
     failed = f"one failed to load version {number} by shared memory"
@@ -201,7 +201,7 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
 
     scenarios.said.clear()
     assert scenarios.run(run()) == (scenarios.policy.greedy(number), scenarios.all_on(number + 1))
-    assert "one is running again, and gets work after the next update" in scenarios.said
+    assert "one is running again; it gets requests after the next weight sync" in scenarios.said
     assert not [text for text in scenarios.said if "on version 0" in text]
 
 
@@ -258,4 +258,4 @@ def test_engines_that_were_lost_too_often_are_given_up(scenarios):
 
     with pytest.raises(EngineLost, match=r"every engine has failed: one is failed \(lost 1 time within 60 s, the last"):
         scenarios.run(run())
-    assert "one is given up: lost 1 time within 60 s, the last time because its process is gone" in scenarios.said
+    assert "one is abandoned: lost 1 time within 60 s, the last time because its process is gone" in scenarios.said

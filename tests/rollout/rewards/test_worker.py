@@ -33,4 +33,4 @@ def test_an_answer_whose_reward_hangs_gives_its_place_back():
         worker = Scoring("length", keys, at_a_time=1, limit_s=1.0)
         return await worker.score([Answer(Task(""), text) for text in ("hang", "four", "raise")])
 
-    assert ran(run()) == ["TimeoutError: it was not over after 1 s", Scored(4.0), "ValueError: no such text"]
+    assert ran(run()) == ["TimeoutError: timed out after 1 s", Scored(4.0), "ValueError: no such text"]

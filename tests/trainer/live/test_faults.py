@@ -109,7 +109,7 @@ def test_an_environment_that_raises_or_hangs_is_counted_and_replaced(model, tmp_
     assert len(taken) == len(set(taken)) == 12
     kept = [file.read_text() for file in run.failures.glob("*.txt")]
     raised = ("cannot be played (scenarios.py:", "cannot be played just now (scenarios.py:")
-    for reason in (*raised, "not over after 5 s", "the code raised SystemExit() (scenarios.py:"):
+    for reason in (*raised, "timed out after 5 s", "the code raised SystemExit() (scenarios.py:"):
         assert any(reason in text.splitlines()[0] and "Traceback" in text for text in kept), (reason, kept)
 
 
