@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from roost.transport.current import Current
-from roost.transport.device_tensors import DeviceRoute
 from roost.transport.directory import GroupEntry
 from roost.transport.failure import Address
+from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import Packet
 from roost.transport.waits import Pending
 

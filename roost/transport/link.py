@@ -16,8 +16,8 @@ import zmq
 
 from roost.procs.exit_watch import is_alive
 from roost.transport import message
-from roost.transport.device_tensors import DeviceRoute
 from roost.transport.failure import Address, DaemonContact, PeerLost, WaitedTooLong
+from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import (
     Packet,
     SegmentMaps,

@@ -18,7 +18,7 @@ from itertools import pairwise
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from roost.transport.device_tensors import IN_HEADER, Bytes, DeviceRoute, host_tensor, is_plain, tensor_parts
+from roost.transport.host_tensors import IN_HEADER, Bytes, DeviceRoute, host_tensor, is_plain, tensor_parts
 
 if TYPE_CHECKING:
     from roost.transport.device_tensors import DeviceTensors

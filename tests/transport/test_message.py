@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from roost.transport.device_tensors import IN_HEADER, DeviceNotVisible, DeviceTensors, opened_tensor
+from roost.transport.device_tensors import DeviceNotVisible, DeviceTensors, opened_tensor
+from roost.transport.host_tensors import IN_HEADER
 from roost.transport.message import LONG_STRING, pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
