@@ -306,7 +306,7 @@ def test_servers_end_with_a_process_that_closes_nothing(tmp_path):
 def test_limits_reach_the_server_and_a_sandbox_that_does_not_start_says_why():
     async def run():
         async with opened(servers=1, limits={"open_files": 1}) as environments:
-            with pytest.raises(ServerRefused, match=r"500: RuntimeError: a sandbox with .*open_files=1\) did not start"):
+            with pytest.raises(ServerRefused, match=r"500: RuntimeError: a sandbox with .*open_files=1\) did not"):
                 await played(environments, TASK)
 
     ran(run())
