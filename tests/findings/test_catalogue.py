@@ -30,7 +30,8 @@ EXAMPLES = [pytest.param(example, id=example.title) for chapter in read_catalogu
 REPORTS = ("error", "warn")
 CARRIERS = (RankSyntaxError, ExpressionError, MemoryRefused, Refused, Problem)
 # These only hand on what their callers say, so the callers count.
-SERVERS = ("engines/", "net/", "torch_engine/", "rollout/agents/recording", "app_world/serving/", "net/")
+ENDPOINT = ("rollout/agents/recording", "rollout/agents/endpoint/")
+SERVERS = ("engines/", "net/", "torch_engine/", *ENDPOINT, "app_world/serving/")
 FORWARDERS = (Section.error, refuse, ValueBuilder._refusal)
 
 # Call sites that no config, command or public function reaches: where, what is said there, and why.
