@@ -12,6 +12,17 @@ from enum import EnumType, StrEnum
 from types import NoneType
 from typing import Any, TypeVar
 
+from roost.config.train_choices import AdvantageEstimator as AdvantageEstimator
+from roost.config.train_choices import AdvantageLevel as AdvantageLevel
+from roost.config.train_choices import DiscountLevel as DiscountLevel
+from roost.config.train_choices import ImportanceSamplingLevel as ImportanceSamplingLevel
+from roost.config.train_choices import KlEstimator as KlEstimator
+from roost.config.train_choices import LossAggregation as LossAggregation
+from roost.config.train_choices import Objective as Objective
+from roost.config.train_choices import OldLogprobs as OldLogprobs
+from roost.config.train_choices import RewardScope as RewardScope
+from roost.config.train_choices import Whitening as Whitening
+
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("torch", "vllm", "sglang")
@@ -52,66 +63,6 @@ def setting(default: T, description: str, **facts: Any) -> T:
     return field(default=default, metadata=metadata)
 
 
-class AdvantageEstimator(StrEnum):
-    """Advantage of a sample over its baseline."""
-
-    LEAVE_ONE_OUT = "leave_one_out"  # its return less the mean of the others of its group (LOOP, RLOO)
-    GROUP_MEAN = "group_mean"  # less the mean of its group
-    GRPO = "grpo"  # that, divided by the group's standard deviation (of a sample: n - 1)
-    REINFORCE = "reinforce++"  # its return, normalised over the whole batch
-    REWARD = "reward"  # its return as it is
-    GAE = "gae"  # from a critic's values
-
-
-class Objective(StrEnum):
-    """Training by reinforcement, or on given completions."""
-
-    RL = "rl"
-    SFT = "sft"
-
-
-class ImportanceSamplingLevel(StrEnum):
-    """Unit over which the importance ratio is computed and clipped."""
-
-    TOKEN = "token"
-    TURN = "turn"
-    TRAJECTORY = "trajectory"
-    NONE = "none"  # no ratio: plain policy gradient
-
-
-class LossAggregation(StrEnum):
-    """Reduction of token losses to one number."""
-
-    SEQ_MEAN = "seq-mean-token-mean"  # mean per sequence, then over sequences
-    TOKEN_MEAN = "token-mean"  # mean over all tokens of the minibatch
-    SEQ_SUM = "seq-mean-token-sum"  # sum per sequence, then the mean over sequences
-    SEQ_SUM_NORM = "seq-mean-token-sum-norm"  # sum, divided by sequences times max_new_tokens
-
-
-class Whitening(StrEnum):
-    """Advantages with mean 0 and standard deviation 1 over all generated tokens of a step."""
-
-    NONE = "none"
-    TOKENS = "tokens"  # divided by sqrt(variance + 1e-8), the variance of a sample (n - 1): ROLL's
-    TOKENS_BIASED = "tokens_biased"  # divided by (standard deviation + 1e-5), that of n: RLinf's
-
-
-class KlEstimator(StrEnum):
-    """Estimator of the KL divergence from the log-probs of single tokens."""
-
-    K1 = "k1"
-    K2 = "k2"
-    K3 = "k3"
-
-
-class OldLogprobs(StrEnum):
-    """The log-probs in the denominator of the importance ratio."""
-
-    RECOMPUTE = "recompute"  # the learner's, before the first optimizer step on the samples
-    ROLLOUT = "rollout"  # those that the engine reported
-    DECOUPLED = "decoupled"  # the learner's, weighted by their ratio to the engine's (decoupled PPO, for stale samples)
-
-
 @dataclass(frozen=True, slots=True)
 class AdvantageSettings:
     """Advantages from rewards, and the samples that are used."""
@@ -122,15 +73,71 @@ class AdvantageSettings:
         "Divide by the group's population standard deviation (at least 1e-7), with leave_one_out and group_mean.",
         loop="rl.params.adv_normalization",
     )
+    advantage_level: AdvantageLevel = setting(
+        AdvantageLevel.EPISODE,
+        "Whether rewards belong to episodes or to single samples, where an episode has several samples.",
+    )
+    step_gamma: float | None = setting(
+        None,
+        "Give each sample of an episode its own return: the rewards of its turns and, discounted by this factor, those "
+        "of later samples. Left out: the episode's reward.",
+        maximum=1,
+    )
+    episode_reward_weight: float = setting(
+        1.0, "Weight of the episode's return, with gigpo.", roll="episode_reward_weight"
+    )
+    step_reward_weight: float = setting(1.0, "Weight of the step's return, with gigpo.", roll="step_reward_weight")
+    state_normalization: str = setting(
+        "mean_std",
+        "Normalisation of step returns among samples that begin in the same state, with gigpo.",
+        choices=("none", "mean", "mean_std"),
+    )
+    reward_baseline: RewardScope = setting(
+        RewardScope.NONE, "Subtract the mean reward of these samples before the estimator."
+    )
+    reward_std: RewardScope = setting(
+        RewardScope.NONE, "Divide rewards by the standard deviation (n - 1, plus 1e-6) of these samples."
+    )
+    reward_clip: float | None = setting(
+        None, "Clip normalised rewards, and the rewards of tokens, to this magnitude.", roll="reward_clip"
+    )
+    kl_penalty_coef: float = setting(
+        0.0, "Subtract this times the KL from the reference from the reward of each generated token."
+    )
+    kl_penalty_estimator: KlEstimator = setting(KlEstimator.K1, "KL estimator of kl_penalty_coef.")
+    kl_penalty_target: float | None = setting(
+        None, "KL that kl_penalty_coef is adapted to, up or down by up to 20 % times samples / kl_penalty_horizon."
+    )
+    kl_penalty_horizon: int = setting(10000, "Samples over which kl_penalty_coef adapts.", minimum=1)
+    whiten_rewards: bool = setting(
+        False, "Normalise the rewards of tokens over all generated tokens of a step.", roll="whiten_rewards"
+    )
     whiten_advantages: Whitening = setting(
         Whitening.NONE, "Normalise advantages over all generated tokens of a step; left out: tokens_biased with gae."
     )
+    whiten_by_tag: bool = setting(False, "Whiten the samples of each tag alone.")
     advantage_clip: float | None = setting(
         None, "Clip advantages to this magnitude, after whitening.", roll="advantage_clip"
     )
-    gamma: float = setting(1.0, "Discount factor, with a critic.", maximum=1, rlinf="algorithm.gamma", roll="gamma")
-    gae_lambda: float = setting(
-        1.0, "GAE lambda, with a critic.", maximum=1, rlinf="algorithm.gae_lambda", roll="lambd"
+    advantage_offset: float = setting(
+        0.0, "Add this to every advantage, after all else.", loop="rl.params.rloo_kl_lambda"
+    )
+    gamma: float = setting(1.0, "Discount factor.", maximum=1, roll="gamma")
+    discount_level: DiscountLevel = setting(
+        DiscountLevel.TOKEN, "Whether gamma discounts by token or by turn; a critic's values are by token."
+    )
+    gae_lambda: float = setting(1.0, "GAE lambda, with a critic.", maximum=1, roll="lambd")
+    mask_truncated: bool = setting(False, "Do not learn from samples that a token limit cut off.")
+    min_group_reward: float | None = setting(
+        None, "Do not learn from groups whose mean reward is not above this; groups of one are kept."
+    )
+    max_group_reward: float | None = setting(
+        None, "Do not learn from groups whose mean reward is not below this; groups of one are kept."
+    )
+    max_error_tokens: int | None = setting(
+        None,
+        "Learn only from samples with reward 1, and from those with reward 0 and fewer generated tokens than this.",
+        minimum=1,
     )
     min_abs_advantage: float = setting(
         0.0, "Drop samples whose absolute advantage is smaller.", loop="rl.params.abs_adv_threshold"
@@ -166,6 +173,7 @@ class LossSettings:
     )
     kl_coef: float = setting(0.0, "KL loss coefficient, against the reference.", rlinf="algorithm.kl_beta")
     kl_estimator: KlEstimator = setting(KlEstimator.K3, "KL estimator.")
+    policy_loss_coef: float = setting(1.0, "Weight of the policy loss, beside KL and entropy.", roll="rl_loss_coef")
     entropy_coef: float = setting(0.0, "Entropy bonus coefficient.", roll="entropy_loss_coef")
     value_clip: float | None = setting(
         0.2,
@@ -453,6 +461,11 @@ class TrainSettings:
     rollout: RolloutSettings = RolloutSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether KL from the reference is in the loss or in the rewards."""
+        return self.learner.loss.kl_coef != 0 or self.advantage.kl_penalty_coef != 0
 
     @property
     def samples_per_step(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roost.config.train import AdvantageEstimator, AdvantageSettings, Whitening
+from roost.config.train import AdvantageEstimator, AdvantageSettings, KlEstimator, RewardScope, Whitening
 
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -44,6 +44,42 @@ def is_alone(groups: Sequence[Hashable]) -> Flags:
     """
     numbers = _numbers(groups)
     return np.asarray(np.bincount(numbers)[numbers] == 1) if len(numbers) else np.zeros(0, dtype=bool)
+
+
+def normalised_rewards(
+    rewards: Sequence[float],
+    means_over: Sequence[Hashable] | None,
+    stds_over: Sequence[Hashable] | None,
+) -> Doubles:
+    """Rewards less the mean of their set, divided by the standard deviation (n - 1, plus 1e-6) of their set.
+
+    `means_over` and `stds_over` name the set of each reward; None leaves that part out. Rewards become 0 where the
+    standard deviation is at most 1e-6, as that of a single reward.
+
+    >>> normalised_rewards([1.0, 0.0, 2.0], ["a", "a", "b"], None).tolist()
+    [0.5, -0.5, 0.0]
+    >>> normalised_rewards([2.0, 1.0, 3.0], None, [0, 0, 0]).round(3).tolist()
+    [2.0, 1.0, 3.0]
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    if means_over is not None:
+        values = _group_mean(_grouped(rewards, means_over))
+    if stds_over is None:
+        return values
+    spread = _grouped(rewards, stds_over)
+    return np.where(spread.stds <= STD_EPSILON, 0.0, values / (spread.stds + STD_EPSILON))
+
+
+def step_returns(rewards: Sequence[float], episodes: Sequence[Hashable], steps: Sequence[int], gamma: float) -> Doubles:
+    """Reward of each sample plus the discounted rewards of the later samples of its episode, in the order of `steps`.
+
+    >>> step_returns([1.0, 2.0, 4.0], ["a", "a", "b"], [1, 0, 0], 0.5).tolist()
+    [1.0, 2.5, 4.0]
+    """
+    found, later = np.zeros(len(rewards)), dict.fromkeys(episodes, 0.0)
+    for index in sorted(range(len(rewards)), key=lambda index: -steps[index]):
+        found[index] = later[episodes[index]] = rewards[index] + gamma * later[episodes[index]]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +150,10 @@ _ESTIMATORS: Mapping[AdvantageEstimator, Callable[[_Grouped], Doubles]] = {
 }
 
 
-VARIANCE_EPSILON = 1e-8  # of Whitening.TOKENS
-BIASED_STD_EPSILON = 1e-5  # of Whitening.TOKENS_BIASED
+VARIANCE_EPSILON = 1e-8  # of Whitening.TOKENS and TOKENS_CLAMPED
+WHITENING_STD_EPSILON = 1e-5  # of Whitening.TOKENS_BIASED and TOKENS_UNBIASED
+LARGEST_K3 = 10.0  # as in RLinf and ROLL
+LARGEST_KL_CHANGE = 0.2  # of the KL coefficient, as in ROLL
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -173,10 +211,71 @@ def token_advantages(
     return TokenAdvantages(found, found + expected)
 
 
+def discounted(rewards: Doubles, columns: npt.NDArray[np.integer], gamma: float) -> Doubles:
+    """Sum of each token's reward and all later ones, discounted by `gamma` for every column between them.
+
+    `columns` are the positions of the tokens in their sequence: observations between turns count.
+
+    >>> discounted(np.array([0.0, 1.0]), np.array([3, 5]), 0.5).tolist()
+    [0.25, 1.0]
+    """
+    if gamma == 1:
+        return np.asarray(rewards[::-1].cumsum()[::-1])
+    found, later, after = np.zeros(len(rewards)), 0.0, 0
+    steps, given = columns.tolist(), rewards.tolist()
+    for token in range(len(given) - 1, -1, -1):
+        later = given[token] + (gamma ** (after - steps[token]) * later if later else 0.0)
+        found[token], after = later, steps[token]
+    return found
+
+
+def discounted_turns(rewards: Doubles, turns: npt.NDArray[np.integer], gamma: float) -> Doubles:
+    """Discounted return of each token's turn, from the reward of each turn's last token.
+
+    >>> discounted_turns(np.array([0.0, 1.0, 2.0]), np.array([0, 0, 1]), 0.5).tolist()
+    [2.0, 2.0, 2.0]
+    """
+    ends = np.flatnonzero(np.append(turns[1:] != turns[:-1], True)) if len(turns) else np.zeros(0, np.int64)
+    returns = discounted(rewards[ends], np.arange(len(ends)), gamma)
+    return np.asarray(returns[np.searchsorted(ends, np.arange(len(turns)))])
+
+
+def kl_estimates(logprobs: npt.ArrayLike, reference: npt.ArrayLike, estimator: KlEstimator) -> Doubles:
+    """KL(policy || reference) of each token, for a penalty in the rewards; k3 is at most 10.
+
+    >>> kl_estimates([-1.0], [-2.0], KlEstimator.K2).tolist()
+    [0.5]
+    """
+    apart = np.asarray(logprobs, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
+    match estimator:
+        case KlEstimator.K1:
+            return apart
+        case KlEstimator.ABS:
+            return np.abs(apart)
+        case KlEstimator.K2:
+            return np.asarray(0.5 * apart**2)
+        case KlEstimator.K3:
+            below = -apart.clip(-LARGEST_K3 * 2, LARGEST_K3 * 2)
+            return np.asarray(np.minimum(np.expm1(below) - below, LARGEST_K3))
+
+
+def adapted_kl_coef(coef: float, kl: float, samples: int, settings: AdvantageSettings) -> float:
+    """Coefficient of the KL penalty after a step with this mean KL.
+
+    >>> adapted_kl_coef(0.05, 0.3, 4, AdvantageSettings(kl_penalty_target=0.1, kl_penalty_horizon=10))
+    0.054000000000000006
+    """
+    if settings.kl_penalty_target is None:
+        return coef
+    error = kl / settings.kl_penalty_target - 1
+    change = min(max(error, -LARGEST_KL_CHANGE), LARGEST_KL_CHANGE)
+    return coef * (1 + change * samples / settings.kl_penalty_horizon)
+
+
 def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:
     """Advantages normalized to mean 0 and standard deviation 1 over all tokens of all samples.
 
-    Whitening.TOKENS leaves a single token unchanged, as its variance is undefined.
+    The kinds with n - 1 leave a single token unchanged, as its variance is undefined.
 
     >>> given = [np.array([1.0, 3.0]), np.array([3.0, 1.0])]
     >>> [sample.round(4).tolist() for sample in whitened(given, Whitening.TOKENS_BIASED)]
@@ -185,13 +284,70 @@ def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:
     [[-0.866, 0.866], [0.866, -0.866]]
     """
     tokens = np.concatenate([np.zeros(0), *samples])
-    if whitening is Whitening.NONE or len(tokens) < (2 if whitening is Whitening.TOKENS else 1):
+    is_unbiased = whitening in (Whitening.TOKENS, Whitening.TOKENS_UNBIASED)
+    if whitening is Whitening.NONE or len(tokens) < (2 if is_unbiased else 1):
         return list(samples)
-    if whitening is Whitening.TOKENS:
-        scale = np.sqrt(tokens.var(ddof=1) + VARIANCE_EPSILON)
-    else:
-        scale = tokens.std() + BIASED_STD_EPSILON
+    match whitening:
+        case Whitening.TOKENS:
+            scale = np.sqrt(tokens.var(ddof=1) + VARIANCE_EPSILON)
+        case Whitening.TOKENS_CLAMPED:
+            scale = np.sqrt(max(tokens.var(), VARIANCE_EPSILON))
+        case _:
+            scale = tokens.std(ddof=int(is_unbiased)) + WHITENING_STD_EPSILON
     return [(sample - tokens.mean()) / scale for sample in samples]
+
+
+def whitened_by(
+    samples: Sequence[Doubles], whitening: Whitening, sets: Sequence[Hashable], kept: Flags
+) -> list[Doubles]:
+    """Like `whitened`, within each of `sets`; samples that are not kept count for nothing and stay as they are."""
+    found = list(samples)
+    for name in dict.fromkeys(sets):
+        indices = [index for index, each in enumerate(sets) if each == name and kept[index]]
+        for index, sample in zip(indices, whitened([samples[index] for index in indices], whitening), strict=True):
+            found[index] = sample
+    return found
+
+
+def are_learnt_from(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    tokens: Sequence[int],
+    are_truncated: Sequence[bool],
+    settings: AdvantageSettings,
+) -> Flags:
+    """Mask of the samples that no rule excludes. Excluded samples still count in the statistics of their group.
+
+    >>> settings = AdvantageSettings(min_group_reward=0.0, max_error_tokens=9)
+    >>> given = [0.0, 0.0, 1.0, 0.0], ["a", "a", "b", "b"], [1, 1, 9, 9], [False] * 4
+    >>> are_learnt_from(*given, settings).tolist()
+    [False, False, True, False]
+    """
+    found = np.ones(len(groups), dtype=bool)
+    if settings.mask_truncated:
+        found &= ~np.asarray(are_truncated, dtype=bool)
+    if settings.min_group_reward is not None or settings.max_group_reward is not None:
+        grouped = _grouped(rewards, groups)
+        low = -np.inf if settings.min_group_reward is None else settings.min_group_reward
+        high = np.inf if settings.max_group_reward is None else settings.max_group_reward
+        found &= (grouped.sizes == 1) | ((grouped.means > low) & (grouped.means < high))
+    if settings.max_error_tokens is not None:
+        values = np.asarray(rewards)
+        found &= (values == 1) | ((values == 0) & (np.asarray(tokens) < settings.max_error_tokens))
+    return found
+
+
+def scope_keys(scope: RewardScope, groups: Sequence[Hashable], tags: Sequence[Hashable]) -> Sequence[Hashable] | None:
+    """The set of each sample in a scope; None for no scope."""
+    match scope:
+        case RewardScope.NONE:
+            return None
+        case RewardScope.GROUP:
+            return groups
+        case RewardScope.TAG:
+            return tags
+        case RewardScope.BATCH:
+            return [None] * len(groups)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -201,24 +357,29 @@ class Selection:
     kept: npt.NDArray[np.int64]
     too_small: int  # below AdvantageSettings.min_abs_advantage
     not_positive: int  # large enough, but dropped by AdvantageSettings.positive_advantages_only
+    masked: int = 0  # excluded by `are_learnt_from`
 
     @property
     def dropped(self) -> int:
-        return self.too_small + self.not_positive
+        return self.too_small + self.not_positive + self.masked
 
 
-def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings) -> Selection:
+def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings, among: Flags | None = None) -> Selection:
     """Select samples whose advantage is large enough, and positive if only those are wanted. May be empty.
+
+    `among` excludes samples beforehand.
 
     >>> settings = AdvantageSettings(min_abs_advantage=0.1, positive_advantages_only=True)
     >>> chosen = select(np.array([0.5, -0.5, 0.01]), settings)
     >>> chosen.kept.tolist(), chosen.too_small, chosen.not_positive
     ([0], 1, 1)
     """
-    small = np.abs(advantages) < settings.min_abs_advantage
-    unwanted = ~small & (advantages <= 0) & settings.positive_advantages_only
+    masked = np.zeros(len(advantages), dtype=bool) if among is None else ~among
+    small = ~masked & (np.abs(advantages) < settings.min_abs_advantage)
+    unwanted = ~masked & ~small & (advantages <= 0) & settings.positive_advantages_only
     return Selection(
-        kept=np.flatnonzero(~small & ~unwanted),
+        kept=np.flatnonzero(~masked & ~small & ~unwanted),
         too_small=int(small.sum()),
         not_positive=int(unwanted.sum()),
+        masked=int(masked.sum()),
     )

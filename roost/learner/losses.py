@@ -103,12 +103,13 @@ def divergence(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> T
       gradient of KL(policy || reference).
     - k3, exp(-d) + d - 1: unbiased, never negative. Its gradient is 1 - exp(-d) times that of the log-prob, in
       expectation the gradient of KL(reference || policy), which differs from k2's far from the reference.
+    - abs, |d|: biased, never negative. Its gradient is the sign of d times that of the log-prob.
 
     Tokens sampled from an older policy are not reweighted.
 
     >>> half, quarter = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
     >>> [round(divergence(half, quarter, estimator).item(), 4) for estimator in KlEstimator]
-    [0.6931, 0.2402, 0.1931]
+    [0.6931, 0.2402, 0.1931, 0.6931]
     """
     match estimator:
         case KlEstimator.K1:
@@ -119,6 +120,8 @@ def divergence(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> T
             # clamp both terms: with only exp clamped, the other term would push away from the reference
             below = (reference - logprobs).clamp(max=LARGEST_LOG_RATIO)
             return torch.expm1(below) - below
+        case KlEstimator.ABS:
+            return (logprobs - reference).abs()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -175,6 +178,7 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
             "importance_capped": (importance >= settings.importance_weight_cap).float(),
         }
     metrics["policy_loss"] = losses
+    losses = settings.policy_loss_coef * losses if settings.policy_loss_coef != 1 else losses
     if batch.reference_logprobs is not None:
         metrics["reference_kl"] = divergence(batch.logprobs, batch.reference_logprobs, settings.kl_estimator)
     if batch.entropy is not None:

@@ -43,6 +43,7 @@ class EpisodeReward:
     is_truncated: bool = False
     answer: str | None = None  # text that rewards score, if it is not `shown`
     parts: Mapping[str, float] = field(default_factory=dict)  # value of each reward before weighting
+    turn_states: tuple[str, ...] = ()  # a name of the state before each turn; GiGPO compares turns of equal states
 
 
 class Scenario(Protocol):

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from roost.config.train import AdvantageEstimator, AdvantageSettings
+from roost.config.train import (
+    AdvantageEstimator,
+    AdvantageLevel,
+    AdvantageSettings,
+    DiscountLevel,
+    RewardScope,
+    Whitening,
+)
 from roost.learner.advantages import (
     Doubles,
+    Flags,
     Selection,
     TokenAdvantages,
     advantages,
+    are_learnt_from,
+    discounted,
+    discounted_turns,
     is_alone,
+    kl_estimates,
+    normalised_rewards,
     rewards_of_tokens,
+    scope_keys,
     select,
+    step_returns,
     token_advantages,
-    whitened,
+    whitened_by,
 )
 from roost.learner.packing import predicted
 from roost.learner.sample import NOT_MADE, Floats, Ints, Sample
 from roost.rollout.episode import EpisodeReward, Group, Tokens
+
+NO_TAGS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,8 @@ class Source:
     episode: int  # index within the batch
     group: int
     score: EpisodeReward
+    tag: str = ""
+    is_truncated: bool = False  # a token limit or a full context ended a turn of the episode
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,57 +87,261 @@ class Batch:
         return list(found.values())
 
 
-def batch_of(groups: Sequence[Group]) -> Batch:
-    """Turn every sequence of every finished episode into a sample, without an advantage yet."""
-    episodes = [(group.number, episode) for group in groups for episode in group.episodes]
+def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS) -> Batch:
+    """Turn every sequence of every finished episode into a sample, without an advantage yet.
+
+    `tags` replaces tags of tasks: tasks of one reward count as of one kind.
+    """
+    episodes = [(group, episode) for group in groups for episode in group.episodes]
     found = [
-        (_sample(tokens), Source(index, number, episode.score))
-        for index, (number, episode) in enumerate(episodes)
+        (_sample(tokens), Source(index, group.number, episode.score, tags.get(group.task.tag, group.task.tag), is_cut))
+        for index, (group, episode) in enumerate(episodes)
+        for is_cut in [episode.is_truncated]
         for tokens in episode.sequences
     ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
     return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found), stops)
 
 
-def with_advantages(batch: Batch, settings: AdvantageSettings) -> tuple[Batch, Selection, int]:
+def reward_of_tag(rewards: Mapping[str, Any]) -> dict[str, str]:
+    """The reward that scores the tasks of each tag, where rewards select tasks: its name stands for these tags.
+
+    >>> reward_of_tag({"math": {"tags": ["aime", "gsm8k"]}, "length": {}})
+    {'aime': 'math', 'gsm8k': 'math'}
+    """
+    found: dict[str, str] = {}
+    for name, reward in rewards.items():
+        tags = reward.get("tags") if isinstance(reward, Mapping) else None
+        found |= {str(tag): name for tag in tags if str(tag) not in found} if isinstance(tags, list | tuple) else {}
+    return found
+
+
+def with_advantages(
+    batch: Batch, settings: AdvantageSettings, kl_coef: float | None = None
+) -> tuple[Batch, Selection, int]:
     """Return the samples to learn from with advantages, the selection, and how many episodes were alone in a group.
 
-    With GAE the samples must have values already; they get returns as well.
+    With GAE the samples must have values already; they get returns as well. `kl_coef` is the coefficient of the KL
+    penalty at this step, where it adapts; samples must then have reference log-probs.
     """
-    if settings.advantage_estimator is AdvantageEstimator.GAE:
-        samples = _from_critic(batch, settings)
-        scalars = np.array([float(np.abs(sample.advantages).max(initial=0.0)) for sample in samples])
+    among = unmasked(batch, settings)
+    rewards = reward_of_samples(batch, settings)
+    returns: list[Doubles] | None = None
+    is_by_token = _is_by_token(settings)
+    if is_by_token:
+        tokens = token_rewards(batch, rewards, settings, settings.kl_penalty_coef if kl_coef is None else kl_coef)
+        found, returns = from_token_rewards(batch, tokens, settings, among)
     else:
-        scalars = _scaled(batch, _of_episodes(batch, settings), settings)
+        constant = [np.full(_count(sample), value) for sample, value in zip(batch.samples, rewards, strict=True)]
+        found = _evened(batch, constant, settings, among)
+    sizes = _sizes(found, rewards, settings)
+    chosen = select(sizes, settings, among)
+    if is_by_token:
         samples = [
-            replace(sample, advantages=np.full(len(sample), value, np.float32))
-            for sample, value in zip(batch.samples, scalars, strict=True)
+            _filled(sample, found[index] + settings.advantage_offset, None if returns is None else returns[index])
+            for index, sample in enumerate(batch.samples)
         ]
-    chosen = select(scalars, settings)
+    else:
+        samples = [
+            replace(sample, advantages=np.full(len(sample), value + settings.advantage_offset, np.float32))
+            for sample, value in zip(batch.samples, sizes, strict=True)
+        ]
     selected = replace(batch, samples=tuple(samples)).choose(chosen.kept)
     groups = [batch.sources[indices[0]].group for indices in batch.by_episode()]
     alone = int(is_alone(groups).sum()) if settings.advantage_estimator is AdvantageEstimator.LEAVE_ONE_OUT else 0
     return selected, chosen, alone
 
 
-def _scaled(batch: Batch, scalars: Doubles, settings: AdvantageSettings) -> Doubles:
-    """Whiten, weighting each sample by its number of generated tokens, and clip."""
-    counts = [int(predicted(sample).sum()) for sample in batch.samples]
-    tokens = [np.full(count, value) for count, value in zip(counts, scalars, strict=True)]
-    even = whitened(tokens, settings.whiten_advantages)
-    found = np.array([part[0] if len(part) else value for part, value in zip(even, scalars, strict=True)])
-    return found if settings.advantage_clip is None else found.clip(-settings.advantage_clip, settings.advantage_clip)
+def from_token_rewards(
+    batch: Batch, rewards: Sequence[Doubles], settings: AdvantageSettings, among: Flags
+) -> tuple[list[Doubles], list[Doubles] | None]:
+    """Return advantages of the predicted tokens of each sample, and with a critic its targets."""
+    if settings.whiten_rewards:
+        rewards = _whitened(batch, rewards, Whitening.TOKENS, settings, among)
+    if settings.advantage_estimator is AdvantageEstimator.GAE:
+        along = _from_critic(batch, rewards, settings)
+        found, returns = [each.advantages for each in along], [each.returns for each in along]
+        return _evened(batch, found, settings, among), returns
+    found = [_discounted(sample, each, settings) for sample, each in zip(batch.samples, rewards, strict=True)]
+    return _evened(batch, found, settings, among), None
 
 
-def _of_episodes(batch: Batch, settings: AdvantageSettings) -> Doubles:
-    """Return the advantage of each sample: that of its episode, which counts once in its group."""
-    episodes = batch.by_episode()
-    firsts = [batch.sources[indices[0]] for indices in episodes]
-    found = advantages([first.score.reward for first in firsts], [first.group for first in firsts], settings)
-    scalars = np.zeros(len(batch))
-    for indices, value in zip(episodes, found, strict=True):
-        scalars[indices] = value
-    return scalars
+def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
+    """Return of each sample: normalised, compared by the estimator unless a critic does it later, and clipped.
+
+    At the level of episodes an episode counts once, and its samples share what comes out.
+    """
+    whole = np.array(batch.rewards, dtype=np.float64)
+    values = whole if settings.step_gamma is None else _step_returns(batch, settings.step_gamma)
+    if settings.advantage_level is AdvantageLevel.SAMPLE:
+        units = [[index] for index in range(len(batch))]
+    else:
+        units = batch.by_episode()
+    own = settings.step_gamma is not None  # otherwise all samples of an episode have one value
+    of_units = [float(values[indices].mean() if own else values[indices[0]]) for indices in units]
+    groups = [batch.sources[indices[0]].group for indices in units]
+    tags = [batch.sources[indices[0]].tag for indices in units]
+    scopes = settings.reward_baseline, settings.reward_std
+    means_over, stds_over = (scope_keys(scope, groups, tags) for scope in scopes)
+    if settings.advantage_estimator is AdvantageEstimator.GIGPO:
+        states = [_state(batch, indices[0]) for indices in units]
+        episodes = normalised_rewards([float(whole[indices[0]]) for indices in units], means_over, stds_over)
+        kind = settings.state_normalization
+        among = (None if kind == "none" else states), (states if kind == "mean_std" else None)
+        found = settings.episode_reward_weight * episodes
+        found = found + settings.step_reward_weight * normalised_rewards(of_units, *among)
+    else:
+        if scopes != (RewardScope.NONE, RewardScope.NONE):
+            of_units = normalised_rewards(of_units, means_over, stds_over).tolist()
+        is_gae = settings.advantage_estimator is AdvantageEstimator.GAE
+        found = np.array(of_units) if is_gae else advantages(of_units, groups, settings)
+    if settings.reward_clip is not None:
+        found = found.clip(-settings.reward_clip, settings.reward_clip)
+    spread = np.zeros(len(batch))
+    for indices, value in zip(units, found, strict=True):
+        spread[indices] = value
+    return spread
+
+
+def mean_kl(batch: Batch, settings: AdvantageSettings) -> float:
+    """Mean over the samples of the mean KL of their generated tokens, that the penalty's coefficient follows."""
+    means = [each.mean() for each in map(_kl_of(settings), batch.samples) if len(each)]
+    return float(np.mean(means)) if means else 0.0
+
+
+def _count(sample: Sample) -> int:
+    return int(predicted(sample).sum())
+
+
+def _filled(sample: Sample, values: Doubles, returns: Doubles | None) -> Sample:
+    """The sample with the advantages and returns of its predicted tokens."""
+    advantage = np.zeros(len(sample), np.float32)
+    advantage[predicted(sample)] = values
+    if returns is None:
+        return replace(sample, advantages=advantage)
+    outcome = np.zeros(len(sample), np.float32)
+    outcome[predicted(sample)] = returns
+    return replace(sample, advantages=advantage, returns=outcome)
+
+
+def unmasked(batch: Batch, settings: AdvantageSettings) -> Flags:
+    """Mask of the samples that no setting excludes from learning."""
+    counts = [_count(sample) for sample in batch.samples]
+    are_truncated = [source.is_truncated for source in batch.sources]
+    return are_learnt_from(batch.rewards, batch.groups, counts, are_truncated, settings)
+
+
+def _is_by_token(settings: AdvantageSettings) -> bool:
+    """Whether the tokens of a sample may have different advantages."""
+    if settings.advantage_estimator is AdvantageEstimator.GAE:
+        return True
+    return settings.gamma != 1 or settings.kl_penalty_coef != 0 or settings.whiten_rewards
+
+
+def _sizes(found: Sequence[Doubles], rewards: Doubles, settings: AdvantageSettings) -> Doubles:
+    """The advantage by which a sample is selected: the largest of its tokens, with its sign unless it is GAE's."""
+    is_gae = settings.advantage_estimator is AdvantageEstimator.GAE
+    largest = [
+        float(each[np.abs(each).argmax()]) if len(each) else 0.0 if is_gae else float(reward)
+        for each, reward in zip(found, rewards, strict=True)
+    ]
+    return np.abs(largest) if is_gae else np.array(largest)
+
+
+def _whitened(
+    batch: Batch, values: Sequence[Doubles], whitening: Whitening, settings: AdvantageSettings, among: Flags
+) -> list[Doubles]:
+    tags = [source.tag if settings.whiten_by_tag else "" for source in batch.sources]
+    return whitened_by(values, whitening, tags, among)
+
+
+def _evened(batch: Batch, values: Sequence[Doubles], settings: AdvantageSettings, among: Flags) -> list[Doubles]:
+    """Whiten and clip."""
+    found = _whitened(batch, values, settings.whiten_advantages, settings, among)
+    limit = settings.advantage_clip
+    return found if limit is None else [each.clip(-limit, limit) for each in found]
+
+
+def _step_returns(batch: Batch, gamma: float) -> Doubles:
+    """Return of each sample from the rewards of its turns and, discounted, of later samples of its episode.
+
+    What an episode gets beyond the rewards of its turns goes to its last sample. With a factor of 0 the samples of an
+    episode that knows no rewards of turns all have its reward.
+    """
+    own, firsts = np.zeros(len(batch)), [_first_turn(sample) for sample in batch.samples]
+    for indices in batch.by_episode():
+        score = batch.sources[indices[0]].score
+        if not score.turn_rewards and gamma == 0:
+            own[indices] = score.reward
+            continue
+        for index in indices:
+            turns = np.unique(batch.samples[index].turns[batch.samples[index].is_made])
+            own[index] = sum(score.turn_rewards[turn] for turn in turns if turn < len(score.turn_rewards))
+        last = max(indices, key=lambda index: firsts[index])
+        own[last] += score.reward - own[indices].sum()
+    return step_returns(own.tolist(), [source.episode for source in batch.sources], firsts, gamma)
+
+
+def _first_turn(sample: Sample) -> int:
+    return int(sample.turns[sample.is_made].min(initial=np.iinfo(np.int64).max))
+
+
+def _state(batch: Batch, index: int) -> object:
+    """The state in which a sample begins: as its episode names it, else all that the policy was shown."""
+    sample, states = batch.samples[index], batch.sources[index].score.turn_states
+    turn = _first_turn(sample)
+    if turn < len(states):
+        return states[turn]
+    return sample.token_ids[: int(np.argmax(sample.is_made))].tobytes()
+
+
+def _kl_of(settings: AdvantageSettings) -> Callable[[Sample], Doubles]:
+    """KL of the predicted tokens of a sample: of the learner's old log-probs, else the engine's."""
+
+    def kl(sample: Sample) -> Doubles:
+        if sample.reference_logprobs is None:
+            raise ValueError("kl_penalty_coef is not 0, but the samples have no reference log-probs")
+        own = sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
+        where = predicted(sample)
+        return kl_estimates(own[where], sample.reference_logprobs[where], settings.kl_penalty_estimator)
+
+    return kl
+
+
+def token_rewards(batch: Batch, rewards: Doubles, settings: AdvantageSettings, kl_coef: float) -> list[Doubles]:
+    """Reward of each predicted token: the sample's on its last token, less the KL penalty, and clipped.
+
+    A critic takes the rewards of turns where they are known and nothing has changed the episode's reward.
+    """
+    found = [np.zeros(_count(sample)) for sample in batch.samples]
+    scopes = settings.reward_baseline, settings.reward_std
+    is_plain = scopes == (RewardScope.NONE, RewardScope.NONE) and settings.reward_clip is None
+    is_gae = settings.advantage_estimator is AdvantageEstimator.GAE
+    if is_gae and settings.advantage_level is AdvantageLevel.EPISODE:
+        for indices in batch.by_episode():
+            score, value = batch.sources[indices[0]].score, float(rewards[indices[0]])
+            turns = np.concatenate([batch.samples[index].turns[predicted(batch.samples[index])] for index in indices])
+            order = np.argsort(turns, kind="stable")
+            earned = rewards_of_tokens(turns[order], value, score.turn_rewards if is_plain else ())
+            borders = np.cumsum([len(found[index]) for index in indices])[:-1]
+            parts = np.split(earned[np.argsort(order, kind="stable")], borders)
+            for index, part in zip(indices, parts, strict=True):
+                found[index] = part
+    else:
+        for each, value in zip(found, rewards, strict=True):
+            each[-1:] = value
+    if kl_coef or settings.kl_penalty_coef:
+        kl = _kl_of(settings)
+        found = [each - kl_coef * kl(sample) for each, sample in zip(found, batch.samples, strict=True)]
+    limit = settings.reward_clip
+    return found if limit is None else [each.clip(-limit, limit) for each in found]
+
+
+def _discounted(sample: Sample, rewards: Doubles, settings: AdvantageSettings) -> Doubles:
+    where = predicted(sample)
+    if settings.discount_level is DiscountLevel.TURN:
+        return discounted_turns(rewards, sample.turns[where], settings.gamma)
+    return discounted(rewards, np.flatnonzero(where), settings.gamma)
 
 
 def with_scores(
@@ -168,36 +392,28 @@ def _sample(tokens: Tokens) -> Sample:
     return Sample(tokens.token_ids, tokens.turns, tokens.logprobs, np.zeros(len(tokens.token_ids), np.float32))
 
 
-def _from_critic(batch: Batch, settings: AdvantageSettings) -> list[Sample]:
-    """Compute GAE along each episode, turn by turn, across all its samples."""
+def _from_critic(batch: Batch, rewards: Sequence[Doubles], settings: AdvantageSettings) -> list[TokenAdvantages]:
+    """Compute GAE along each episode, turn by turn across all its samples, or along each sample."""
+    is_by_sample = settings.advantage_level is AdvantageLevel.SAMPLE
     found: dict[int, TokenAdvantages] = {}
-    for indices in batch.by_episode():
-        source = batch.sources[indices[0]]
-        after = batch.values_after.get(source.episode, 0.0)
-        along = _along([batch.samples[index] for index in indices], source.score, settings, after)
+    for indices in [[index] for index in range(len(batch))] if is_by_sample else batch.by_episode():
+        after = 0.0 if is_by_sample else batch.values_after.get(batch.sources[indices[0]].episode, 0.0)
+        along = _along(
+            [batch.samples[index] for index in indices], [rewards[index] for index in indices], settings, after
+        )
         found |= dict(zip(indices, along, strict=True))
-    even = whitened([found[index].advantages for index in range(len(batch))], settings.whiten_advantages)
-    samples = []
-    for index, (sample, values) in enumerate(zip(batch.samples, even, strict=True)):
-        advantage, outcome = np.zeros(len(sample), np.float32), np.zeros(len(sample), np.float32)
-        advantage[predicted(sample)], outcome[predicted(sample)] = values, found[index].returns
-        if settings.advantage_clip is not None:
-            advantage = advantage.clip(-settings.advantage_clip, settings.advantage_clip)
-        samples.append(replace(sample, advantages=advantage, returns=outcome))
-    return samples
+    return [found[index] for index in range(len(batch))]
 
 
 def _along(
-    samples: Sequence[Sample], score: EpisodeReward, settings: AdvantageSettings, value_after: float
+    samples: Sequence[Sample], rewards: Sequence[Doubles], settings: AdvantageSettings, value_after: float
 ) -> list[TokenAdvantages]:
     """Return advantages of the predicted tokens of an episode's samples, ordered by turn."""
     values = [sample.values[predicted(sample)] for sample in samples if sample.values is not None]
     if len(values) < len(samples):
         raise ValueError("advantages by GAE need a critic's values; give the job a critic")
-    turns = np.concatenate([sample.turns[predicted(sample)] for sample in samples])
-    order = np.argsort(turns, kind="stable")
-    rewards = rewards_of_tokens(turns[order], score.reward, score.turn_rewards)
-    along = token_advantages(rewards, np.concatenate(values)[order], settings, value_after)
+    order = np.argsort(np.concatenate([sample.turns[predicted(sample)] for sample in samples]), kind="stable")
+    along = token_advantages(np.concatenate(rewards)[order], np.concatenate(values)[order], settings, value_after)
     back = np.argsort(order, kind="stable")
     borders = np.cumsum([len(each) for each in values])[:-1]
     parts = zip(np.split(along.advantages[back], borders), np.split(along.returns[back], borders), strict=True)

@@ -39,6 +39,7 @@ class TrainerState:
     step: int = 0  # steps done
     version: int = 0
     position: Position = field(default_factory=Position)
+    kl_coef: float | None = None  # of the KL penalty in the rewards, where it adapts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class Checkpoint:
 
     def read_state(self) -> TrainerState:
         found = json.loads((self.folder / STATE).read_text())
-        position = found["position"]
-        return TrainerState(found["step"], found["version"], Position(position["next"], tuple(position["waiting"])))
+        position = Position(found["position"]["next"], tuple(found["position"]["waiting"]))
+        return TrainerState(found["step"], found["version"], position, found.get("kl_coef"))
 
     def verify(self, has_critic: bool = False) -> None:
         """Read all files. Raise Damaged if they differ from what was written, Unreadable if that cannot be told.

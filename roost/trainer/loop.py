@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from roost.config.train import AdvantageEstimator, OldLogprobs, TrainSettings, Whitening
+from roost.config.train import AdvantageEstimator, OldLogprobs, RewardScope, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
 from roost.engines.residency import HandOver
 from roost.engines.weights.release import Release
+from roost.learner.advantages import adapted_kl_coef
 from roost.learner.losses import Totals
 from roost.learner.sample import Floats, Sample
 from roost.rollout.episode import Group
@@ -26,7 +27,9 @@ from roost.trainer.batch import (
     Batch,
     batch_of,
     continuations,
+    mean_kl,
     minibatches,
+    reward_of_tag,
     staleness_of,
     with_advantages,
     with_scores,
@@ -122,11 +125,12 @@ class Loop:
         self._seconds = {}
         version = self.state.version
         self.feed.begin(version)
-        groups, learnt = await self._learn_all(version)
+        groups, learnt, kl_coef = await self._learn_all(version)
         figures = of_groups(groups, version, self.feed.pop_tally()) | of_parts(groups, self.settings.rewards)
         are_same_weights = figures["staleness/max"] == 0 and (not self._streams or self.models.inference is not None)
         figures |= of_all(learnt, are_same_weights)
-        state = TrainerState(self.state.step + 1, version + 1, self.feed.position)
+        figures |= {} if kl_coef is None else {"loss/kl_penalty_coef": kl_coef}
+        state = TrainerState(self.state.step + 1, version + 1, self.feed.position, kl_coef)
         try:
             check_skipped(self.skipped, self.settings)
             await self.after_learning(state)
@@ -143,8 +147,12 @@ class Loop:
         self.watcher.step_done(self.state, figures, groups)
         await self.after_step(self.state)
 
-    async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt]]:
-        """Learn from the groups of a step, all at once or in parts prepared one after the other."""
+    async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt], float | None]:
+        """Learn from the groups of a step, all at once or in parts prepared one after the other.
+
+        The last value is the coefficient of the KL penalty for the next step, where it adapts.
+        """
+        kl_coef = self.state.kl_coef
         parts = self.settings.minibatches if self._streams else 1
         groups: list[Group] = []
         learnt: list[Learnt] = []
@@ -157,6 +165,7 @@ class Loop:
                 if part + 1 < parts and self._scores_apart:
                     ahead = asyncio.create_task(self._make_ready_beside(version, parts, part + 1))
                 learnt.append(await self._learn(ready.batch, self.settings.minibatches // parts, part))
+                kl_coef = self._next_kl_coef(ready.batch)
                 groups += ready.groups
                 if self.skipped.exceeds(self.settings):
                     break
@@ -164,7 +173,14 @@ class Loop:
             if ahead is not None:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
-        return groups, learnt
+        return groups, learnt, kl_coef
+
+    def _next_kl_coef(self, batch: Batch) -> float | None:
+        settings, coef = self.settings.advantage, self.state.kl_coef
+        if settings.kl_penalty_target is None or not settings.kl_penalty_coef:
+            return None
+        coef = settings.kl_penalty_coef if coef is None else coef
+        return adapted_kl_coef(coef, mean_kl(batch, settings), len(batch), settings)
 
     async def _make_ready(self, version: int, parts: int, part: int) -> Ready:
         """Return the next part of a step, scored; shared devices are with the learner afterwards."""
@@ -175,7 +191,7 @@ class Loop:
             async with self._phase("switch"):
                 await self.switch.to_learner(self.models.fleet, self.models.sharing)
             async with self._phase("score"):
-                ready = Ready(groups, await self._scored(batch_of(groups)))
+                ready = Ready(groups, await self._scored(batch_of(groups, reward_of_tag(self.settings.rewards))))
             jump = self._jump(ready, version, is_resynced) if part == 0 else ""
             if not jump:
                 return ready
@@ -214,7 +230,7 @@ class Loop:
         """Like `_make_ready`, in the background while the previous part is learnt from, so no phase is recorded."""
         groups = await self._take_checked(version, parts, part)
         with self.recorder.timer("score ahead", "work", True, step=self.state.step):
-            return Ready(groups, await self._scored(batch_of(groups)))
+            return Ready(groups, await self._scored(batch_of(groups, reward_of_tag(self.settings.rewards))))
 
     async def _await_part(self, ahead: asyncio.Task[Ready], parts: int) -> Ready:
         async with self._phase("generate", self._samples(parts)):
@@ -233,10 +249,13 @@ class Loop:
         """
         settings = self.settings
         is_whole = settings.rollout.prompts_per_step % settings.minibatches == 0 and settings.ppo_epochs == 1
-        is_whitened = settings.advantage.whiten_advantages is not Whitening.NONE
+        advantage, compared = settings.advantage, (RewardScope.TAG, RewardScope.BATCH)
         is_apart = (
-            settings.advantage.advantage_estimator not in (AdvantageEstimator.REINFORCE, AdvantageEstimator.GAE)
-            and not is_whitened
+            advantage.advantage_estimator
+            not in (AdvantageEstimator.REINFORCE, AdvantageEstimator.GAE, AdvantageEstimator.GIGPO)
+            and advantage.whiten_advantages is Whitening.NONE
+            and not (advantage.whiten_rewards or advantage.kl_penalty_target)
+            and not {advantage.reward_baseline, advantage.reward_std} & set(compared)
         )
         has_policy_of_then = self.models.inference is not None
         can_learn_late = has_policy_of_then or settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
@@ -247,7 +266,7 @@ class Loop:
         """Return True if scoring can overlap with learning, because the policy's learner does no scoring."""
         loss = self.settings.learner.loss
         is_own_scorer = loss.old_logprobs is not OldLogprobs.ROLLOUT and self.models.inference is None
-        is_own_reference = loss.kl_coef != 0 and self.models.reference is None
+        is_own_reference = self.settings.uses_reference and self.models.reference is None
         return not is_own_scorer and not is_own_reference
 
     async def _take_checked(self, version: int, parts: int, part: int) -> list[Group]:
@@ -270,7 +289,7 @@ class Loop:
 
     async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
         settings = self.settings
-        chosen, selection, alone = with_advantages(batch, settings.advantage)
+        chosen, selection, alone = with_advantages(batch, settings.advantage, self.state.kl_coef)
         metrics: list[Mapping[str, float]] = []
         async with self._phase("learn"):
             for epoch in range(settings.ppo_epochs if len(chosen) else 0):
@@ -297,7 +316,7 @@ class Loop:
         reference: list[Floats] | None = None
         if loss.old_logprobs is not OldLogprobs.ROLLOUT:
             old = await (self.models.inference or self.models.policy).score(batch.samples)
-        if loss.kl_coef:
+        if self.settings.uses_reference:
             scorer = self.models.reference or self.models.policy
             reference = await scorer.score(batch.samples, self.models.reference is None)
         if self.models.critic is not None and self.settings.advantage.advantage_estimator is AdvantageEstimator.GAE:

@@ -104,7 +104,7 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
     """Return the critic, reference and inference components that the run needs and the plan places."""
     needed = {
         CRITIC: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
-        REFERENCE: settings.learner.loss.kl_coef != 0,
+        REFERENCE: settings.uses_reference,
         INFERENCE: settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT,
     }
     placed = {part.name for part in plan.components}

@@ -72,8 +72,11 @@ READ_WITH = {
             "algorithm.entropy_bonus": 0.1,
             "algorithm.kl_beta": 0.1,
             "data.train_data_paths": ["train.jsonl"],
+            "algorithm.adv_type": "gae",
         },
         *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
+        {"algorithm.adv_type": "reinpp", "algorithm.kl_beta": 0.1},
+        {"algorithm.adv_type": "grpo_dynamic"},
     ],
     Notation.ROLL: [
         {
@@ -86,12 +89,6 @@ READ_WITH = {
             "train_env_manager": None,
             "sft_train": None,
             "actor_train.data_args.file_name": "train.jsonl",
-        },
-        {
-            "adv_estimator": "reinforce",
-            "reward_normalization": None,
-            "actor_infer.generating_args": None,
-            "sft_train": None,
         },
         {"sft_train.device_mapping": [0], "train_env_manager": None},
         {
@@ -111,6 +108,16 @@ READ_WITH = {
                 ("LLMJudgeRewardWorker", {"rewards.*.judge_model_type": "api"}),
             )
         ),
+        {
+            "adv_estimator": "reinforce",
+            "actor_train.worker_cls": None,
+            "train_env_manager": None,
+            "sft_train": None,
+            "add_token_level_kl": True,
+            "difficulty_mask": True,
+            "error_max_len_clip": True,
+        },
+        {"adv_estimator": "gigpo", "actor_infer.generating_args": None, "sft_train": None},
     ],
     Notation.LOOP: [{"rl.eval.enable": True}],
 }
@@ -278,10 +285,10 @@ def test_a_key_that_changes_training_is_warned_about(notation, key, value, harml
 
 @pytest.mark.parametrize("value", [None, False, 0])
 def test_a_key_that_switches_nothing_on_is_not_reported(value):
-    keys = ["add_token_level_kl", "resume_from_checkpoint", "whiten_rewards"]
+    keys = ["critic_warmup", "resume_from_checkpoint", "length_loss_weight"]
     job, findings = job_of(Notation.ROLL, keys, value=value)
     assert not findings.found
-    assert covered(job, "whiten_rewards").known.effect is Effect.NOTHING
+    assert covered(job, "critic_warmup").known.effect is Effect.NOTHING
 
 
 @pytest.mark.parametrize("notation", list(Notation))

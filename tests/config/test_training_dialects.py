@@ -12,11 +12,14 @@ from roost.config.notations.words import AGGREGATIONS, SCHEDULES
 from roost.config.train import (
     SETTINGS,
     AdvantageEstimator,
+    AdvantageLevel,
+    DiscountLevel,
     ImportanceSamplingLevel,
     KlEstimator,
     LossAggregation,
     LrSchedulerType,
     OldLogprobs,
+    RewardScope,
     Whitening,
     value_of,
 )
@@ -56,6 +59,16 @@ BY_GROUP = {"grouping": "traj_group_id", "method": "mean_std"}
 ADAMW = "rl.optimization.optimizer"
 TWO_LEARNERS = "rl.gpu_allocation.learning_gpus"
 ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
+CRITIC = {"cluster.component_placement": {"actor,critic": 0, "rollout": 1}}
+DOMAINS = {"rewards": {"math": {"world_size": 1}, "code": {"world_size": 1}}}
+MASKS = {
+    "max_len_mask": True,
+    "difficulty_mask": True,
+    "difficulty_low_threshold": 0.1,
+    "error_max_len_clip": True,
+    "error_max_len_threshold": 9,
+}
+TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "kl_horizon": 10}
 
 
 @pytest.mark.parametrize(
@@ -120,12 +133,37 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             RLINF,
             {"algorithm.adv_type": "reinpp"},
             advantage_estimator=AdvantageEstimator.REWARD,
-            whiten_advantages=Whitening.TOKENS_BIASED,
+            whiten_advantages=Whitening.TOKENS_CLAMPED,
             id="reinpp",
         ),
-        case(RLINF, {"algorithm.adv_type": "gae"}, whiten_advantages=Whitening.TOKENS_BIASED, id="gae"),
+        case(RLINF, {"algorithm.adv_type": "gae"} | CRITIC, whiten_advantages=Whitening.TOKENS_BIASED, id="gae"),
         case(
-            RLINF, {"algorithm.adv_type": "gae", NORMALIZE: False}, whiten_advantages=Whitening.NONE, id="gae-as-it-is"
+            RLINF,
+            {"algorithm.adv_type": "gae", NORMALIZE: False} | CRITIC,
+            whiten_advantages=Whitening.NONE,
+            id="gae-as-it-is",
+        ),
+        case(
+            RLINF,
+            {"algorithm.adv_type": "gae", "algorithm.gamma": 0.9, "algorithm.gae_lambda": 0.5} | CRITIC,
+            gamma=0.9,
+            gae_lambda=0.5,
+            id="gae-discounts",
+        ),
+        case(RLINF, {"algorithm.adv_type": "grpo", "algorithm.gamma": 0.9}, gamma=1.0, id="grpo-does-not-discount"),
+        case(
+            RLINF,
+            {"algorithm.adv_type": "grpo_dynamic"},
+            advantage_level=AdvantageLevel.SAMPLE,
+            step_gamma=0.0,
+            id="dynamic-by-turn",
+        ),
+        case(
+            RLINF,
+            {"algorithm.adv_type": "grpo_dynamic", "algorithm.advantage_mode": "trajectory"},
+            advantage_level=AdvantageLevel.EPISODE,
+            step_gamma=0.0,
+            id="dynamic-by-trajectory",
         ),
         case(RLINF, {NORMALIZE: True}, whiten_advantages=Whitening.TOKENS_BIASED, id="normalised"),
         case(RLINF, {NORMALIZE: False}, whiten_advantages=Whitening.NONE, id="not-normalised"),
@@ -240,6 +278,80 @@ ENVIRONMENTS = {"train_env_manager": {"num_env_groups": 8, "group_size": 16}}
             advantage_estimator=AdvantageEstimator.REINFORCE,
             id="normalised-by-batch",
         ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "batch", "gamma": 0.9, "reward_clip": 5.0},
+            advantage_estimator=AdvantageEstimator.REWARD,
+            reward_baseline=RewardScope.BATCH,
+            gamma=0.9,
+            reward_clip=5.0,
+            id="mean-alone",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", "norm_mean_type": "batch", "whiten_advantages": True, **DOMAINS},
+            reward_baseline=RewardScope.TAG,
+            whiten_by_tag=True,
+            id="domains-apart",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", **MASKS},
+            mask_truncated=True,
+            min_group_reward=0.1,
+            max_group_reward=1.0,
+            max_error_tokens=9,
+            id="masks",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "reinforce", **TOKEN_KL},
+            kl_penalty_coef=0.2,
+            kl_penalty_estimator=KlEstimator.K3,
+            kl_penalty_target=0.1,
+            kl_penalty_horizon=10,
+            id="token-kl",
+        ),
+        case(ROLL, {"adv_estimator": "reinforce", "init_kl_coef": 0.5}, kl_penalty_coef=0.0, id="no-token-kl"),
+        case(
+            ROLL,
+            {"rl_loss_coef": 0.5, "use_kl_loss": True, "kl_loss_coef": 0.1},
+            policy_loss_coef=0.5,
+            kl_coef=0.05,
+            id="loss-weight",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "gigpo", "step_reward_weight": 0.3, "reward_normalization": BY_GROUP, **ENVIRONMENTS},
+            advantage_estimator=AdvantageEstimator.GIGPO,
+            advantage_level=AdvantageLevel.SAMPLE,
+            step_gamma=0.95,
+            step_reward_weight=0.3,
+            reward_std=RewardScope.GROUP,
+            state_normalization="mean_std",
+            id="gigpo",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "step_reinforce", "step_reward_gamma": 0.5, **ENVIRONMENTS},
+            advantage_estimator=AdvantageEstimator.REWARD,
+            step_gamma=0.5,
+            id="step-returns",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "agentic_reinforce", **ENVIRONMENTS},
+            discount_level=DiscountLevel.TURN,
+            id="discount-by-turn",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "gae", **ENVIRONMENTS, "reward_normalization": {"grouping": "tags", "method": "mean"}},
+            advantage_estimator=AdvantageEstimator.GAE,
+            reward_baseline=RewardScope.TAG,
+            id="gae-of-tags",
+        ),
+        case(LOOP, {"rl.params.rloo_kl_lambda": 0.5}, advantage_offset=0.5, id="offset"),
         case(
             ROLL,
             {"adv_estimator": "grpo", **ENVIRONMENTS},
@@ -503,7 +615,9 @@ NAMED = {
 )
 def test_words_of_other_programs(path, word):
     notation, meanings, name = NAMED[path]
-    settings, findings = read(with_all(config_of(notation), {path: word}))
+    # A critic is what gae needs, and environments what the words of ROLL's agentic pipeline need.
+    beside = CRITIC if notation is RLINF else ENVIRONMENTS if word in ("gigpo", "agentic_reinforce") else {}
+    settings, findings = read(with_all(config_of(notation), {path: word} | beside))
     assert value_of(settings, name) is meanings[word]
     assert not findings.found
 
@@ -543,15 +657,10 @@ def test_train_may_say_the_same_again():
 
 MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
 # What else a config must say for the other program to read the key at all.
-TOKEN_KL = {"add_token_level_kl": True}
 READ_ONLY_WITH = {
     "algorithm.training_batch_size_per_gpu": {"algorithm.loss_agg_func": "token-mean"},
     "algorithm.shuffle_rollout": {"algorithm.n_minibatches": 2},
     "runner.max_tokens_per_mbs": {"runner.enable_dynamic_batch_size": True},
-    "difficulty_low_threshold": {"difficulty_mask": True},
-    "difficulty_high_threshold": {"difficulty_mask": True},
-    "error_max_len_threshold": {"error_max_len_clip": True},
-    **dict.fromkeys(("init_kl_coef", "kl_penalty", "target_kl", "kl_horizon"), TOKEN_KL),
     "algorithm.early_stop_imp_ratio": MEGATRON_ACTOR,
     "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
     "algorithm.filter_rewards": {"runner.task_type": "embodied"},
@@ -648,17 +757,38 @@ def test_what_is_done_otherwise_is_said(written, count):
         ),
         pytest.param(
             ROLL,
-            {"adv_estimator": "reinforce", "norm_mean_type": "batch"},
+            {"adv_estimator": "reinforce", "norm_mean_type": "day"},
             "norm_mean_type",
-            "takes the mean over 'batch' and the standard deviation over null, which Roost does not support",
-            id="mean-alone",
+            "takes statistics over 'day'",
+            id="statistics",
         ),
         pytest.param(
             ROLL,
-            {"adv_estimator": "reinforce", "gamma": 0.9},
-            "gamma",
-            "is 0.9, but without a critic all tokens of a sample have one advantage",
-            id="discount",
+            {"adv_estimator": "reinforce", "norm_mean_type": "running"},
+            "norm_mean_type",
+            "norm_mean_type is running; Roost takes the statistics of the step alone",
+            id="running",
+        ),
+        pytest.param(
+            RLINF,
+            {"algorithm.adv_type": "reinpp", "algorithm.use_reinpp_baseline": True},
+            "algorithm.use_reinpp_baseline",
+            "subtracts the mean reward of the group",
+            id="reinpp-baseline",
+        ),
+        pytest.param(
+            RLINF,
+            {"algorithm.adv_type": "reinpp", "algorithm.reinpp_kl_beta": 0.1},
+            "algorithm.reinpp_kl_beta",
+            "counts the KL of generated tokens, from each token to the last of its sample",
+            id="reinpp-kl",
+        ),
+        pytest.param(
+            RLINF,
+            {"algorithm.adv_type": "gae"},
+            "algorithm.adv_type",
+            "is gae, but no critic is placed: advantages are rewards, normalised over all tokens of a step",
+            id="gae-without-a-critic",
         ),
         pytest.param(
             ROLL,
@@ -673,17 +803,6 @@ def test_what_is_done_otherwise_is_said(written, count):
             f"{DRAWN}.max_new_tokens",
             "is 9, but completions get 3072 tokens, as in ROLL",
             id="tokens-replaced",
-        ),
-        pytest.param(
-            ROLL,
-            {
-                "adv_estimator": "reinforce",
-                "whiten_advantages": True,
-                "rewards": {"math": {"world_size": 1}, "code": {"world_size": 1}},
-            },
-            "whiten_advantages",
-            "is done over all samples of a step together",
-            id="domains",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from roost.learner.advantages import advantages, is_alone
 COMPARING = [
     estimator
     for estimator in AdvantageEstimator
-    if estimator not in (AdvantageEstimator.GAE, AdvantageEstimator.REWARD)
+    if estimator not in (AdvantageEstimator.GAE, AdvantageEstimator.GIGPO, AdvantageEstimator.REWARD)
 ]
 FEW_RETURNS = st.lists(st.floats(-100, 100, allow_subnormal=False).map(lambda x: round(x, 3)), min_size=1, max_size=6)
 

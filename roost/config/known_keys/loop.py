@@ -32,7 +32,7 @@ TABLE = (
     Entry(TASK, "rl.{scenario_runner,scenario_sampler}.** rl.extra_appworld_datasets.** appworld.**"),
     Entry(
         LOSS,
-        """rl.params.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda} rl.abs_log_prob_diff_threshold
+        """rl.params.{high_kl_threshold,skip_outlier_grads} rl.abs_log_prob_diff_threshold
         rl.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda}""",
     ),
     Entry(SAMPLING, "llm.vllm_class.{frequency_penalty,presence_penalty,stop,**} llm.frequency_penalty"),

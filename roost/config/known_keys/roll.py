@@ -28,7 +28,7 @@ MODEL_CONFIG = Known(
 SPEED = Known(Effect.SPEED, "speed or memory of ROLL's workers")
 UNREAD = Known(Effect.NOTHING, "ROLL does not read it")
 UNUSED = Known(Effect.NOTHING, "ROLL reads it for no prompt of RLVR; the training columns and template are used")
-STEP_RETURNS = Known(Effect.NOTHING, "ROLL reads it only with gigpo and step_reinforce, which Roost does not have")
+COPIES = Known(Effect.NOTHING, "it makes batches divisible by copying samples; Roost's need not be divisible")
 OVERWRITTEN = Known(Effect.NOTHING, "ROLL overwrites it")
 SOURCE = Known(Effect.NOTHING, "only other keys refer to it")
 LEARNER = Known(Effect.BACKEND, "set-up of ROLL's learner; Roost's has its own")
@@ -77,7 +77,7 @@ TABLE = (
         ENVIRONMENT,
         """custom_envs.*.** custom_envs.*.{tool_wrapper.**,agent_runner_cls}
         {train,val}_env_manager.{llm_proxy.**,generating_args.**,worker_cls,group_filter_cls}
-        batch_adjust_mode ratio_type parse_tool_call_parameter_to_dict skip_mock_system_prompt
+        ratio_type parse_tool_call_parameter_to_dict skip_mock_system_prompt
         agent_config_common.** rollout_mock.** user_defined_rollout_loop_cls""",
     ),
     Entry(
@@ -92,8 +92,7 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        """init_kl_coef kl_penalty target_kl kl_horizon difficulty_low_threshold difficulty_high_threshold
-        error_max_len_threshold mask_type rl_loss_coef postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
+        """mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
         use_topr_loss l2 minibatch_data_iter_num
         is_pure_opd use_opd opd_kl_coef teachers_kl_coef
         actor_train.{topr_positive_weight,topr_negative_weight,tis_lower_bound,tis_upper_bound,cispo_epsilon_low}
@@ -145,7 +144,6 @@ TABLE = (
         ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache} dataset_filter.**
         {actor_infer,reference,critic}.data_args.template validation.data_args.template""",
     ),
-    Entry(STEP_RETURNS, "step_reward_gamma episode_reward_weight step_reward_weight"),
     Entry(
         OVERWRITTEN,
         """actor_infer.generating_args.num_return_sequences validation.generating_args.max_new_tokens
@@ -170,6 +168,7 @@ TABLE = (
         ROLE.strategy_args.strategy_config.{virtual_pipeline_model_parallel_size,expert_tensor_parallel_size}""",
     ),
     Entry(MODEL, "ROLE.model_args.{model_type,num_labels,model_config_kwargs.**}"),
+    Entry(COPIES, "batch_adjust_mode"),
     Entry(HYDRA, "hydra.** defaults.**"),
 )
 OWNED = ("", "ROLE", "rewards", "train_env_manager", "val_env_manager", "reward_normalization")

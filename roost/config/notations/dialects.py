@@ -84,19 +84,6 @@ def _over_tokens(root: Section, values: Values) -> bool:
     return root.below("algorithm").values.get("loss_agg_func") == "token-mean"
 
 
-def _with_difficulty(root: Section, values: Values) -> bool:
-    return root.values.get("difficulty_mask") is True and _without_environments(root, values)
-
-
-def _with_token_kl(root: Section, values: Values) -> bool:
-    """ROLL's penalty in the rewards; without it these keys only start the reference."""
-    return root.values.get("add_token_level_kl") is True
-
-
-def _with_long_errors(root: Section, values: Values) -> bool:
-    return root.values.get("error_max_len_clip") is True
-
-
 @dataclass(frozen=True, slots=True)
 class Unlike:
     """A key that counts for nothing here; with one of the harmless values it would not matter anyway.
@@ -135,20 +122,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
     ),
     Notation.ROLL: (
-        Unlike("whiten_rewards"),
-        Unlike("reward_clip", instead=_TASK),
-        Unlike("add_token_level_kl", instead="write use_kl_loss: true and kl_loss_coef, or remove it"),
-        Unlike("max_len_mask", read_by_other=_without_environments),
-        Unlike("error_max_len_clip", read_by_other=_without_environments),
-        Unlike("difficulty_mask", instead="write dynamic_sampling: true in train", read_by_other=_without_environments),
-        Unlike("difficulty_low_threshold", read_by_other=_with_difficulty),
-        Unlike("difficulty_high_threshold", read_by_other=_with_difficulty),
-        Unlike("error_max_len_threshold", read_by_other=_with_long_errors),
-        Unlike("init_kl_coef", instead="write use_kl_loss: true and kl_loss_coef", read_by_other=_with_token_kl),
-        Unlike("kl_penalty", read_by_other=_with_token_kl),
-        Unlike("target_kl", read_by_other=_with_token_kl),
-        Unlike("kl_horizon", read_by_other=_with_token_kl),
-        Unlike("rl_loss_coef", (None, 1)),
         Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
         Unlike("mask_type", (None, "loss")),
         Unlike("ratio_type", (None, "token"), "write importance_sampling_level: turn in train"),
@@ -169,7 +142,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     ),
     Notation.LOOP: (
         Unlike("rl.eval.n_iterations", (None, 0, 1)),
-        Unlike("rl.params.rloo_kl_lambda"),
         Unlike("rl.params.high_kl_threshold"),
         Unlike("rl.params.skip_outlier_grads"),
         Unlike("rl.abs_log_prob_diff_threshold", (None, float("inf"))),

@@ -18,12 +18,19 @@ from roost.config.notations.words import (
     interval,
     lora_rank,
     named,
+    note_padding,
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, Objective, OldLogprobs, Whitening
+from roost.config.train import AdvantageEstimator, AdvantageLevel, Objective, OldLogprobs, Whitening
 
-ADV_TYPES = {**ESTIMATORS, "raw": AdvantageEstimator.REWARD, "reinpp": AdvantageEstimator.REWARD}
+ADV_TYPES = {
+    **ESTIMATORS,
+    "raw": AdvantageEstimator.REWARD,
+    "reinpp": AdvantageEstimator.REWARD,
+    "grpo_dynamic": AdvantageEstimator.GRPO,
+}
+LEVELS = {"turn": AdvantageLevel.SAMPLE, "trajectory": AdvantageLevel.EPISODE}
 STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
 SFT = "sft"  # the task type of supervised training
 FSDP_DUAL_CLIP = 3.0
@@ -33,8 +40,14 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "max_steps": ("runner.max_steps", "runner.max_epochs"),
     "max_epochs": ("runner.max_epochs",),
     "objective": ("runner.task_type",),
-    "advantage_estimator": ("algorithm.adv_type",),
+    "advantage_estimator": ("algorithm.adv_type", "algorithm.use_reinpp_baseline"),
     "whiten_advantages": ("algorithm.normalize_advantages", "algorithm.adv_type"),
+    "advantage_level": ("algorithm.advantage_mode", "algorithm.adv_type"),
+    "step_gamma": ("algorithm.adv_type",),
+    "kl_penalty_coef": ("algorithm.reinpp_kl_beta",),
+    "kl_penalty_estimator": ("algorithm.kl_penalty_type",),
+    "gamma": ("algorithm.gamma",),
+    "gae_lambda": ("algorithm.gae_lambda",),
     "loss_aggregation": ("algorithm.loss_agg_func",),
     "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
     "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
@@ -78,8 +91,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "rewards": rlinf_rewards(root),
         **_length(runner, root.below("train").values.get("max_steps") is not None),
         "objective": Objective.SFT if runner.values.get("task_type") == SFT else None,
-        "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
-        "whiten_advantages": _whitening(algorithm),
+        **_advantages(algorithm, any(part.name == "critic" for part in job.components)),
         "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
         **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
         # Where they are recomputed, the lag decides against what.
@@ -162,9 +174,75 @@ def _length(runner: Section, is_counted: bool) -> dict[str, int]:
     return ({} if steps is None else {"max_steps": steps}) | ({} if epochs is None else {"max_epochs": epochs})
 
 
+def _advantages(algorithm: Section, has_critic: bool) -> dict[str, Any]:
+    """From rewards to advantages. Only GAE with a critic reads `gamma` and `gae_lambda`."""
+    kind = algorithm.values.get("adv_type")
+    found: dict[str, Any] = {
+        "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
+        "whiten_advantages": _whitening(algorithm),
+    }
+    if kind == "gae" and has_critic:
+        note_padding(algorithm, "adv_type", "RLinf")
+        found |= {name: _fraction(algorithm, name) for name in ("gamma", "gae_lambda")}
+    elif kind == "gae":
+        _warn_no_critic(algorithm)
+        found["advantage_estimator"] = AdvantageEstimator.REWARD
+        found["whiten_advantages"] = found["whiten_advantages"] or Whitening.TOKENS_UNBIASED
+    elif kind == "grpo_dynamic":
+        found["advantage_level"] = named(algorithm, "advantage_mode", LEVELS) or AdvantageLevel.SAMPLE
+        found["step_gamma"] = 0.0
+    elif kind == "reinpp":
+        found |= _reinpp(algorithm)
+    return found
+
+
+def _reinpp(algorithm: Section) -> dict[str, Any]:
+    """REINFORCE++ over tokens, with a KL penalty in the rewards, and optionally the group's mean as a baseline."""
+    beta = algorithm.number("reinpp_kl_beta")
+    found: dict[str, Any] = {"kl_penalty_coef": beta}
+    if beta:
+        found["kl_penalty_estimator"] = named(algorithm, "kl_penalty_type", DIVERGENCES)
+        algorithm.findings.warn(
+            "RST-T048",
+            algorithm.where("reinpp_kl_beta"),
+            "counts the KL of generated tokens, from each token to the last of its sample",
+            "RLinf also counts the KL of the padding after it, and places the reward by the mask of another sample",
+            "nothing to do: advantages differ from RLinf's where samples differ in length",
+        )
+    if algorithm.values.get("use_reinpp_baseline") is True:
+        found["advantage_estimator"] = AdvantageEstimator.GROUP_MEAN
+        algorithm.findings.warn(
+            "RST-T048",
+            algorithm.where("use_reinpp_baseline"),
+            "subtracts the mean reward of the group",
+            "RLinf means the same, but fails there with an IndexError",
+            "nothing to do",
+        )
+    return found
+
+
+def _fraction(algorithm: Section, key: str) -> float | None:
+    value = algorithm.number(key)
+    if value is not None and value > 1:
+        algorithm.error("RST-T007", key, f"is {value:g}; it must be at most 1", fix=f"write {key}: 1")
+    return value
+
+
+def _warn_no_critic(algorithm: Section) -> None:
+    algorithm.findings.warn(
+        "RST-T048",
+        algorithm.where("adv_type"),
+        "is gae, but no critic is placed: advantages are rewards, normalised over all tokens of a step",
+        "RLinf does the same without a critic",
+        "place critic, or write adv_type: raw with normalize_advantages: true",
+    )
+
+
 def _whitening(algorithm: Section) -> Whitening | None:
     """Both `normalize_advantages` and the estimator `reinpp` make advantages even over all tokens of a step."""
-    if algorithm.values.get("adv_type") == "reinpp" or algorithm.values.get("normalize_advantages") is True:
+    if algorithm.values.get("adv_type") == "reinpp":
+        return Whitening.TOKENS_CLAMPED
+    if algorithm.values.get("normalize_advantages") is True:
         return Whitening.TOKENS_BIASED
     return Whitening.NONE if algorithm.values.get("normalize_advantages") is False else None
 

@@ -1,4 +1,4 @@
-"""From rewards to advantages in ROLL: the estimator, the normalisation of rewards, and the whitening."""
+"""Settings that ROLL's notation spells otherwise than by one key, and ROLL's defaults."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
     AGGREGATIONS,
+    DIVERGENCES,
     ESTIMATORS,
     SCHEDULES,
     clip_ranges,
@@ -22,92 +23,166 @@ from roost.config.notations.words import (
     interval,
     lora_rank,
     named,
+    note_padding,
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, LrSchedulerType, Objective, Whitening
+from roost.config.train import (
+    AdvantageEstimator,
+    AdvantageLevel,
+    DiscountLevel,
+    ImportanceSamplingLevel,
+    LrSchedulerType,
+    Objective,
+    RewardScope,
+    Whitening,
+)
 
-# ROLL's own reinforce normalises nothing; what is done to rewards before it decides.
-ADV_ESTIMATORS = {**ESTIMATORS, "reinforce": AdvantageEstimator.REWARD}
-NORMALISED = {  # by the types of the mean and the standard deviation
-    (None, None): AdvantageEstimator.REWARD,
-    ("group", None): AdvantageEstimator.GROUP_MEAN,
-    ("group", "group"): AdvantageEstimator.GRPO,
-    ("batch", "batch"): AdvantageEstimator.REINFORCE,
+# ROLL's own estimators but gae normalise nothing; what is done to rewards before them decides.
+SAME = ("reinforce", "grpo", "step_reinforce", "gigpo")  # without environments these are one computation
+ADV_ESTIMATORS = {
+    **ESTIMATORS,
+    **dict.fromkeys(("reinforce", "step_reinforce", "agentic_reinforce"), AdvantageEstimator.REWARD),
+    "gigpo": AdvantageEstimator.GIGPO,
+}
+NORMALISED = {  # by the scopes of the mean and the standard deviation
+    (RewardScope.NONE, RewardScope.NONE): AdvantageEstimator.REWARD,
+    (RewardScope.GROUP, RewardScope.NONE): AdvantageEstimator.GROUP_MEAN,
+    (RewardScope.GROUP, RewardScope.GROUP): AdvantageEstimator.GRPO,
+    (RewardScope.BATCH, RewardScope.BATCH): AdvantageEstimator.REINFORCE,
 }
 METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
-GROUPINGS = {"batch": "batch", "traj_group_id": "group"}
+SCOPES = {
+    None: RewardScope.NONE,
+    "batch": RewardScope.BATCH,
+    "group": RewardScope.GROUP,
+    "traj_group_id": RewardScope.GROUP,
+    "tags": RewardScope.TAG,
+}
+KL_PENALTIES = {word: DIVERGENCES[word] for word in ("kl", "abs", "mse", "k3")}
+ERROR_TOKENS = 9999999999  # ROLL's default: no limit
+STEP_GAMMA = 0.95
+KL_COEF = 0.2
+Scopes = tuple[RewardScope, RewardScope]
 
 
 def advantage_settings(root: Section) -> dict[str, Any]:
-    """`advantage_estimator` and `whiten_advantages`, as far as the config says."""
+    """From rewards to advantages, as far as the config says."""
     estimator = named(root, "adv_estimator", ADV_ESTIMATORS)
-    if "train_env_manager" in root:
-        # In the agentic pipeline grpo is another word for reinforce: the normalisation of rewards is a block's own.
-        if root.values.get("adv_estimator") in ("reinforce", "grpo"):
-            estimator = _normalised(root, *_types_of_block(root.below("reward_normalization")))
-    elif estimator is AdvantageEstimator.REWARD:
-        estimator = _normalised(root, root.values.get("norm_mean_type"), root.values.get("norm_std_type"))
-    if estimator not in (None, AdvantageEstimator.GAE):
-        _warn_discount(root)
+    is_agentic = "train_env_manager" in root
+    found = _of_environments(root, estimator) if is_agentic else _of_domains(root, estimator)
     whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
-    if whitens:
-        _warn_domains(root)
-    whitening = None if whitens is None else Whitening.TOKENS if whitens else Whitening.NONE
-    return {"advantage_estimator": estimator, "whiten_advantages": whitening}
+    if root.values.get("adv_estimator") == "gae":
+        note_padding(root, "adv_estimator", "ROLL")
+    if whitens is not None:
+        found["whiten_advantages"] = Whitening.TOKENS if whitens else Whitening.NONE
+    return found | _kl_penalty(root)
 
 
-def _types_of_block(block: Section) -> tuple[Any, Any]:
-    """What `method` asks for, over the samples of `grouping`; `norm_*_type` may name other samples."""
-    needs_mean, needs_std = METHODS.get(str(block.values.get("method")), (False, False))
-    grouping = block.values.get("grouping") or "batch"
-    over = GROUPINGS.get(str(grouping), grouping)
-    mean = (block.values.get("norm_mean_type") or over) if needs_mean else None
-    std = (block.values.get("norm_std_type") or over) if needs_std else None
-    return mean, std
+def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
+    """In the agentic pipeline grpo is another word for reinforce: `reward_normalization` says what is normalised.
+
+    Each sample, an episode or one step of it, has its own reward and counts once.
+    """
+    written = root.values.get("adv_estimator")
+    scopes = _scopes_of_block(root)
+    if written == "grpo":
+        estimator = AdvantageEstimator.REWARD
+    found = {"advantage_level": AdvantageLevel.SAMPLE, **_normalised(estimator, scopes)}
+    if written in ("gigpo", "step_reinforce"):
+        gamma = root.number("step_reward_gamma")
+        found["step_gamma"] = STEP_GAMMA if gamma is None else gamma
+    if written == "gigpo":
+        method = str(root.below("reward_normalization").values.get("method"))
+        found["state_normalization"] = {(True, False): "mean", (True, True): "mean_std"}.get(
+            METHODS.get(method, (False, False)), "none"
+        )
+    if written == "agentic_reinforce":
+        found["discount_level"] = DiscountLevel.TURN
+    return found
 
 
-def _normalised(root: Section, mean: Any, std: Any) -> AdvantageEstimator:
-    are_words = all(isinstance(each, str | None) for each in (mean, std))
-    estimator = NORMALISED.get((mean, std)) if are_words else None
-    if estimator is None:
-        key = "reward_normalization" if "train_env_manager" in root else "norm_mean_type"
+def _of_domains(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
+    """Without environments all of it is done for each domain of rewards alone; a batch is a domain's."""
+    written = root.values.get("adv_estimator")
+    has_domains = len(root.below("rewards").values) > 1
+    if written == "agentic_reinforce":
+        root.error("RST-T013", "adv_estimator", f"{written} is for environments", fix="write adv_estimator: reinforce")
+    if written == "grpo":
+        mean, std = RewardScope.GROUP, RewardScope.GROUP
+    else:
+        mean, std = (_scope(root, key, key, root.values.get(key)) for key in ("norm_mean_type", "norm_std_type"))
+    if has_domains:
+        mean, std = (RewardScope.TAG if each is RewardScope.BATCH else each for each in (mean, std))
+    found = _normalised(AdvantageEstimator.REWARD if written in SAME else estimator, (mean, std))
+    return found | ({"whiten_by_tag": True} if has_domains else {}) | _masks(root)
+
+
+def _normalised(estimator: AdvantageEstimator | None, scopes: Scopes) -> dict[str, Any]:
+    """Estimators that are a normalisation of rewards have a name of their own."""
+    if estimator is AdvantageEstimator.REWARD and scopes in NORMALISED:
+        return {"advantage_estimator": NORMALISED[scopes]}
+    found: dict[str, Any] = {"advantage_estimator": estimator}
+    names = ("reward_baseline", "reward_std")
+    return found | {name: scope for name, scope in zip(names, scopes, strict=True) if scope is not RewardScope.NONE}
+
+
+def _scopes_of_block(root: Section) -> Scopes:
+    """What `method` or `norm_*_type` asks for, over the samples of `grouping` unless a type names the batch."""
+    block = root.below("reward_normalization")
+    needs = METHODS.get(str(block.values.get("method")), (False, False))
+    over = block.values.get("grouping") or "batch"
+    wanted = []
+    for key, is_needed in zip(("norm_mean_type", "norm_std_type"), needs, strict=True):
+        written = block.values.get(key)
+        words = over if written in (None, "group") else written
+        is_wanted = is_needed or written is not None
+        wanted.append(_scope(root, "reward_normalization", key, words) if is_wanted else RewardScope.NONE)
+    return wanted[0], wanted[1]
+
+
+def _scope(root: Section, place: str, key: str, words: Any) -> RewardScope:
+    if words == "running":
+        root.findings.warn(
+            "RST-T048",
+            root.where(place),
+            f"{key} is running; Roost takes the statistics of the step alone",
+            "ROLL fails with a KeyError unless the domain is called domain",
+            f"write {key}: batch",
+        )
+        return RewardScope.BATCH
+    if not isinstance(words, str | None) or words not in SCOPES:
+        known = ", ".join(str(word) for word in SCOPES if word)
         root.error(
-            "RST-T018",
-            key,
-            f"takes the mean over {shown(mean)} and the standard deviation over {shown(std)}, "
-            "which Roost does not support",
-            "it has group and group, batch and batch, the group's mean alone, and none",
-            "write one of these",
+            "RST-T018", place, f"takes statistics over {shown(words)}", f"Roost has {known}", "write one of these"
         )
-        return AdvantageEstimator.REWARD
-    return estimator
+        return RewardScope.NONE
+    return SCOPES[words]
 
 
-def _warn_discount(root: Section) -> None:
-    """ROLL discounts the reward token by token with every estimator; Roost with a critic only."""
-    gamma = root.get("gamma")
-    if gamma not in (None, 1):
-        root.findings.warn(
-            "RST-T019",
-            root.where("gamma"),
-            f"is {shown(gamma)}, but without a critic all tokens of a sample have one advantage",
-            "ROLL discounts the reward at every token before the last",
-            "write gamma: 1, or adv_estimator: gae",
-        )
+def _masks(root: Section) -> dict[str, Any]:
+    """Samples that are not learnt from; the agentic pipeline does not read these keys."""
+    found: dict[str, Any] = {"mask_truncated": True} if root.values.get("max_len_mask") is True else {}
+    if root.values.get("difficulty_mask") is True:
+        low, high = (root.number(f"difficulty_{end}_threshold") for end in ("low", "high"))
+        found |= {"min_group_reward": low or 0.0, "max_group_reward": 1.0 if high is None else high}
+    if root.values.get("error_max_len_clip") is True:
+        most = root.whole_number("error_max_len_threshold", 1)
+        found["max_error_tokens"] = ERROR_TOKENS if most is None else most
+    return found
 
 
-def _warn_domains(root: Section) -> None:
-    """ROLL whitens each domain of its rewards alone; Roost all samples of a step together."""
-    domains = len(root.below("rewards").values)
-    if domains > 1 and "train_env_manager" not in root:
-        root.findings.warn(
-            "RST-T020",
-            root.where("whiten_advantages"),
-            "is done over all samples of a step together",
-            f"ROLL does it for each of the {domains} domains of rewards alone",
-            "write whiten_advantages: false, or train on one domain",
-        )
+def _kl_penalty(root: Section) -> dict[str, Any]:
+    """The KL penalty in the rewards; without `add_token_level_kl` the other keys do nothing to them."""
+    if root.values.get("add_token_level_kl") is not True:
+        return {}
+    coef = root.number("init_kl_coef")
+    return {
+        "kl_penalty_coef": KL_COEF if coef is None else coef,
+        "kl_penalty_estimator": named(root, "kl_penalty", KL_PENALTIES),
+        "kl_penalty_target": root.number("target_kl"),
+        "kl_penalty_horizon": root.whole_number("kl_horizon", 1),
+    }
 
 
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
@@ -153,6 +228,20 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "top_p": ("actor_infer.generating_args.top_p", "train_env_manager.generating_args.top_p"),
     "top_k": ("actor_infer.generating_args.top_k", "train_env_manager.generating_args.top_k"),
     "advantage_estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
+    "advantage_level": ("train_env_manager.group_size",),
+    "step_gamma": ("step_reward_gamma",),
+    "state_normalization": ("reward_normalization.method",),
+    "reward_baseline": ("norm_mean_type", *(f"reward_normalization.{key}" for key in ("grouping", "method"))),
+    "reward_std": ("norm_std_type", *(f"reward_normalization.norm_{key}_type" for key in ("mean", "std"))),
+    "kl_penalty_coef": ("init_kl_coef", "add_token_level_kl"),
+    "kl_penalty_estimator": ("kl_penalty",),
+    "kl_penalty_target": ("target_kl",),
+    "kl_penalty_horizon": ("kl_horizon",),
+    "mask_truncated": ("max_len_mask",),
+    "min_group_reward": ("difficulty_low_threshold", "difficulty_mask"),
+    "max_group_reward": ("difficulty_high_threshold", "difficulty_mask"),
+    "max_error_tokens": ("error_max_len_threshold", "error_max_len_clip"),
+    "discount_level": ("adv_estimator",),
     "whiten_advantages": ("whiten_advantages",),
     "loss_aggregation": ("loss_agg_mode",),
     "clip_range": ("pg_clip", "pg_clip_low"),
@@ -205,7 +294,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **clip_ranges(low, high),
         "importance_sampling_level": ImportanceSamplingLevel.NONE if _is_vanilla(learner) else None,
         "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
-        "kl_coef": root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None,
+        "kl_coef": _kl_coef(root),
         "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
         "keep_checkpoints": root.whole_number("max_ckpt_to_keep", 0) or None,
@@ -304,6 +393,13 @@ def _max_tokens(root: Section, block: Section) -> int | None:
         what = f"is {shown(written)}, but completions get {left} tokens, as in ROLL"
         root.findings.warn("RST-T022", block.where("max_new_tokens"), what, why, f"write {left}, or leave it out")
     return left
+
+
+def _kl_coef(root: Section) -> float | None:
+    """`rl_loss_coef` weighs the KL loss as well."""
+    coef = root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None
+    weight = root.number("rl_loss_coef")
+    return coef if coef is None or weight is None else coef * weight
 
 
 def _is_vanilla(learner: Section) -> bool:

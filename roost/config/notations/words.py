@@ -26,6 +26,7 @@ DIVERGENCES = {
     "k2": KlEstimator.K2,
     "low_var_kl": KlEstimator.K3,
     "k3": KlEstimator.K3,
+    "abs": KlEstimator.ABS,
 }
 SCHEDULES = {
     "constant": LrSchedulerType.CONSTANT,
@@ -51,6 +52,17 @@ def named(section: Section, key: str, meanings: Mapping[str, Any]) -> Any:
             "RST-T013", key, f"{word} is not supported", why, "remove it, and say what you want in the section train"
         )
     return found
+
+
+def note_padding(section: Section, key: str, program: str) -> None:
+    """Both other programs run GAE over the columns of a padded matrix."""
+    section.findings.note(
+        "RST-T048",
+        section.where(key),
+        "is gae, which runs over the generated tokens of a sample and ends with its reward",
+        f"{program} also counts the critic's values of the padding after the last token and of tokens in between",
+        "advantages differ where samples differ in length; there is nothing to do",
+    )
 
 
 def clip_ranges(below: float | None, above: float | None) -> dict[str, float]:

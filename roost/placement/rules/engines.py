@@ -49,7 +49,7 @@ def models_of(
     loaded = {
         ROLLOUT: True,
         "critic": settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
-        "reference": settings.learner.loss.kl_coef != 0,
+        "reference": settings.uses_reference,
     }
     for part in components:
         if part.model.path is not None and loaded.get(part.name):

@@ -59,13 +59,14 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             "values come from a model of their own",
             "place critic",
         )
-    if settings.learner.loss.kl_coef and settings.learner.adapter is None and "reference" not in parts:
+    if settings.uses_reference and settings.learner.adapter is None and "reference" not in parts:
+        key = "kl_coef" if settings.learner.loss.kl_coef else "kl_penalty_coef"
         findings.error(
             "RST-T025",
-            at("kl_coef"),
+            at(key),
             "needs a reference, which is not placed",
             "without an adapter the policy cannot be its own reference",
-            "place reference, or write kl_coef: 0",
+            f"place reference, or write {key}: 0",
         )
     _check_scorers(settings, parts, at, findings)
 
@@ -75,7 +76,7 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
     estimator, old_logprobs = settings.advantage.advantage_estimator, settings.learner.loss.old_logprobs
     idle = {
         "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
-        "reference": ("kl_coef", "kl_coef is 0", "0.001", settings.learner.loss.kl_coef == 0),
+        "reference": ("kl_coef", "kl_coef is 0", "0.001", not settings.uses_reference),
         "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
     }
     for name, (key, why, instead, is_idle) in idle.items():

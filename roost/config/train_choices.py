@@ -1,0 +1,92 @@
+"""Words that settings of the section `train` choose from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class AdvantageEstimator(StrEnum):
+    """Advantage of a sample over its baseline."""
+
+    LEAVE_ONE_OUT = "leave_one_out"  # its return less the mean of the others of its group (LOOP, RLOO)
+    GROUP_MEAN = "group_mean"  # less the mean of its group
+    GRPO = "grpo"  # that, divided by the group's standard deviation (of a sample: n - 1)
+    REINFORCE = "reinforce++"  # its return, normalised over the whole batch
+    REWARD = "reward"  # its return as it is
+    GIGPO = "gigpo"  # its episode's return and its step's return, each normalised among its like (GiGPO)
+    GAE = "gae"  # from a critic's values
+
+
+class Objective(StrEnum):
+    """Training by reinforcement, or on given completions."""
+
+    RL = "rl"
+    SFT = "sft"
+
+
+class ImportanceSamplingLevel(StrEnum):
+    """Unit over which the importance ratio is computed and clipped."""
+
+    TOKEN = "token"
+    TURN = "turn"
+    TRAJECTORY = "trajectory"
+    NONE = "none"  # no ratio: plain policy gradient
+
+
+class LossAggregation(StrEnum):
+    """Reduction of token losses to one number."""
+
+    SEQ_MEAN = "seq-mean-token-mean"  # mean per sequence, then over sequences
+    TOKEN_MEAN = "token-mean"  # mean over all tokens of the minibatch
+    SEQ_SUM = "seq-mean-token-sum"  # sum per sequence, then the mean over sequences
+    SEQ_SUM_NORM = "seq-mean-token-sum-norm"  # sum, divided by sequences times max_new_tokens
+
+
+class RewardScope(StrEnum):
+    """Samples over which a mean or a standard deviation of rewards is taken."""
+
+    NONE = "none"
+    GROUP = "group"
+    TAG = "tag"  # the samples of a step whose tasks have the same tag
+    BATCH = "batch"  # all samples of a step
+
+
+class AdvantageLevel(StrEnum):
+    """What has a reward of its own and counts once in a statistic, where an episode has several samples."""
+
+    EPISODE = "episode"
+    SAMPLE = "sample"
+
+
+class DiscountLevel(StrEnum):
+    """What the discount factor counts."""
+
+    TOKEN = "token"
+    TURN = "turn"
+
+
+class Whitening(StrEnum):
+    """Advantages with mean 0 and standard deviation 1 over all generated tokens of a step."""
+
+    NONE = "none"
+    TOKENS = "tokens"  # divided by sqrt(variance + 1e-8), the variance of a sample (n - 1): ROLL's
+    TOKENS_BIASED = "tokens_biased"  # divided by (standard deviation + 1e-5), that of n: RLinf's
+    TOKENS_UNBIASED = "tokens_unbiased"  # the same with n - 1: RLinf's gae without a critic
+    TOKENS_CLAMPED = "tokens_clamped"  # divided by sqrt(max(variance, 1e-8)), that of n: RLinf's reinpp
+
+
+class KlEstimator(StrEnum):
+    """Estimator of the KL divergence from the log-probs of single tokens."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+    ABS = "abs"  # the absolute value of k1
+
+
+class OldLogprobs(StrEnum):
+    """The log-probs in the denominator of the importance ratio."""
+
+    RECOMPUTE = "recompute"  # the learner's, before the first optimizer step on the samples
+    ROLLOUT = "rollout"  # those that the engine reported
+    DECOUPLED = "decoupled"  # the learner's, weighted by their ratio to the engine's (decoupled PPO, for stale samples)
