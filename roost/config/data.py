@@ -122,6 +122,9 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
     if own["mix"] and any(source.weight is not None for source in sources):
         why = "sources have weights as well"
         findings.error("RST-T060", where.under("mix"), "mixes by tag", why, "keep mix, or the weights of the sources")
+    if own["eval"] and own.get("held_out"):
+        why, fix = "eval names other prompts for evaluations", "keep held_out, or eval"
+        findings.error("RST-T060", where.under("held_out"), f"holds out {own['held_out']:g}", why, fix)
     return DataSettings(sources, **own) if findings.num_errors == before else None
 
 

@@ -77,6 +77,9 @@ class PromptFormat:
                 "RST-T065", f"column {column} holds no prompt", why, "correct the row, or name another column"
             )
         is_rendered = template not in (None, False) or (template is None and messages is not None)
+        if source.system_prompt is not None and not is_rendered:
+            fix = "write chat_template: true, or remove system_prompt"
+            raise DataError("RST-T060", "system_prompt needs a chat template", "prompts are finished text", fix)
         if messages is None:
             messages = [{"role": "user", "content": value}]
         if is_rendered and source.system_prompt is not None and messages[0].get("role") != "system":
