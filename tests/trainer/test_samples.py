@@ -7,6 +7,7 @@ import pytest
 
 from roost.engines.protocol import ContextFull, Finish
 from roost.rollout.agents.chat import ChatPolicy
+from roost.rollout.agents.chat_format import said
 from roost.rollout.conversation import token_numbers
 from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript
 from roost.trainer import samples
@@ -21,6 +22,8 @@ def letters(token_ids, has_special):
 
 class Letters:
     """A chat format in which a token is a character."""
+
+    said = staticmethod(said)
 
     def opening(self, messages, tools=None):
         return tuple(map(ord, self._written(messages)))
