@@ -124,9 +124,13 @@ def test_templates_of_roll():
 
 
 def test_what_train_says_of_the_data_wins_key_by_key():
-    settings, findings = training(RLINF, rewards=REWARDS, data={"path": "other.parquet", "held_out": 10})
+    settings, findings = training(RLINF, rewards=REWARDS, data={"path": "other.parquet", "limit": 10})
     assert not findings.errors
     assert settings.data["path"] == "other.parquet" and settings.data["answer"] == "solutions"
+
+
+def test_held_out_rows_and_evaluation_sets_exclude_each_other():
+    assert codes(training(RLINF, rewards=REWARDS, data={"held_out": 10})[1]) == ["RST-T060"]
 
 
 def test_data_need_a_reward_and_no_other_task():
