@@ -189,7 +189,7 @@ def test_an_engine_that_hangs_while_it_takes_weights(model, tmp_path, rollout, a
     assert done == [2] and taken_once(run)
     assert not relaunches(said)
     assert any(note.startswith("waiting for rollout-") and "to load version 2" in note for note in notes), notes
-    assert any("is lost: it does not answer; it was being changed" in note for note in notes), notes
+    assert any("is lost: it does not answer; its server is killed" in note for note in notes), notes
     assert any(" failed to load version 2 by shared memory: " in note for note in notes), notes
 
 
