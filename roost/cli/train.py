@@ -45,7 +45,7 @@ Address = Annotated[
 ]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option("--metrics", metavar="NAME", help="Also tell: tensorboard, wandb, trackio or prometheus."),
+    typer.Option("--metrics", metavar="NAME", help="Also report metrics to tensorboard, wandb, trackio or prometheus."),
 ]
 
 

@@ -52,14 +52,14 @@ class RewardScope(StrEnum):
 
 
 class AdvantageLevel(StrEnum):
-    """What has a reward of its own and counts once in a statistic, where an episode has several samples."""
+    """Unit of reward statistics where an episode has several samples."""
 
     EPISODE = "episode"
     SAMPLE = "sample"
 
 
 class DiscountLevel(StrEnum):
-    """What the discount factor counts."""
+    """Unit over which rewards are discounted."""
 
     TOKEN = "token"
     TURN = "turn"

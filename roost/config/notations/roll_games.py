@@ -181,7 +181,7 @@ def _plain(value: Any) -> Any:
 
 
 def _history(section: Section) -> str:
-    """How an episode becomes samples: ROLL's class of environment managers."""
+    """History mode of ROLL's environment manager: it decides how an episode is split into samples."""
     written = section.text("env_manager_cls")
     name = "TrajEnvManager" if written is None else written.rpartition(".")[2]
     if name not in MANAGERS:

@@ -128,7 +128,7 @@ def _normalised(estimator: AdvantageEstimator | None, scopes: Scopes) -> dict[st
 
 
 def _scopes_of_block(root: Section) -> Scopes:
-    """What `method` or `norm_*_type` asks for, over the samples of `grouping` unless a type names the batch."""
+    """Scopes of the mean and the standard deviation, from `method` or `norm_*_type` and `grouping`."""
     block = root.below("reward_normalization")
     needs = METHODS.get(str(block.values.get("method")), (False, False))
     over = block.values.get("grouping") or "batch"

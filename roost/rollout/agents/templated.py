@@ -15,7 +15,7 @@ INVALID = " (this action is not valid; follow the format that the instructions a
 
 
 class History(StrEnum):
-    """How the policy is shown the turns before."""
+    """History mode: the way earlier turns are shown to the policy."""
 
     TRAJECTORY = "trajectory"  # one conversation: an episode is one sequence
     STEP = "step"  # a new prompt each turn, with the last turns as text: a turn is one sequence
@@ -83,7 +83,7 @@ class Templates:
         self.max_steps, self.max_tokens_per_step = max_steps, max_tokens_per_step
 
     def messages(self, instruction: str, turns: Sequence[Turn], seen: Observation) -> list[Message]:
-        """What is shown before the next turn: the new messages of a trajectory, or a whole prompt."""
+        """Messages for the next turn: the new ones of a trajectory, or a whole prompt."""
         if self.history is History.TRAJECTORY:
             text = (f"{instruction}\n" if instruction and not turns else "") + self._next(turns, seen)
         else:

@@ -281,7 +281,7 @@ class PromptScenario:
             raise DataError(error.code, f"{place}: {error.what}", error.why, error.fix) from None
 
     def _domain(self, row: Row, source: DataSource) -> str:
-        """What tasks are mixed by: the row's own domain, the domain of its tag, or the default."""
+        """Mixing key of a task: the row's own domain, the domain of its tag, or the default."""
         own = row.get(self._settings.domain_column) if self._settings.domain_column else None
         if own is not None:
             return str(own)

@@ -50,7 +50,7 @@ class TextGame(ABC):
 
     @property
     def instruction(self) -> str:
-        """The rules, the symbols and the actions, as the policy is told them before its first turn."""
+        """Rules, symbols and actions, for the policy's first prompt."""
         meanings = ", ".join(f"{symbol}: {meaning}" for symbol, meaning in self._vocab.items())
         return f"{self._rules}\nSymbols of the map:\n{meanings}\nYour available actions are:\n" + ", ".join(
             self._names.values()

@@ -36,7 +36,7 @@ def extracted(text: str) -> str | None:
 
 
 def _boxed(after: str) -> str:
-    """What is boxed: up to the brace that closes it, or up to the next dollar sign without a brace."""
+    """Boxed text: up to the brace that closes it, or up to the next dollar sign without a brace."""
     if not after.startswith("{"):
         return after.partition("$")[0].strip()
     depth = 0
@@ -190,7 +190,7 @@ def symbolic(said: str, right: str) -> bool:
 
     try:
         one, other = latex2sympy(said), latex2sympy(right)
-    except Exception:
+    except Exception:  # parsers raise anything on malformed LaTeX; a policy writes much of it
         return False
     checks: tuple[Callable[[], Any], ...] = (
         lambda: one == other,
@@ -202,7 +202,7 @@ def symbolic(said: str, right: str) -> bool:
         try:
             if check():
                 return True
-        except Exception:
+        except Exception:  # algebra that does not apply to these types
             continue
     return False
 

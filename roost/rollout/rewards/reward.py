@@ -107,7 +107,7 @@ class Scored:
 
 
 def as_scored(value: Any, giver: str, turns: int = 1) -> Scored:
-    """What a reward returned: a number, a mapping of parts, a list with a number for each turn, or a `Scored`.
+    """A reward's return value as `Scored`: from a number, a mapping of parts, or a list with a number per turn.
 
     Parts and turns are added up.
 
