@@ -10,7 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
 AGAIN_S = 0.05  # enough for a finalizer to end
@@ -118,3 +121,22 @@ def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
         if not came:
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)
+
+
+class Stoppable:
+    """Work that a signal stops: after the current step, or at once while it is starting."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.was_stopped = False
+        self.is_starting = True
+        self.ended_start: signal.Signals | None = None  # the signal that came during startup
+        self._note = note
+
+    def stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
+        self.was_stopped = True
+        if self.is_starting and task is not None:
+            self.ended_start = number
+            self._note("stopping: ending what was started")
+            task.cancel()
+        else:
+            self._note("stopping after this step; once more to end at once")

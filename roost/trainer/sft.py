@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from roost.learner.heads import Head
 from roost.learner.sample import NOT_MADE, Sample
 from roost.placement.plan import Plan
 from roost.placement.rules.training import SUPERVISED
-from roost.procs.signals import first_signal
+from roost.procs.signals import Stoppable, first_signal
 from roost.procs.user_code import call
 from roost.rollout.agents.chat import for_template
 from roost.rollout.agents.chat_format import ChatFormat
@@ -113,7 +112,7 @@ def _sample(pieces: Sequence[tuple[Sequence[int], bool]]) -> Sample:
     )
 
 
-class SftTrainer:
+class SftTrainer(Stoppable):
     """All processes and state of one attempt at a supervised run. A step is `prompts_per_step` rows."""
 
     def __init__(
@@ -126,10 +125,8 @@ class SftTrainer:
         watching: Watching,
         data: Conversations,
     ) -> None:
+        super().__init__(watching.note)
         self.state = state
-        self.was_stopped = False
-        self.ended_start: signal.Signals | None = None
-        self._is_starting = True
         self._cluster, self._plan, self._settings, self._run = cluster, plan, settings, run
         self._watching, self._data = watching, data
         self._name = next(name for name in SUPERVISED if name in {part.name for part in plan.components})
@@ -159,12 +156,12 @@ class SftTrainer:
 
     async def train(self) -> None:
         """From the processes of `launch` to the end of the run, or until it is stopped."""
-        with first_signal(partial(self._stop, asyncio.current_task())):
+        with first_signal(partial(self.stop, asyncio.current_task())):
             await self._learners.ready()
             if self.state.step:
                 await self._learners.all("restore", str(self._saver.at(self.state.step).learner))
             self._watching.note(f"learners are ready after {time.perf_counter() - self._began:.0f} s")
-            self._is_starting = False
+            self.is_starting = False
             try:
                 await self._steps()
             finally:
@@ -259,16 +256,6 @@ class SftTrainer:
         tokens = totals_of(samples, 1).tokens
         loss = -sum(float(array.sum()) for array in logprobs) / max(1, tokens)
         self._watching.held_out(self.state, {HELD_OUT: loss, "samples": float(len(samples)), "tokens": float(tokens)})
-
-    def _stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
-        """Stop after the current step and save; during startup, cancel the run."""
-        self.was_stopped = True
-        if self._is_starting and task is not None:
-            self.ended_start = number
-            self._watching.note("stopping: ending what was started")
-            task.cancel()
-        else:
-            self._watching.note("stopping after this step; once more to end at once")
 
 
 def _no_engine(url: str) -> Any:

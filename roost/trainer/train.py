@@ -29,7 +29,7 @@ from roost.placement.plan import Plan
 from roost.placement.routes import WeightRoute
 from roost.procs.files import full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
-from roost.procs.signals import first_signal
+from roost.procs.signals import Stoppable, first_signal
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import Scenario
 from roost.rollout.rewards.config import ConfiguredRewards
@@ -347,16 +347,14 @@ async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster
 TRAINER = Address("trainer", 0)  # the driver's lane in the trace
 
 
-class Trainer:
+class Trainer(Stoppable):
     """All processes and state of one attempt on a cluster."""
 
     def __init__(
         self, cluster: Cluster, plan: Plan, launch: Launch, run: RunFolder, state: TrainerState, watching: Watching
     ) -> None:
+        super().__init__(watching.note)
         self.state = state
-        self.was_stopped = False
-        self.ended_start: signal.Signals | None = None  # the signal that ended the run while it was starting
-        self._is_starting = True
         settings = launch.settings
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, launch.scenario
         self._rewards, self._tokenizer_class = launch.rewards, class_name_of(launch.tokenizer)
@@ -392,7 +390,7 @@ class Trainer:
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
         models = self._meet({name: groups[name] for name in self._learner_names}, fleet)
         self._models = models
-        with first_signal(partial(self._stop, asyncio.current_task())):
+        with first_signal(partial(self.stop, asyncio.current_task())):
             await self._prepare_learner(models)
             async with fleet:
                 # Load models while engines start: without shared devices neither waits for the other.
@@ -400,7 +398,7 @@ class Trainer:
                 await self._prepare_engines(models)
                 self._watching.note(f"learners and engines are ready after {time.perf_counter() - self._began:.0f} s")
                 self._watching.watch(fleet)
-                self._is_starting = False
+                self.is_starting = False
                 await self._run_watched(models, {name: groups[name] for name in self._around_names})
 
     async def _run_watched(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
@@ -563,13 +561,3 @@ class Trainer:
         for rank, member in enumerate(fleet.pool.members.values()):
             spans[Address(ROLLOUT, rank)] = member.work.drain()
         self._cluster.write_trace(self._run.trace_file, spans)
-
-    def _stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
-        """Stop after the current step and save; during startup, cancel the run."""
-        self.was_stopped = True
-        if self._is_starting and task is not None:
-            self.ended_start = number
-            self._watching.note("stopping: ending what was started")
-            task.cancel()
-        else:
-            self._watching.note("stopping after this step; once more to end at once")
