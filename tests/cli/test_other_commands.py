@@ -100,7 +100,7 @@ def test_train_prints_what_plan_warns_of(tmp_path):
         """
         num_gpus_per_node: 2
         pretrain: some/model
-        whiten_rewards: true
+        difficulty_loss_weight: true
         critic_warmup: 2
         adv_estimator: reinforce
         actor_train: {device_mapping: [0]}
@@ -108,10 +108,10 @@ def test_train_prints_what_plan_warns_of(tmp_path):
         train: {task: {_target_: no_such_module.Task}}
         """,
     )
-    overrides = ("+reward_clip=5",)
+    overrides = ("+length_loss_weight=true",)
     planned = [line for line in run("plan", job, *overrides, width=300).stderr.splitlines() if "warning" in line]
     keys = [line.split(": ")[1].split()[-1] for line in planned]
-    assert keys == ["whiten_rewards", "critic_warmup", "reward_clip"]
+    assert keys == ["difficulty_loss_weight", "critic_warmup", "length_loss_weight"]
     trained = run("train", job, *overrides, "--runs", tmp_path / "runs", width=300)
     assert trained.exit_code == 1
     assert [line for line in trained.stderr.splitlines() if "warning" in line] == planned

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import psutil
+import ctypes
+import mmap
+
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -86,9 +88,18 @@ def test_the_end_of_a_sequence_is_reused_before_its_beginning() -> None:
 def test_a_cache_on_the_host_takes_memory_only_where_it_is_used() -> None:
     layer, blocks = LayerShape(2, 64, 64), 1 << 16
     whole = blocks * bytes_per_block([layer], 16, torch.bfloat16)
-    before = psutil.Process().memory_info().rss
     [(keys, values)] = new_cache([layer], blocks, 16, torch.bfloat16, torch.device("cpu"))
     assert keys.shape == values.shape == (blocks + 1, 16, 2, 64) and keys.dtype is torch.bfloat16
     keys[7] = 1.0
     assert keys[7].sum() == 16 * 2 * 64 and not keys[8].any() and not values[7].any()
-    assert whole == 1 << 29 and psutil.Process().memory_info().rss - before < whole // 8
+    assert whole == 1 << 29 and resident(keys) + resident(values) < whole // 8
+    assert resident(torch.zeros(1 << 22)) >= 1 << 24, "memory that was written counts"
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's pages that are in memory; those of the whole process change with its other threads."""
+    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    length = tensor.data_ptr() + tensor.nbytes - start
+    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) == 0
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
