@@ -41,7 +41,7 @@ BROKEN = {
     "no-learner": (rlinf({"rollout": "0-7"}), "train.task", "needs actor, a learner, which is not placed"),
     "no-engine": (rlinf({"actor": "0-7"}), "train.task", "needs rollout, an engine, which is not placed"),
     "no-critic": (rlinf(advantage_estimator="gae"), "train.advantage_estimator", "is gae, but there is no critic"),
-    "no-reference": (rlinf(kl_coef=0.1), "train.kl_coef", "needs a reference, which is not placed"),
+    "no-reference": (roll({"strategy_name": "vllm"}, kl_coef=0.1), "train.kl_coef", "needs a reference, which is not placed"),
     "few-samples": (
         rlinf(prompts_per_step=1, num_generations=3),
         "train.minibatch_size",
@@ -129,6 +129,17 @@ KEPT = {
 @pytest.mark.parametrize("config", KEPT.values(), ids=KEPT)
 def test_a_kept_rule_is_silent(config):
     assert found(config) == ()
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [(APART, [0, 1, 2, 3]), ({"actor": "0-3", "rollout": "4-6", "inference": "7"}, [7])],
+    ids=["actor", "inference"],
+)
+def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
+    config = rlinf(placement) | {"algorithm": {"adv_type": "reinpp", "reinpp_kl_beta": 0.1}}
+    plan = try_plan(config, Findings())
+    assert sorted(rank for row in plan["reference"].table for rank in row.local_hardware_ranks) == expected
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])

@@ -11,7 +11,7 @@ from roost.config.job import Job, Layout, Notation
 from roost.config.known_keys.report import report_keys, report_unread
 from roost.config.known_keys.uses import key_uses
 from roost.config.notations.loop import read_loop
-from roost.config.notations.rlinf import read_rlinf
+from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
 from roost.config.section import Section
 from roost.config.source import Source
@@ -61,6 +61,8 @@ def read_job(
     if needs_components and not job.components and not findings.has_errors:
         root.findings.error("RST-N005", root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     training, resolved = read_training(root, job, trains)
+    if notation is Notation.RLINF and training is not None:
+        job = with_reference(job, training)
     lag = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
     uses = key_uses(root, notation)
     if not needs_components:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, did_you_mean, shown
 from roost.config.job import (
@@ -30,6 +31,7 @@ from roost.config.model_files import (
 from roost.config.node_groups import CLUSTER_GROUP, read_node_groups
 from roost.config.ranks import RankSyntaxError, Segment, parse_placement
 from roost.config.section import NEAR_MISS, Section
+from roost.config.train import TrainSettings
 
 CLUSTER_KEYS = (
     "num_nodes",
@@ -83,6 +85,17 @@ def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bo
         ),
         settings=_settings(root),
     )
+
+
+def with_reference(job: Job, training: TrainSettings) -> Job:
+    """The job with a reference where its KL needs one: RLinf places none, its inference or actor computes the KL."""
+    placed = {component.name: component for component in job.components}
+    beside = placed.get("inference") or placed.get("actor")
+    has_own = "reference" in placed or training.learner.adapter is not None
+    if beside is None or has_own or not training.uses_reference:
+        return job
+    reference = replace(beside, name="reference", role=role_by_name("reference"))
+    return replace(job, components=(*job.components, reference))
 
 
 def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
