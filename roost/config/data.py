@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +113,7 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
     own = {key: value for key, value in given.items() if key in OTHER_KEYS or key == "limit"}
     own["eval"] = _eval_sets(given.get("eval"), shared, where.under("eval"), findings)
     own["mix"] = _shares(given.get("mix", {}), where.under("mix"), findings)
+    _warn_left_out(own["mix"], own.get("batch_size", 0), where.under("mix"), findings)
     own["domains"] = {str(key): _words(tags) for key, tags in given.get("domains", {}).items()}
     if own.get("overlong", "filter") not in OVERLONG:
         what, fix = f"is {shown(own['overlong'])}", f"write one of {', '.join(OVERLONG)}"
@@ -126,6 +128,17 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
         why, fix = "eval names other prompts for evaluations", "keep held_out, or eval"
         findings.error("RST-T060", where.under("held_out"), f"holds out {own['held_out']:g}", why, fix)
     return DataSettings(sources, **own) if findings.num_errors == before else None
+
+
+def shares_of_batch(shares: Sequence[float], batch: int) -> list[int]:
+    """Tasks of each kind in a batch: the whole part of its share, and the rest for the last kind, as in ROLL.
+
+    >>> shares_of_batch([0.4, 0.3, 0.3], 32)
+    [12, 9, 11]
+    """
+    total = sum(shares)
+    counts = [int(share / total * batch + 1e-9) for share in shares[:-1]]
+    return [*counts, batch - sum(counts)]
 
 
 def _checked(values: Mapping[str, Any], kinds: Mapping[str, str], where: Where, findings: Findings) -> dict[str, Any]:
@@ -188,6 +201,16 @@ def _shares(written: Mapping[str, Any], where: Where, findings: Findings) -> dic
         what = f"is {shown(written[key])}; it must be a share"
         findings.error("RST-T060", where.under(str(key)), what, fix=f"write {key}: 0.5")
     return {} if wrong else {str(key): float(share) for key, share in written.items()}
+
+
+def _warn_left_out(shares: Mapping[str, float], batch: int, where: Where, findings: Findings) -> None:
+    """A share of less than one prompt of a batch is none."""
+    counts = shares_of_batch(list(shares.values()), batch) if batch and sum(shares.values()) else []
+    for (name, share), count in zip(shares.items(), counts, strict=False):
+        if share and not count:
+            of_all = share / sum(shares.values())
+            why, fix = f"{of_all:.3g} * {batch} is less than 1", f"use {math.ceil(1 / of_all)} prompts per step or more"
+            findings.warn("RST-T071", where.under(name), f"no prompt of {batch} in a step is of {name}", why, fix)
 
 
 def _words(written: Any) -> tuple[str, ...]:

@@ -87,17 +87,6 @@ class MixedOrder:
         return int(self.kinds[kind][self._orders[kind].index(batch * self.counts[kind] + rank)])
 
 
-def shares_of_batch(shares: Sequence[float], batch: int) -> list[int]:
-    """Tasks of each kind in a batch: the whole part of its share, and the rest for the last kind, as in ROLL.
-
-    >>> shares_of_batch([0.4, 0.3, 0.3], 32)
-    [12, 9, 11]
-    """
-    total = sum(shares)
-    counts = [int(share / total * batch + 1e-9) for share in shares[:-1]]
-    return [*counts, batch - sum(counts)]
-
-
 def order_of(scenario: Any, split: Any, seed: int) -> Order:
     """Order of a scenario's tasks: its own `order(split, seed)` if it has one, else all tasks shuffled."""
     own = getattr(scenario, "order", None)

@@ -116,9 +116,11 @@ def test_roll_prompts_of_the_column_prompt_get_no_template():
 
 def test_templates_of_roll():
     settings, _ = training(
-        {**ROLL, "global_template": "chatml", "tag_to_template": {"aime": "native"}}, rewards=REWARDS
+        {**ROLL, "global_template": "chatml", "tag_to_template": {"aime": "native", "math": "qwen3"}}, rewards=REWARDS
     )
-    assert settings.data["chat_template"] == "chatml" and settings.data["tag_templates"] == {"aime": True}
+    assert settings.data["chat_template"] == "chatml"
+    thinking = {"chat_template": True, "template_arguments": {"enable_thinking": True}}
+    assert settings.data["tag_templates"] == {"aime": {"chat_template": True}, "math": thinking}
     _, findings = training({**ROLL, "global_template": "longCOT_qwen2.5"}, rewards=REWARDS)
     assert "RST-T013" in codes(findings)
 

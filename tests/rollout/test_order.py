@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.rollout.order import MixedOrder, TaskOrder, sample_seed, shares_of_batch
+from roost.config.data import shares_of_batch
+from roost.rollout.order import MixedOrder, TaskOrder, sample_seed
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(0, 3))

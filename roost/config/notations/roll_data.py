@@ -68,7 +68,7 @@ def _template(root: Section, arguments: Section) -> dict[str, Any]:
     by_tag = root.below("tag_to_template")
     names = {str(tag): _named(by_tag, str(tag)) for tag in by_tag.values}
     if names:
-        found["tag_templates"] = {tag: (each or NATIVE)["chat_template"] for tag, each in names.items()}
+        found["tag_templates"] = {tag: dict(each or NATIVE) for tag, each in names.items()}
     return found
 
 

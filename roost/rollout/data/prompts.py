@@ -67,7 +67,7 @@ class PromptFormat:
 
     def prompt(self, row: Row, source: DataSource, column: str, tag: str = "") -> Prompt:
         """The prompt of a row. Raise DataError if the column does not hold one."""
-        template = self._settings.tag_templates.get(tag, self._settings.chat_template)
+        template, arguments, suffix = self._style(tag)
         value = row.get(column)
         messages = None if template is False else _messages(value)
         if messages is None and not (isinstance(value, str) and value):
@@ -86,10 +86,18 @@ class PromptFormat:
             messages = [{"role": "system", "content": source.system_prompt}, *messages]
         if not is_rendered or self._tokenizer is None:
             text = value if isinstance(value, str) and not is_rendered else ""
-            return Prompt(text + self._settings.prompt_suffix, messages, False)
-        return Prompt(self._written(messages, template) + self._settings.prompt_suffix, messages, True)
+            return Prompt(text + suffix, messages, False)
+        return Prompt(self._written(messages, template, arguments) + suffix, messages, True)
 
-    def _written(self, messages: Messages, template: Any) -> str:
+    def _style(self, tag: str) -> tuple[Any, Mapping[str, Any], str]:
+        """Template, its arguments and the suffix of a tag; a mapping in `tag_templates` replaces all three."""
+        settings = self._settings
+        own = settings.tag_templates.get(tag, settings.chat_template)
+        if isinstance(own, Mapping):
+            return own.get("chat_template"), own.get("template_arguments") or {}, own.get("prompt_suffix") or ""
+        return own, settings.template_arguments, settings.prompt_suffix
+
+    def _written(self, messages: Messages, template: Any, arguments: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
         source = template_text(template) if isinstance(template, str) else None
@@ -102,7 +110,7 @@ class PromptFormat:
                 chat_template=source,
                 add_generation_prompt=True,
                 tokenize=False,
-                **self._settings.template_arguments,
+                **arguments,
             )
         except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
             fix = "correct the row, or write another chat_template"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roost.config.data import DataSource, read_data
+from roost.config.data import DataSource, read_data, shares_of_batch
 from roost.config.findings import Findings, Where, counted
 from roost.rollout.check_target import own_keys
 from roost.rollout.data.prompts import Prompt, PromptFormat, check_columns, prompt_column, short_name
 from roost.rollout.data.tables import DataError, ManyRows, Row, columns_of, open_rows
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
-from roost.rollout.order import MixedOrder, Order, TaskOrder, shares_of_batch
+from roost.rollout.order import MixedOrder, Order, TaskOrder
 
 CHUNK = 1024  # rows that are looked at together
 LOOKED_AT = 1000  # rows that are checked before a run, where no setting needs all

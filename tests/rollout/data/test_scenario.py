@@ -68,6 +68,14 @@ def test_a_task_carries_the_row(tokenizer, tmp_path):
         ({"chat_template": "chatml"}, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
         ({"chat_template": True, "prompt_suffix": "<think>\n"}, "<user>hi<assistant><think>\n"),
         ({"tag_column": "tag", "tag_templates": {"x": True}}, "<user>hi<assistant>"),
+        (
+            {
+                "tag_column": "tag",
+                "prompt_suffix": "not of x",
+                "tag_templates": {"x": {"chat_template": True, "template_arguments": {"enable_thinking": True}}},
+            },
+            "<user>hi<assistant>True",
+        ),
     ],
 )
 def test_text_prompts(keys, text, tokenizer, tmp_path):
