@@ -374,6 +374,10 @@ class EvaluationSettings:
     eval_temperature: float = setting(
         0.0, "Sampling temperature in evaluations.", roll="validation.generating_args.temperature"
     )
+    eval_top_p: float | None = setting(
+        None, "top_p in evaluations. Default: top_p.", maximum=1, roll="validation.generating_args.top_p"
+    )
+    eval_top_k: int | None = setting(None, "top_k in evaluations. Default: top_k.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,7 +509,7 @@ class TrainSettings:
 NOT_IN_SFT = frozenset(
     (
         *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine", "engine_options"),
-        *("eval_samples", "eval_temperature", "num_generations", "extra_generations", "rollout_fraction"),
+        *("eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations", "extra_generations", "rollout_fraction"),
         *("group_fraction", "dynamic_sampling", "episode_attempts", "max_concurrent_episodes", "episode_timeout_s"),
     )
 )

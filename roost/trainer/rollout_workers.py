@@ -172,7 +172,13 @@ async def open_stages(
 
 def samplers_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetSamplers]:
     """Samplers of training and of evaluation."""
-    tried = replace(settings.sampling, temperature=settings.evaluation.eval_temperature)
+    own, shared = settings.evaluation, settings.sampling
+    tried = replace(
+        shared,
+        temperature=own.eval_temperature,
+        top_p=shared.top_p if own.eval_top_p is None else own.eval_top_p,
+        top_k=shared.top_k if own.eval_top_k is None else own.eval_top_k,
+    )
     by_label = {TRAINING: settings.sampling, EVALUATION: tried}
     return {label: FleetSamplers(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
 

@@ -235,7 +235,23 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             eval_every=0,
             id="nothing",
         ),
-        case(ROLL, {"validation.data_args.template": "a"}, eval_every=10, eval_temperature=0.95, id="tries"),
+        case(
+            ROLL,
+            {"validation.data_args.template": "a"},
+            eval_every=10,
+            eval_temperature=0.95,
+            eval_top_p=0.7,
+            eval_top_k=50,
+            id="tries",
+        ),
+        case(
+            ROLL,
+            {"validation.generating_args": {"top_p": 0.6, "top_k": -1}},
+            eval_top_p=0.6,
+            eval_top_k=0,
+            id="tries-otherwise",
+        ),
+        case(ROLL, {"val_env_manager": {"num_env_groups": 1}}, eval_top_p=None, eval_top_k=None, id="games-as-trained"),
         case(ROLL, {"eval_steps": -1, "val_env_manager": {"num_env_groups": 1}}, eval_every=0, id="never-tries"),
         case(
             ROLL,
@@ -665,8 +681,6 @@ READ_ONLY_WITH = {
     "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
     "algorithm.filter_rewards": {"runner.task_type": "embodied"},
     "actor_train.pg_variant": PG_WORKER,
-    "validation.generating_args.top_p": {"validation.generating_args.num_return_sequences": 1},
-    "validation.generating_args.top_k": {"validation.generating_args.num_return_sequences": 1},
 }
 
 

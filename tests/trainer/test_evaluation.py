@@ -63,6 +63,12 @@ async def evaluated(fleet, exam, settings, version):
     return await evaluate(exam, player, settings, version, draws.close)
 
 
+def test_evaluations_have_a_sampling_of_their_own():
+    fleet = Engines()
+    ran(evaluated(fleet, Exam(), settings_of(eval_temperature=0.6, eval_top_p=0.7, eval_top_k=50), version=4))
+    assert {(sampling.temperature, sampling.top_p, sampling.top_k) for sampling in fleet.samplings} == {(0.6, 0.7, 50)}
+
+
 def test_all_tasks_are_tried_at_the_version_that_is_named():
     fleet = Engines()
     found = ran(evaluated(fleet, Exam(), settings_of(eval_samples=2), version=4))
@@ -71,7 +77,7 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
     told = {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
     assert found.figures | told == found.figures
     assert found.figures["length/completion/max"] == 2.0 and found.figures["length/truncated"] == 0.0
-    assert {sampling.temperature for sampling in fleet.samplings} == {0.0}
+    assert {(sampling.temperature, sampling.top_p, sampling.top_k) for sampling in fleet.samplings} == {(0.0, 1.0, 0)}
     assert len(fleet.samplings) == 20, "what collecting does about stragglers is no business of an evaluation"
     assert sorted(fleet.ended) == sorted(f"evaluation {number}" for number in range(10))
 

@@ -87,8 +87,7 @@ TABLE = (
     ),
     Entry(
         EVALUATION,
-        """validation.data_args.** validation.generating_args.{top_p,top_k} val_greedy
-        val_n_sample""",
+        "validation.data_args.** val_greedy val_n_sample",
     ),
     Entry(
         LOSS,

@@ -137,8 +137,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("train_infer_correction.is_weight.enabled", instead="write old_logprobs: decoupled in train"),
         Unlike("actor_train.training_args.warmup_ratio", instead="write warmup_steps"),
         Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
-        Unlike("validation.generating_args.top_p", (None, 1)),
-        Unlike("validation.generating_args.top_k", (None, 0, -1)),
     ),
     Notation.LOOP: (
         Unlike("rl.eval.n_iterations", (None, 0, 1)),

@@ -255,6 +255,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     ),
     "keep_checkpoints": ("max_ckpt_to_keep",),
     "eval_every": ("eval_steps",),
+    "eval_top_k": ("validation.generating_args.top_k",),
     "checkpoint_every": ("save_steps",),
     "model": ("pretrain",),
     "lora_rank": ("actor_train.model_args.lora_rank",),
@@ -299,6 +300,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
         "keep_checkpoints": root.whole_number("max_ckpt_to_keep", 0) or None,
         "eval_every": interval(root, "eval_steps"),
+        "eval_top_k": interval(root.below("validation", "generating_args"), "top_k"),  # -1 and 0: all tokens
         "checkpoint_every": interval(root, "save_steps"),
         "lora_rank": lora_rank(job),
         "lora_target_modules": _adapter_targets(learner.below("model_args")),
@@ -324,14 +326,15 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found |= data_settings(root)
     if "validation" in root or "val_env_manager" in root:
         found["eval_every"] = EVALUATE_EVERY
-        found["eval_temperature"] = _evaluation_temperature(root, values)
+        found |= _evaluation_sampling(root, values)
     return found
 
 
-def _evaluation_temperature(root: Section, values: Mapping[str, Any]) -> float:
-    """Environments are sampled for evaluation as for training; other data with ROLL's own default."""
-    default: float = DEFAULTS["temperature"]
-    return values.get("temperature", default) if "val_env_manager" in root else default
+def _evaluation_sampling(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Environments are sampled for evaluation as for training; other data with ROLL's own defaults."""
+    if "val_env_manager" in root:
+        return {"eval_temperature": values.get("temperature", DEFAULTS["temperature"])}
+    return {f"eval_{name}": DEFAULTS[name] for name in ("temperature", "top_p", "top_k")}
 
 
 def _supervised(root: Section) -> dict[str, Any]:
