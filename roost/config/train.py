@@ -509,7 +509,15 @@ class TrainSettings:
 NOT_IN_SFT = frozenset(
     (
         *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine", "engine_options"),
-        *("eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations", "extra_generations", "rollout_fraction"),
+        *(
+            "eval_samples",
+            "eval_temperature",
+            "eval_top_p",
+            "eval_top_k",
+            "num_generations",
+            "extra_generations",
+            "rollout_fraction",
+        ),
         *("group_fraction", "dynamic_sampling", "episode_attempts", "max_concurrent_episodes", "episode_timeout_s"),
     )
 )

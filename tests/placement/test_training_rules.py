@@ -41,7 +41,11 @@ BROKEN = {
     "no-learner": (rlinf({"rollout": "0-7"}), "train.task", "needs actor, a learner, which is not placed"),
     "no-engine": (rlinf({"actor": "0-7"}), "train.task", "needs rollout, an engine, which is not placed"),
     "no-critic": (rlinf(advantage_estimator="gae"), "train.advantage_estimator", "is gae, but there is no critic"),
-    "no-reference": (roll({"strategy_name": "vllm"}, kl_coef=0.1), "train.kl_coef", "needs a reference, which is not placed"),
+    "no-reference": (
+        roll({"strategy_name": "vllm"}, kl_coef=0.1),
+        "train.kl_coef",
+        "needs a reference, which is not placed",
+    ),
     "few-samples": (
         rlinf(prompts_per_step=1, num_generations=3),
         "train.minibatch_size",
