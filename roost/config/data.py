@@ -205,10 +205,11 @@ def _shares(written: Mapping[str, Any], where: Where, findings: Findings) -> dic
 
 def _warn_left_out(shares: Mapping[str, float], batch: int, where: Where, findings: Findings) -> None:
     """A share of less than one prompt of a batch is none."""
-    counts = shares_of_batch(list(shares.values()), batch) if batch and sum(shares.values()) else []
+    total = sum(shares.values(), 0.0)
+    counts = shares_of_batch(list(shares.values()), batch) if batch and total else []
     for (name, share), count in zip(shares.items(), counts, strict=False):
         if share and not count:
-            of_all = share / sum(shares.values())
+            of_all = share / total
             why, fix = f"{of_all:.3g} * {batch} is less than 1", f"use {math.ceil(1 / of_all)} prompts per step or more"
             findings.warn("RST-T071", where.under(name), f"no prompt of {batch} in a step is of {name}", why, fix)
 
