@@ -1,4 +1,7 @@
-"""Engines, their workers and the learner that fail while a run needs them: it goes on, and every group counts once."""
+"""Engines, their workers and the learner that fail while a run needs them: it goes on, and every group counts once.
+
+Starting a run costs far more than its steps, so that each run here gets several faults, one after the other.
+"""
 
 import asyncio
 import contextlib
@@ -6,7 +9,8 @@ import json
 import os
 import signal
 import urllib.request
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -32,41 +36,186 @@ def relaunches(said):
     return [text for text in said if "continuing from step" in text]
 
 
-def process_of(name):
-    """A process that this test has started, by what it is called."""
+def processes_of(name):
+    """Processes that this test has started, by what they are called."""
     for process in psutil.process_iter():
         try:
             if name in " ".join(process.cmdline()) and process.environ().get(MARK) == os.environ[MARK]:
-                return process
+                yield process
         except psutil.Error:
             continue
-    raise LookupError(f"no process of this run is called {name}")
 
 
-class Disturbed(Arithmetic):
-    """Something is done to the run, once, when so many episodes were played; the step goes on when it is seen."""
-
-    done: ClassVar = []
-    is_seen: ClassVar = staticmethod(lambda: True)
-
-    def __init__(self, tokenizer, largest=2, after=0, action="", argument=None):
-        super().__init__(tokenizer, largest)
-        self._after, self._action, self._argument = after, action, argument
-        self._played = 0
-
-    async def run_episode(self, task, transcript):
-        self._played += 1
-        if self._played > self._after and self._action and not Disturbed.done:
-            Disturbed.done.append(self._action)
-            await asyncio.to_thread(ACTIONS[self._action], self._argument)
-            async with asyncio.timeout(HANG_S):
-                while not Disturbed.is_seen():
-                    await asyncio.sleep(0.05)
-        return await super().run_episode(task, transcript)
+def process_of(name):
+    found = next(processes_of(name), None)
+    if found is None:
+        raise LookupError(f"no process of this run is called {name}")
+    return found
 
 
 def kill(name):
     process_of(name).kill()
+
+
+class Disturbed(Arithmetic):
+    """What a test plans is done to the run, each thing once; the step goes on when it is done."""
+
+    planned: ClassVar[list] = []  # (episodes played since the launch, coroutine function), in order
+
+    def __init__(self, tokenizer, largest=2):
+        super().__init__(tokenizer, largest)
+        self._played = 0
+
+    async def run_episode(self, task, transcript):
+        self._played += 1
+        if Disturbed.planned and self._played > Disturbed.planned[0][0]:
+            _, disturb = Disturbed.planned.pop(0)
+            async with asyncio.timeout(HANG_S):
+                await disturb()
+        return await super().run_episode(task, transcript)
+
+
+EPISODES = 16  # of a step
+
+
+def episodes(steps):
+    """A number of episodes that is reached in the middle of the step that follows so many."""
+    return EPISODES * steps + 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_planned():
+    Disturbed.planned.clear()
+    yield
+    assert not Disturbed.planned, "a fault was not injected"
+
+
+def values_of(model, rollout="1"):
+    return config(
+        model,
+        {"actor": "0", "rollout": rollout},
+        task={"_target_": "tests.trainer.live.test_engine_faults.Disturbed"},
+        max_steps=STEPS,
+        prompts_per_step=GROUPS,
+        checkpoint_every=1,
+    )
+
+
+def taken_once(run):
+    taken = sorted(number for groups in learnt_groups(run).values() for number in groups)
+    return [record["step"] for record in run.steps()] == [1, 2, 3] and taken == list(range(GROUPS * STEPS))
+
+
+def while_sending(patch, actions):
+    """Do something once while the learner sends a version; return the versions at which it was done."""
+    done, plain = [], LearnerSender.send
+
+    async def send(self, engines, version):
+        sending = asyncio.ensure_future(plain(self, engines, version))
+        if version in actions and version not in done:
+            done.append(version)
+            actions[version]()
+        return await sending
+
+    patch.setattr(LearnerSender, "send", send)
+    return done
+
+
+def hang_an_engine():
+    process_of(ENGINE).send_signal(signal.SIGSTOP)
+
+
+def check_hung(notes, version):
+    """A hung engine is waited for, killed, and gets the version in another way."""
+    waits = [note for note in notes if note.startswith("waiting for rollout-")]
+    assert any(f"to load version {version}" in wait for wait in waits), notes
+    assert any("is lost: it does not answer; its server is killed" in note for note in notes), notes
+    assert any(f" failed to load version {version} by shared memory: " in note for note in notes), notes
+
+
+def kill_while_starting(patch):
+    """Kill the server of one engine and the worker of the other, by whoever looks for them from the start on."""
+    victims, killed, plain, lock = [ENGINE, WORKER], {}, WorkerOwner._start, asyncio.Lock()
+
+    async def start(self, folder):
+        starting = asyncio.ensure_future(plain(self, folder))
+        async with lock:  # one after the other, whoever's start it is
+            while victims and not starting.done():
+                with contextlib.suppress(LookupError, psutil.Error):
+                    process_of(KEEPER)  # a worker is starting its server
+                    kill_one(victims[0])
+                await asyncio.sleep(0.02)
+        return await starting
+
+    def kill_one(name):
+        """Not of the engine that was hit already."""
+        spared = killed.get(ENGINE, ())
+        for process in processes_of(name):
+            family = {process.pid, *(one.pid for one in process.parents())}
+            if process.pid not in spared:
+                process.kill()
+                killed[victims.pop(0)] = family
+                return
+
+    patch.setattr(WorkerOwner, "_start", start)
+    return killed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that went through faults, and all that it said."""
+
+    run: Any
+    said: list
+    notes: list
+    done: Any
+
+
+@pytest.fixture(scope="module")
+def two_engines(model, machine, tmp_path_factory):
+    """A run of two engines.
+
+    While they start, the server of one and the worker of the other are killed; one hangs while it takes version 2; a
+    worker is killed in step 3; the learner is killed while it sends version 3.
+    """
+    said, notes = [], []
+
+    async def kill_a_worker():
+        """Seen by the watch: an update that finds the engine dead first would start it without a word of its loss."""
+        await told(notes, "is back, on version 2")
+        seen = len(notes)
+        kill(WORKER)
+        await told(notes, " is lost: its process is gone", seen)
+        await told(notes, "is back, on version 2", seen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        killed = kill_while_starting(patch)
+        sent = while_sending(patch, {2: hang_an_engine, 3: lambda: kill(LEARNER)})
+        Disturbed.planned[:] = [(episodes(2), kill_a_worker)]
+        run = trained(values_of(model, "1-2"), tmp_path_factory.mktemp("two") / "run", said=said, notes=notes).run
+    assert not Disturbed.planned, "no worker was killed"
+    return Ended(run, said, notes, (killed, sent))
+
+
+async def told(notes, text, since=0):
+    while not any(text in note for note in notes[since:]):
+        await asyncio.sleep(0.05)
+
+
+def test_every_group_counts_once(two_engines):
+    killed, sent = two_engines.done
+    assert set(killed) == {ENGINE, WORKER} and sent == [2, 3]
+    assert taken_once(two_engines.run)
+    assert len(two_engines.run.evaluations()) == 1
+
+
+def test_only_the_end_of_a_learner_is_the_end_of_a_launch(two_engines):
+    """Killed and hung engines are replaced; a learner that dies while it sends weights is not."""
+    assert [text.splitlines()[-1] for text in relaunches(two_engines.said)] == ["continuing from step 2"]
+
+
+def test_an_engine_that_hangs_while_it_takes_weights(two_engines):
+    check_hung(two_engines.notes, 2)
 
 
 def give_other_weights(folder):
@@ -80,127 +229,33 @@ def give_other_weights(folder):
         assert answer.status == 200
 
 
-ACTIONS = {"kill": kill, "other weights": give_other_weights}
-
-
-@pytest.fixture(autouse=True)
-def nothing_done(monkeypatch):
-    monkeypatch.setattr(Disturbed, "done", [])
-
-
-def values_of(model, rollout="1", **task):
-    task = {"_target_": "tests.trainer.live.test_engine_faults.Disturbed", **task}
-    return config(
-        model,
-        {"actor": "0", "rollout": rollout},
-        task=task,
-        max_steps=STEPS,
-        prompts_per_step=GROUPS,
-        checkpoint_every=1,
-    )
-
-
-def taken_once(run):
-    taken = sorted(number for groups in learnt_groups(run).values() for number in groups)
-    return [record["step"] for record in run.steps()] == [1, 2, 3] and taken == list(range(GROUPS * STEPS))
-
-
-def test_a_killed_worker_of_an_engine_is_replaced_and_the_run_ends_once(model, tmp_path, monkeypatch):
-    """It is seen by the watch: an update that finds the engine dead first would start it without a word of its loss."""
-    said, notes = [], []
-    is_lost = staticmethod(lambda: any(" is lost: its process is gone" in note for note in notes))
-    monkeypatch.setattr(Disturbed, "is_seen", is_lost)
-    values = values_of(model, "1-2", after=20, action="kill", argument=WORKER)
-    run = trained(values, tmp_path / "run", said=said, notes=notes).run
-    assert Disturbed.done == ["kill"] and taken_once(run)
-    assert not relaunches(said)
-    assert len(run.evaluations()) == 1
-    assert is_lost(), notes
-
-
-def test_other_weights_in_an_engine_are_noticed_and_not_learnt_from(model, tmp_path):
+def test_the_only_engine_gets_other_weights_and_hangs_and_is_given_up(model, two_engines, tmp_path, monkeypatch):
+    """Other weights in step 2, a hang while it takes version 2, and in step 3 it is killed and may not come back."""
     other = write_arithmetic_model(tmp_path / "other", seed=5, hidden_size=64, intermediate_size=128)
-    plain = trained(values_of(model), tmp_path / "plain").run
-    notes = []
-    values = values_of(model, after=20, action="other weights", argument=str(other))
-    run = trained(values, tmp_path / "run", notes=notes).run
-    assert Disturbed.done == ["other weights"] and taken_once(run)
-    told = next(note for note in notes if "is discarded" in note)
-    assert told.startswith("step 2 is discarded and generated again: rollout-0: the probe ")
+    said, notes = [], []
+
+    async def give():
+        await asyncio.to_thread(give_other_weights, str(other))
+
+    async def kill_for_good():
+        monkeypatch.setattr(RestartLimit, "allows", lambda self, earlier, now: False)
+        kill(ENGINE)
+
+    sent = while_sending(monkeypatch, {2: hang_an_engine})
+    # The episodes of step 2 are played twice.
+    Disturbed.planned[:] = [(episodes(1), give), (episodes(3), kill_for_good)]
+    run = trained(values_of(model), tmp_path / "run", said=said, notes=notes).run
+    assert sent == [2] and taken_once(run)
+
+    discarded = next(note for note in notes if "is discarded" in note)
+    assert discarded.startswith("step 2 is discarded and generated again: rollout-0: the probe ")
     assert [record["groups/discarded"] for record in run.steps()] == [0, 4, 0]
-    before, after = weights_of(plain), weights_of(run)
-    assert all(before[name].equal(after[name]) for name in before), "the policy is that of an undisturbed run"
-
-
-@pytest.mark.parametrize("victim", [ENGINE, WORKER], ids=["server", "worker"])
-def test_an_engine_that_is_killed_while_it_starts(model, tmp_path, victim, monkeypatch):
-    """By whoever looks for it from the moment on that it is asked to start."""
-    killed, said = [], []
-    plain = WorkerOwner._start
-
-    async def start(self, folder):
-        starting = asyncio.ensure_future(plain(self, folder))
-        while not killed:
-            with contextlib.suppress(LookupError, psutil.Error):
-                process_of(KEEPER)  # the worker is starting the server
-                kill(victim)
-                killed.append(victim)
-            await asyncio.sleep(0.02)
-        return await starting
-
-    monkeypatch.setattr(WorkerOwner, "_start", start)
-    run = trained(values_of(model), tmp_path / "run", said=said).run
-    assert killed == [victim] and taken_once(run)
-    assert not relaunches(said)
-
-
-@pytest.fixture
-def at_second_sending(monkeypatch):
-    """Do something while the learner sends version 2."""
-    done = []
-
-    def install(action):
-        plain = LearnerSender.send
-
-        async def send(self, engines, version):
-            sending = asyncio.ensure_future(plain(self, engines, version))
-            if version == 2 and not done:
-                done.append(version)
-                action()
-            return await sending
-
-        monkeypatch.setattr(LearnerSender, "send", send)
-        return done
-
-    return install
-
-
-def test_a_learner_that_is_killed_while_it_sends_weights(model, tmp_path, at_second_sending):
-    done, said = at_second_sending(lambda: kill(LEARNER)), []
-    run = trained(values_of(model), tmp_path / "run", said=said).run
-    assert done == [2] and taken_once(run)
-    assert [text.splitlines()[-1] for text in said if "continuing from step" in text] == ["continuing from step 1"]
-
-
-@pytest.mark.parametrize("rollout", ["1", "1-2"], ids=["one-engine", "two-engines"])
-def test_an_engine_that_hangs_while_it_takes_weights(model, tmp_path, rollout, at_second_sending):
-    done, said, notes = at_second_sending(lambda: process_of(ENGINE).send_signal(signal.SIGSTOP)), [], []
-    run = trained(values_of(model, rollout), tmp_path / "run", said=said, notes=notes).run
-    assert done == [2] and taken_once(run)
-    assert not relaunches(said)
-    assert any(note.startswith("waiting for rollout-") and "to load version 2" in note for note in notes), notes
-    assert any("is lost: it does not answer; its server is killed" in note for note in notes), notes
-    assert any(" failed to load version 2 by shared memory: " in note for note in notes), notes
-
-
-def test_a_run_whose_only_engine_is_given_up_is_launched_anew(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(RestartLimit, "allows", lambda self, earlier, now: False)
-    said = []
-    run = trained(values_of(model, after=20, action="kill", argument=ENGINE), tmp_path / "run", said=said).run
-    assert Disturbed.done == ["kill"] and taken_once(run)
+    check_hung(notes, 2)
     (relaunch,) = relaunches(said)
-    assert relaunch.startswith("every engine has failed: rollout-0 is failed (lost 1 time within ")
-    assert relaunch.endswith("continuing from step 1")
+    assert relaunch.startswith("every engine has failed: rollout-0 is failed (lost ")
+    assert relaunch.endswith("continuing from step 2")
+    ours, theirs = weights_of(run), weights_of(two_engines.run)
+    assert all(ours[name].equal(theirs[name]) for name in theirs), "the policy is that of a run without other weights"
 
 
 def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model, tmp_path, monkeypatch):
