@@ -1,5 +1,6 @@
 """What is planned is reserved: jobs side by side, plans that do not fit, and nodes of every size."""
 
+import contextlib
 import os
 import time
 
@@ -48,15 +49,53 @@ def open_cluster(said=None, **options):
     return Cluster(num_nodes=4, say=say, **options)
 
 
-def held(cluster, strategy, name="holder"):
+@pytest.fixture(scope="module")
+def said():
+    """What the shared clusters say."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def one(ragged, said):
+    """A cluster for tests that close their groups: opening one starts a process on every node."""
+    with open_cluster(said) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def two(ragged, said):
+    """Another one beside it."""
+    with open_cluster(said) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def all_free_in_the_end(ragged):
+    """Nothing is left reserved, neither by a closed group nor by a closed cluster."""
+    yield
+    deadline = time.monotonic() + HANG_S
+    while ray.available_resources().get("GPU", 0) < 30 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources()["GPU"] == 30
+
+
+def launched(cluster, strategy, name="holder"):
     return Holder.create_group().launch(cluster, name=name, placement_strategy=strategy)
 
 
-def test_inventory(ragged):
-    with open_cluster() as cluster:
-        assert [node.accelerators for node in cluster.inventory.nodes] == [16, 8, 4, 2]
-        assert {node.accelerator_type for node in cluster.inventory.nodes} == {"SIMULATED"}
-        assert [cluster.nodes[rank].report.cpus for rank in range(4)] == [4] * 4
+@contextlib.contextmanager
+def held(cluster, strategy, name="holder"):
+    group = launched(cluster, strategy, name)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def test_inventory(one):
+    assert [node.accelerators for node in one.inventory.nodes] == [16, 8, 4, 2]
+    assert {node.accelerator_type for node in one.inventory.nodes} == {"SIMULATED"}
+    assert [one.nodes[rank].report.cpus for rank in range(4)] == [4] * 4
 
 
 PLACES = [
@@ -71,47 +110,46 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("ranks", "expected"), PLACES)
-def test_each_process_gets_the_devices_it_was_planned_on(ragged, ranks, expected):
-    with open_cluster() as cluster:
-        assert held(cluster, FlexiblePlacementStrategy(ranks)).node().wait() == expected
+def test_each_process_gets_the_devices_it_was_planned_on(one, ranks, expected):
+    with held(one, FlexiblePlacementStrategy(ranks)) as group:
+        assert group.node().wait() == expected
 
 
-def test_later_groups_get_the_planned_devices_too(ragged):
-    said = []
-    with open_cluster(said) as cluster:
-        first = held(cluster, FlexiblePlacementStrategy([[17]]), "first")
-        second = held(cluster, FlexiblePlacementStrategy([[19], [22]]), "second")
+def test_later_groups_get_the_planned_devices_too(one, said):
+    said.clear()
+    first, second = FlexiblePlacementStrategy([[17]]), FlexiblePlacementStrategy([[19], [22]])
+    with held(one, first, "first") as first, held(one, second, "second") as second:
         assert [*first.sees().wait(), *second.sees().wait()] == ["1", "3", "6"]
     assert said == []
 
 
-def test_groups_of_one_job_may_overlap(ragged):
-    with open_cluster() as cluster:
-        first = held(cluster, PackedPlacementStrategy(16, 19), "first")
-        second = held(cluster, PackedPlacementStrategy(18, 21), "second")
-        assert [*first.sees().wait(), *second.sees().wait()] == ["0", "1", "2", "3", "2", "3", "4", "5"]
+def test_groups_of_one_job_may_overlap(one):
+    first, second = PackedPlacementStrategy(16, 18), PackedPlacementStrategy(18, 20)
+    with held(one, first, "first") as first, held(one, second, "second") as second:
+        assert [*first.sees().wait(), *second.sees().wait()] == ["0", "1", "2", "2", "3", "4"]
 
 
-def test_two_jobs_never_share_a_device(ragged):
-    said = []
-    with open_cluster(said) as one, open_cluster(said) as two:
-        first = held(one, PackedPlacementStrategy(16, 19)).sees().wait()
-        second = held(two, PackedPlacementStrategy(16, 19)).sees().wait()
-        assert first == ["0", "1", "2", "3"]
-        assert second == ["4", "5", "6", "7"]
+def test_two_jobs_never_share_a_device(one, two, said):
+    said.clear()
+    both = PackedPlacementStrategy(16, 19, num_hardware_per_process=2)
+    with held(one, both) as first, held(two, both) as second:
+        assert first.sees().wait() == ["0,1", "2,3"]
+        assert second.sees().wait() == ["4,5", "6,7"]
     assert any("accelerators 4-7 stand for 0-3, of which another job holds some" in text for text in said)
 
 
-def test_what_another_cluster_of_this_process_holds_is_not_waited_for(ragged):
-    said = []
-    with open_cluster() as one, open_cluster(said) as two:
-        held(one, PackedPlacementStrategy(24, 26)).wait_ready()
-        text = refusal(lambda: held(two, PackedPlacementStrategy(24, 25)))
+def test_what_another_cluster_of_this_process_holds_is_not_waited_for(two, said):
+    said.clear()
+    three, pair = PackedPlacementStrategy(24, 26, num_hardware_per_process=3), PackedPlacementStrategy(24, 25)
+    with open_cluster() as other, held(other, three) as group:
+        group.wait_ready()
+        text = refusal(lambda: launched(two, pair))
         assert "2 accelerators needed, 3 of 4 held by another Cluster of this process" in text
         assert "it holds them for holder" in text
         assert not any("waiting" in text for text in said)
-        one.shutdown()
-        assert len(held(two, PackedPlacementStrategy(24, 25), "after").sees().wait()) == 2
+        other.shutdown()
+        with held(two, pair, "after") as after:
+            assert len(after.sees().wait()) == 2
 
 
 def refusal(action):
@@ -120,12 +158,11 @@ def refusal(action):
     return str(caught.value)
 
 
-def test_a_plan_too_large_is_refused_at_once(ragged):
+def test_a_plan_too_large_is_refused_at_once(one, said):
     machines = {"nodes": [{"accelerators": 16}, {"accelerators": 12}]}
     plan = roost.plan({"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-27"}}}, machines)
-    said = []
-    with open_cluster(said) as cluster:
-        text = refusal(lambda: cluster.launch(plan, {"actor": Holder.create_group()}))
+    said.clear()
+    text = refusal(lambda: one.launch(plan, {"actor": Holder.create_group()}))
     assert "has 8 accelerators, the plan uses 0-11 there" in text
     assert not any("waiting" in text for text in said)
 
@@ -145,35 +182,22 @@ def test_a_plan_too_large_is_refused_at_once(ragged):
         ),
     ],
 )
-def test_other_shortages_are_reported_like_those_of_accelerators(ragged, options, expected):
+def test_other_shortages_are_reported_like_those_of_accelerators(one, said, options, expected):
     placement = {"env": {"node_group": "node", "placement": "1:0-1"}}
-    said = []
-    with open_cluster(said) as cluster:
-        plan = roost.plan({"cluster": {"num_nodes": 4, "component_placement": placement}}, cluster)
-        text = refusal(lambda: cluster.launch(plan, {"env": Holder.create_group()}, {"env": options}))
+    plan = roost.plan({"cluster": {"num_nodes": 4, "component_placement": placement}}, one)
+    said.clear()
+    text = refusal(lambda: one.launch(plan, {"env": Holder.create_group()}, {"env": options}))
     assert expected in text
     assert not any("waiting" in text for text in said)
 
 
-def test_nothing_is_left_reserved_after_a_job(ragged):
-    with open_cluster() as cluster:
-        held(cluster, EVERYTHING).wait_ready()
-    deadline = time.monotonic() + HANG_S
-    while ray.available_resources().get("GPU", 0) < 30 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ray.available_resources()["GPU"] == 30
-    states = {group["state"] for group in ray.util.placement_group_table().values()}
-    assert states <= {"REMOVED"}
-
-
-def test_a_saved_plan_is_verified_and_launched(ragged, tmp_path):
-    with open_cluster() as cluster:
-        plan = roost.plan({"cluster": {"num_nodes": 4, "component_placement": {"actor": "16-17,24"}}}, cluster)
-        (tmp_path / "plan.json").write_text(plan.to_json())
-        assert Plan.from_json(plan.to_json()) == plan
-    with open_cluster() as cluster:
-        group = cluster.launch(tmp_path / "plan.json", {"actor": Holder.create_group()})["actor"]
-        assert group.node().wait() == [(1, "0"), (1, "1"), (2, "0")]
+def test_a_saved_plan_is_verified_and_launched(one, two, tmp_path):
+    plan = roost.plan({"cluster": {"num_nodes": 4, "component_placement": {"actor": "16-17,24"}}}, one)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    assert Plan.from_json(plan.to_json()) == plan
+    group = two.launch(tmp_path / "plan.json", {"actor": Holder.create_group()})["actor"]
+    assert group.node().wait() == [(1, "0"), (1, "1"), (2, "0")]
+    group.close()
 
 
 def test_fewer_nodes_than_wanted(ragged):
@@ -183,7 +207,19 @@ def test_fewer_nodes_than_wanted(ragged):
     assert any("waiting up to 3 s for 6 nodes; 4 joined" in text for text in said)
 
 
-def test_workers_without_devices_need_no_room(ragged):
-    with open_cluster() as one, open_cluster(reservation_timeout=HANG_S) as two:
-        held(one, EVERYTHING).wait_ready()
-        assert held(two, NodePlacementStrategy([1, 2])).node().wait() == [(1, ""), (2, "")]
+def test_workers_without_devices_need_no_room(one, two):
+    with held(one, EVERYTHING) as everything:
+        everything.wait_ready()
+        with held(two, NodePlacementStrategy([1, 2])) as group:
+            assert group.node().wait() == [(1, ""), (2, "")]
+
+
+def test_nothing_is_left_reserved_after_a_job(ragged):
+    with open_cluster() as cluster:
+        launched(cluster, EVERYTHING).wait_ready()
+    deadline = time.monotonic() + HANG_S
+    while ray.available_resources().get("GPU", 0) < 30 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources()["GPU"] == 30
+    states = {group["state"] for group in ray.util.placement_group_table().values()}
+    assert states <= {"REMOVED"}
