@@ -15,7 +15,7 @@ from tests.learner.drawn import CPU
 from tests.limits import HANG_S
 
 
-def on_ranks(count, work, *arguments, file=None):
+def on_ranks(count, work, *arguments):
     """Run `work(rank, *arguments)` on that many ranks, and give what each returns."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -23,7 +23,7 @@ def on_ranks(count, work, *arguments, file=None):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     processes = [
-        context.Process(target=_run, args=(rank, count, port, file, results, work, arguments)) for rank in range(count)
+        context.Process(target=_run, args=(rank, count, port, results, work, arguments)) for rank in range(count)
     ]
     for process in processes:
         process.start()
@@ -39,13 +39,13 @@ def on_ranks(count, work, *arguments, file=None):
     return [found[rank] for rank in range(count)]
 
 
-def _run(rank, count, port, file, results, work, arguments):
+def _run(rank, count, port, results, work, arguments):
     torch.set_num_threads(1)
     if rank:
         # As many copies of a large model as there are ranks would not fit on a machine: only the first reads it.
         PreTrainedModel.from_pretrained = None
     try:
-        init_distributed(rank, count, "127.0.0.1", port, CPU, HANG_S, file)
+        init_distributed(rank, count, "127.0.0.1", port, CPU, HANG_S)
         results.put((rank, work(rank, *arguments)))
         close_distributed()
     except BaseException:

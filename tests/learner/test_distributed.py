@@ -1,18 +1,21 @@
 """Two ranks learn as one does, and a checkpoint of the ones is read by the other."""
 
 import dataclasses
+import functools
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from roost.config.train import AdapterSettings
+from roost.config.train import AdapterSettings, LearnerSettings
 from roost.learner.checksums import check_sums
-from roost.learner.distributed import init_distributed, most, together
-from roost.learner.heads import POLICY, VALUE
+from roost.learner.distributed import close_distributed, init_distributed, most, together
+from roost.learner.heads import POLICY, VALUE, Head
 from roost.learner.learner import Learner
 from tests.learner.drawn import CPU, drawn_samples, settings_of, totals_of
 from tests.learner.ranks import in_turn, learn_and_keep, learn_and_read, moments, on_ranks, weights
+from tests.limits import HANG_S
 
 # For each step the samples of rank 0 and of rank 1: of other numbers and lengths, once none at all.
 SHARES = [
@@ -22,14 +25,10 @@ SHARES = [
 ]
 TOTALS = [totals_of([*one, *other]) for one, other in SHARES]
 
-SETTINGS = [
-    pytest.param({}, id="all weights"),
-    pytest.param(
-        {"adapter": AdapterSettings(lora_rank=4), "activation_checkpointing": True},
-        id="adapter",
-        marks=pytest.mark.long,
-    ),
-]
+CHANGES = {
+    "all weights": {},
+    "adapter": {"adapter": AdapterSettings(lora_rank=4), "activation_checkpointing": True},
+}
 
 
 def near(one, other, tolerance):
@@ -38,18 +37,68 @@ def near(one, other, tolerance):
         np.testing.assert_allclose(one[name], other[name], rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("changes", SETTINGS)
-def test_two_ranks_are_as_one(models, tmp_path, changes):
-    settings = settings_of(models("qwen2", tie_word_embeddings=True), **changes)
-    alone = Learner(settings, CPU)
-    told = [alone.learn([*one, *other], total) for (one, other), total in zip(SHARES, TOTALS, strict=True)]
-    alone.save(tmp_path / "of one")
-    alone.wait_saved()
-    ranks = on_ranks(2, learn_and_read, settings, SHARES, TOTALS, str(tmp_path))
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A learner that learns alone, and again on two ranks."""
 
+    settings: LearnerSettings
+    folder: Path
+    shares: list
+    totals: list
+    head: Head = POLICY
+
+    @functools.cached_property
+    def alone(self):
+        return Learner(self.settings, CPU, self.head)
+
+    @functools.cached_property
+    def told(self):
+        return [
+            self.alone.learn([*one, *other], total)
+            for (one, other), total in zip(self.shares, self.totals, strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def cases(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    tied = models("qwen2", tie_word_embeddings=True)
+    made = {
+        name: Case(settings_of(tied, **changes), folder / name, SHARES, TOTALS) for name, changes in CHANGES.items()
+    }
+    rough = settings_of(models(), compute_dtype="bfloat16")
+    shares = [tuple([_with_returns(sample) for sample in share] for share in shares) for shares in SHARES[:2]]
+    made["critic in bfloat16"] = Case(rough, folder / "critic", shares, TOTALS[:2], VALUE)
+    adapted = dataclasses.replace(rough, adapter=AdapterSettings(lora_rank=4))
+    made["adapter in bfloat16"] = Case(adapted, folder / "rough", shares, TOTALS[:2])
+    return made
+
+
+@pytest.fixture(scope="module")
+def ranks(cases, tmp_path_factory):
+    """What two ranks found in each case, and about how they meet: all in one start, as importing torch is slow."""
+    works = {"at a port": (agree_and_look,)}
+    for name, case in cases.items():
+        arguments = (case.settings, case.shares, case.totals, str(case.folder))
+        if name in CHANGES:
+            assert case.told
+            case.alone.save(case.folder / "of one")
+            case.alone.wait_saved()
+            works[name] = (learn_and_read, *arguments)
+        else:
+            works[name] = (learn_and_keep, *arguments, case.head)
+    works["in a file"] = (agree_in_file, tmp_path_factory.mktemp("meeting") / "meeting.store")
+    found = on_ranks(2, in_turn, list(works.values()))
+    return {name: [rank[number] for rank in found] for number, name in enumerate(works)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_two_ranks_are_as_one(cases, ranks, name):
+    case, ranks = cases[name], ranks[name]
+    settings, folder, alone, told = case.settings, case.folder, case.alone, case.told
     for number, rank in enumerate(ranks):
         near(rank["weights"], weights(alone), 1e-5)
-        for one, other in zip(rank["said"], alone.score(SHARES[0][number]), strict=True):
+        for one, other in zip(rank["said"], alone.score(case.shares[0][number]), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-4)
         assert rank["told"] == ranks[0]["told"]
     for one, other in zip(ranks[0]["told"], told, strict=True):
@@ -61,40 +110,30 @@ def test_two_ranks_are_as_one(models, tmp_path, changes):
         assert rank["told again"] == rank["told"][-1]
         near(rank["read"]["weights"], weights(alone), 0)
         near(rank["read"]["moments"], moments(alone), 0)
-        assert rank["read"]["step"] == len(SHARES)
+        assert rank["read"]["step"] == len(case.shares)
 
     of_two = Learner(settings, CPU)
-    assert check_sums(tmp_path / "before last"), "both ranks have summed their files"
-    of_two.restore(tmp_path / "before last")
-    of_two.learn([*SHARES[-1][0], *SHARES[-1][1]], TOTALS[-1])
+    assert check_sums(folder / "before last"), "both ranks have summed their files"
+    of_two.restore(folder / "before last")
+    of_two.learn([*case.shares[-1][0], *case.shares[-1][1]], case.totals[-1])
     near(weights(of_two), ranks[0]["weights"], 1e-5)
     if settings.adapter is None:
-        exported = Learner(dataclasses.replace(settings, model=str(tmp_path / "export")), CPU)
+        exported = Learner(dataclasses.replace(settings, model=str(folder / "export")), CPU)
         near(weights(exported), ranks[0]["weights"], 0)
     else:
-        assert (tmp_path / "export" / "adapter_model.safetensors").is_file()
+        assert (folder / "export" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.long
-def test_two_ranks_in_bfloat16_are_near_one(models, tmp_path):
-    shares = [tuple([_with_returns(sample) for sample in share] for share in shares) for shares in SHARES[:2]]
-    plain = settings_of(models(), compute_dtype="bfloat16")
-    adapted = dataclasses.replace(plain, adapter=AdapterSettings(lora_rank=4))
-    cases = [
-        (learn_and_keep, plain, shares, TOTALS[:2], str(tmp_path / "critic"), VALUE),
-        (learn_and_keep, adapted, shares, TOTALS[:2], str(tmp_path / "adapter"), POLICY),
-    ]
-    ranks = on_ranks(2, in_turn, cases)
-    for number, (_, settings, _, _, _, head) in enumerate(cases):
-        one, other = (rank[number] for rank in ranks)
-        alone = Learner(settings, CPU, head)
-        for (first, second), total, told in zip(shares, TOTALS, one["told"], strict=False):
-            assert told["skipped"] == 0
-            for name, figure in alone.learn([*first, *second], total).items():
-                # Rounding, which depends on the machine, may bring one token to the other side of a bound.
-                tolerance = 1.01 / total.tokens if name.startswith("clipped") else 1e-3
-                assert told[name] == pytest.approx(figure, rel=0.05, abs=tolerance), name
-        near(one["again"], other["weights"], 0)
+@pytest.mark.parametrize("name", ["critic in bfloat16", "adapter in bfloat16"])
+def test_two_ranks_in_bfloat16_are_near_one(cases, ranks, name):
+    case, (one, other) = cases[name], ranks[name]
+    for told, total, figures in zip(one["told"], case.totals, case.told, strict=True):
+        assert told["skipped"] == 0
+        for figure, alone in figures.items():
+            # Rounding, which depends on the machine, may bring one token to the other side of a bound.
+            tolerance = 1.01 / total.tokens if figure.startswith("clipped") else 1e-3
+            assert told[figure] == pytest.approx(alone, rel=0.05, abs=tolerance), figure
+    near(one["again"], other["weights"], 0)
 
 
 def _with_returns(sample):
@@ -113,11 +152,17 @@ def test_a_rank_that_there_is_not():
         init_distributed(2, 2, "127.0.0.1", 1, CPU)
 
 
-@pytest.mark.parametrize("meets_in_file", [pytest.param(True, id="in a file"), pytest.param(False, id="at a port")])
-def test_ranks_agree_without_listening_on_every_interface(tmp_path, meets_in_file):
-    found = on_ranks(2, agree_and_look, file=tmp_path / "meeting.store" if meets_in_file else None)
-    assert [largest for largest, _ in found] == [1, 1]
-    assert not {host for _, hosts in found for host in hosts} & {"0.0.0.0", "::"}
+@pytest.mark.parametrize("where", ["at a port", "in a file"])
+def test_ranks_agree_without_listening_on_every_interface(ranks, where):
+    assert [largest for largest, _ in ranks[where]] == [1, 1]
+    assert not {host for _, hosts in ranks[where] for host in hosts} & {"0.0.0.0", "::"}
+
+
+def agree_in_file(rank, file):
+    """As below, after the ranks have met once more."""
+    close_distributed()
+    init_distributed(rank, 2, "", 0, CPU, HANG_S, file)
+    return agree_and_look(rank)
 
 
 def agree_and_look(rank):
