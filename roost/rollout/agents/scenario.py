@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import zlib
@@ -33,14 +34,20 @@ class WatchedEnvironment:
         self._environment, self._transcript = environment, transcript
         self._steps: list[tuple[Any, Observation]] = []
         self._rewards: list[tuple[int, float]] = []  # (turns so far, reward)
+        self._seen: Any = None  # last observation
+        self._states: dict[int, str] = {}  # by turn
         self.metrics: Mapping[str, float] = {}  # of the episode so far, where the environment tells them
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        return await self._environment.reset(task, seed)
+        first = await self._environment.reset(task, seed)
+        self._seen = first.content
+        return first
 
     async def step(self, action: Any) -> Observation:
         turns = self._transcript.turns
+        self._states.setdefault(max(turns, 1) - 1, hashlib.sha1(str(self._seen).encode()).hexdigest())
         seen = await self._environment.step(action)
+        self._seen = seen.content
         self._steps.append((action, seen))
         self.metrics = seen.info.get("metrics", self.metrics)
         self._rewards.append((turns, float(seen.reward)))
@@ -61,6 +68,12 @@ class WatchedEnvironment:
         for turns, reward in self._rewards:
             turn_rewards[max(turns, 1) - 1] += reward
         return tuple(turn_rewards)
+
+    @property
+    def states_of_turns(self) -> tuple[str, ...]:
+        """Name of the observation before each turn; empty if a turn took no step."""
+        turns = range(self._transcript.turns)
+        return tuple(self._states[turn] for turn in turns) if all(turn in self._states for turn in turns) else ()
 
     def told(self) -> str:
         """The steps as readable text."""
@@ -216,6 +229,7 @@ class AgentScenario:
             environment.rewards_of_turns,
             answer=said,
             parts=environment.metrics,
+            turn_states=environment.states_of_turns,
         )
 
 

@@ -74,6 +74,8 @@ def test_steps_are_sequences_of_their_own_with_the_last_turns_as_text():
     assert "(step: 3, " in texts[3]
     assert "(step: 1, " not in texts[3], "of the last three turns, this one included"
     assert score.turn_rewards == (-0.1, 0.0, 0.0, 0.0, 1.0)
+    states = score.turn_states
+    assert len(states) == 5 and states[0] == states[1] and len(set(states)) == 4, "an invalid action moves nothing"
 
 
 def test_a_history_of_observations_only():
