@@ -86,6 +86,13 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         case(RLINF, {"algorithm.recompute_logprobs": False}, old_logprobs=OldLogprobs.ROLLOUT, id="does-not-recompute"),
         case(
             RLINF,
+            {"algorithm.importance_sampling_fix": True, "algorithm.importance_sampling_clip": 5},
+            old_logprobs=OldLogprobs.DECOUPLED,
+            importance_weight_cap=5,
+            id="weighs-by-the-engine",
+        ),
+        case(
+            RLINF,
             {"algorithm.recompute_logprobs": True, "train.max_staleness": 1},
             old_logprobs=OldLogprobs.DECOUPLED,
             id="recomputes-with-a-lag",

@@ -51,7 +51,8 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "loss_aggregation": ("algorithm.loss_agg_func",),
     "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
     "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
-    "old_logprobs": ("algorithm.recompute_logprobs",),
+    "old_logprobs": ("algorithm.recompute_logprobs", "algorithm.importance_sampling_fix"),
+    "importance_weight_cap": ("algorithm.importance_sampling_clip",),
     "kl_estimator": ("algorithm.kl_penalty_type",),
     "entropy_coef": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
     "lr_scheduler_type": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
@@ -94,8 +95,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_advantages(algorithm, any(part.name == "critic" for part in job.components)),
         "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
         **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
-        # Where they are recomputed, the lag decides against what.
-        "old_logprobs": OldLogprobs.ROLLOUT if algorithm.values.get("recompute_logprobs") is False else None,
+        **_old_logprobs(algorithm),
         "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
         "entropy_coef": _entropy(algorithm),
         "lr_scheduler_type": named(actor.below("optim"), "lr_scheduler", SCHEDULES)
@@ -245,6 +245,17 @@ def _whitening(algorithm: Section) -> Whitening | None:
     if algorithm.values.get("normalize_advantages") is True:
         return Whitening.TOKENS_BIASED
     return Whitening.NONE if algorithm.values.get("normalize_advantages") is False else None
+
+
+def _old_logprobs(algorithm: Section) -> dict[str, Any]:
+    """The denominator of the ratio. Where it is recomputed, the lag decides against what.
+
+    `importance_sampling_fix` recomputes it, and weighs advantages by the capped ratio to the engine's log-probs.
+    """
+    cap = algorithm.number("importance_sampling_clip")
+    if algorithm.values.get("importance_sampling_fix") is True:
+        return {"old_logprobs": OldLogprobs.DECOUPLED} | ({} if cap is None else {"importance_weight_cap": cap})
+    return {"old_logprobs": OldLogprobs.ROLLOUT} if algorithm.values.get("recompute_logprobs") is False else {}
 
 
 def _entropy(algorithm: Section) -> float | None:
