@@ -106,7 +106,7 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
     ('question', ('b.jsonl',), 'question')
     """
     before = findings.num_errors
-    given = _checked(values, KEYS, where, findings)
+    given = checked(values, KEYS, where, findings)
     shared = {key: given[key] for key in SHARED if key in given}
     weight = {"weight": given["weight"]} if "weight" in given else {}
     sources = _sources(given.get("path"), {**shared, **weight}, where.under("path"), findings)
@@ -114,7 +114,7 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
     own["eval"] = _eval_sets(given.get("eval"), shared, where.under("eval"), findings)
     own["mix"] = _shares(given.get("mix", {}), where.under("mix"), findings)
     _warn_left_out(own["mix"], own.get("batch_size", 0), where.under("mix"), findings)
-    own["domains"] = {str(key): _words(tags) for key, tags in given.get("domains", {}).items()}
+    own["domains"] = {str(key): words(tags) for key, tags in given.get("domains", {}).items()}
     if own.get("overlong", "filter") not in OVERLONG:
         what, fix = f"is {shown(own['overlong'])}", f"write one of {', '.join(OVERLONG)}"
         findings.error("RST-T060", where.under("overlong"), what, did_you_mean(own["overlong"], OVERLONG), fix)
@@ -141,17 +141,24 @@ def shares_of_batch(shares: Sequence[float], batch: int) -> list[int]:
     return [*counts, batch - sum(counts)]
 
 
-def _checked(values: Mapping[str, Any], kinds: Mapping[str, str], where: Where, findings: Findings) -> dict[str, Any]:
+def checked(
+    values: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    where: Where,
+    findings: Findings,
+    code: str = "RST-T060",
+    of: str = "data",
+) -> dict[str, Any]:
     """The keys with a value, each of the right kind; others are findings."""
     found = {}
     for key, value in values.items():
         if key not in kinds:
             hint = did_you_mean(key, kinds)
             fix = "correct the key, or remove it" if hint else f"known keys: {', '.join(kinds)}"
-            findings.error("RST-C023", where.under(str(key)), "is not a key of data", hint, fix)
+            findings.error("RST-C023", where.under(str(key)), f"is not a key of {of}", hint, fix)
         elif value is not None and not _is(value, kinds[key]):
             fix = f"write {key}: {_EXAMPLES[kinds[key]]}"
-            findings.error("RST-T060", where.under(key), f"is {shown(value)}; it must be {kinds[key]}", fix=fix)
+            findings.error(code, where.under(key), f"is {shown(value)}; it must be {kinds[key]}", fix=fix)
         elif value is not None:
             found[key] = value
     return found
@@ -174,10 +181,10 @@ def _sources(written: Any, shared: Mapping[str, Any], where: Where, findings: Fi
     found = []
     for item in items:
         if isinstance(item, Mapping):
-            own = _checked(item, SOURCE_KEYS, where, findings)
-            found += [DataSource(_words(own.pop("path", ())), **{**shared, **own})]
+            own = checked(item, SOURCE_KEYS, where, findings)
+            found += [DataSource(words(own.pop("path", ())), **{**shared, **own})]
         else:
-            found += [DataSource(_words(item), **shared)]
+            found += [DataSource(words(item), **shared)]
     if not found or not all(source.path for source in found):
         what = "is missing" if written is None else f"is {shown(written)}; it must be a path, or a list of paths"
         findings.error("RST-T060", where, what, fix="name a file, a folder or a data set of the hub: data/train.jsonl")
@@ -214,9 +221,9 @@ def _warn_left_out(shares: Mapping[str, float], batch: int, where: Where, findin
             findings.warn("RST-T071", where.under(name), f"no prompt of {batch} in a step is of {name}", why, fix)
 
 
-def _words(written: Any) -> tuple[str, ...]:
+def words(written: Any) -> tuple[str, ...]:
     """
-    >>> _words("a"), _words(["a", "b"]), _words(None), _words([1])
+    >>> words("a"), words(["a", "b"]), words(None), words([1])
     (('a',), ('a', 'b'), (), ())
     """
     words = [written] if isinstance(written, str) else written if isinstance(written, Sequence) else ()

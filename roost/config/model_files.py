@@ -11,6 +11,7 @@ from typing import Any
 from roost.config.findings import shown
 from roost.config.job import Role
 from roost.config.section import MAX_NUMBER, Section
+from roost.config.teacher import is_teacher
 
 DEFAULT_ADAPTER_RANK = 16
 OFFLOADED_PARTS = ("weight", "grad", "optimizer")
@@ -112,13 +113,18 @@ def bytes_of(precision: str | None) -> int:
     return _BYTES.get(str(precision).lower().removeprefix("torch."), 2)
 
 
+def teacher_model(root: Section, component: str) -> str | None:
+    """The model that `train.teacher` names for a component."""
+    return first_text((root.below("train", *component.split(".")), "model"))
+
+
 def role_by_name(name: str) -> Role:
     """The role that a component's name implies, in the notations that do not say it otherwise."""
     if name in ("actor", "critic"):
         return Role.LEARNER
     if name == "rollout" or name.startswith("rollout_"):
         return Role.ENGINE
-    if name in ("inference", "actor_inference", "critic_inference", "reference"):
+    if name in ("inference", "actor_inference", "critic_inference", "reference") or is_teacher(name):
         return Role.SCORER
     return Role.HELPER
 

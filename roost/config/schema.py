@@ -14,6 +14,8 @@ from roost.config.findings import MAX_ACCELERATORS
 from roost.config.job import Notation
 from roost.config.node_groups import RESERVED_LABELS
 from roost.config.section import EXPONENT, MAX_NUMBER
+from roost.config.teacher import KEYS as TEACHER_KEYS
+from roost.config.teacher import TEACHER
 from roost.config.train import SETTINGS, Setting, default_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -147,6 +149,8 @@ def _setting(setting: Setting) -> Schema:
         schema = dict(_TYPES[setting.type])
     if setting.name == "data":
         schema |= {"properties": {key: {} for key in KEYS}, "additionalProperties": False}
+    if setting.name == TEACHER:
+        schema |= {"properties": {key: {} for key in TEACHER_KEYS}, "additionalProperties": {"type": "object"}}
     if setting.type is int:
         schema |= {"minimum": -1, "maximum": setting.maximum or MAX_ACCELERATORS}
         schema |= {"not": {"const": 0}} if setting.minimum else {}

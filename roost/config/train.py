@@ -12,6 +12,8 @@ from enum import EnumType, StrEnum
 from types import NoneType
 from typing import Any, TypeVar
 
+from roost.config.findings import Findings, Where
+from roost.config.teacher import Teacher, read_teachers
 from roost.config.train_choices import AdvantageEstimator as AdvantageEstimator
 from roost.config.train_choices import AdvantageLevel as AdvantageLevel
 from roost.config.train_choices import DiscountLevel as DiscountLevel
@@ -418,6 +420,10 @@ class TrainSettings:
         {},
         "Prompts from data files: `path`, `prompt`, `answer` and others; without a task each is answered in one turn.",
     )
+    teacher: Mapping[str, Any] = setting(
+        {},
+        "A placed model that the policy is distilled from: `model`, `coef`, `estimator`, `tags`; several by name.",
+    )
     rewards: Mapping[str, Any] = setting(
         {}, "Reward functions beside the task's own: by name, `_target_`, `tags`, `weight` and arguments."
     )
@@ -472,6 +478,11 @@ class TrainSettings:
         return self.learner.loss.kl_coef != 0 or self.advantage.kl_penalty_coef != 0
 
     @property
+    def teachers(self) -> tuple[Teacher, ...]:
+        """Models that the policy is distilled from."""
+        return read_teachers(self.teacher, Where(), Findings())
+
+    @property
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.num_generations
 
@@ -508,7 +519,16 @@ class TrainSettings:
 # Settings without a meaning in supervised training: there are no engines, rewards and advantages.
 NOT_IN_SFT = frozenset(
     (
-        *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine", "engine_options"),
+        *(
+            "rewards",
+            "teacher",
+            "ppo_epochs",
+            "max_staleness",
+            "in_flight",
+            "critic_learning_rate",
+            "engine",
+            "engine_options",
+        ),
         *(
             "eval_samples",
             "eval_temperature",

@@ -15,6 +15,7 @@ class AdvantageEstimator(StrEnum):
     REWARD = "reward"  # its return as it is
     GIGPO = "gigpo"  # its episode's return and its step's return, each normalised among its like (GiGPO)
     GAE = "gae"  # from a critic's values
+    TEACHER = "teacher"  # 0: the KL from a teacher alone is learnt from (on-policy distillation)
 
 
 class Objective(StrEnum):

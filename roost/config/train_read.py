@@ -11,6 +11,7 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
 from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
+from roost.config.teacher import read_teachers
 from roost.config.train import (
     NOT_IN_SFT,
     SETTINGS,
@@ -104,10 +105,11 @@ def read_training(
             written[name] = place
     warn_unlike(root, job.notation, values)
     usual = defaults(root, job.notation, values)
-    for name in ("engine_options", "data"):
+    for name in ("engine_options", "data", "teacher"):
         if name in usual and name in values:
             values[name] = {**usual[name], **values[name]}
     values = {**usual, **values}
+    read_teachers(values.get("teacher", {}), setting_location("teacher", job), root.findings)
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
     elif values.get("data"):
@@ -174,7 +176,8 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
     if read_data(data, place, root.findings) is None:
         return task or {"_target_": SCENARIO}
     if not task:
-        if not values.get("rewards"):
+        is_taught = values.get("advantage_estimator") is AdvantageEstimator.TEACHER
+        if not values.get("rewards") and not is_taught:
             what, why = "have no reward", "the answers to their prompts would not be scored"
             fix = "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}"
             root.findings.error("RST-T061", place, what, why, fix)

@@ -137,6 +137,10 @@ def _reinforce(samples: _Grouped) -> Doubles:
     return _grpo(_grouped(samples.returns.tolist(), [None] * len(samples.returns)))
 
 
+def _none(samples: _Grouped) -> Doubles:
+    return np.zeros_like(samples.returns)
+
+
 def _reward(samples: _Grouped) -> Doubles:
     return samples.returns
 
@@ -147,6 +151,7 @@ _ESTIMATORS: Mapping[AdvantageEstimator, Callable[[_Grouped], Doubles]] = {
     AdvantageEstimator.GRPO: _grpo,
     AdvantageEstimator.REINFORCE: _reinforce,
     AdvantageEstimator.REWARD: _reward,
+    AdvantageEstimator.TEACHER: _none,
 }
 
 

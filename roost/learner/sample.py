@@ -27,6 +27,7 @@ class Sample:
     advantages: Floats
     old_logprobs: Floats | None = None  # the learner's own, before the first step on it
     reference_logprobs: Floats | None = None
+    teacher_penalty: Floats | None = None  # KL from the teachers, times their coefficients
     returns: Floats | None = None  # targets of the critic
     values: Floats | None = None  # the critic's values
 
@@ -56,6 +57,6 @@ class Sample:
         return int(self.is_made.sum())
 
     def _arrays(self) -> list[npt.NDArray[np.generic]]:
-        optional = (self.old_logprobs, self.reference_logprobs, self.returns, self.values)
+        optional = (self.old_logprobs, self.reference_logprobs, self.teacher_penalty, self.returns, self.values)
         needed = (self.token_ids, self.turns, self.logprobs, self.advantages)
         return [*needed, *(array for array in optional if array is not None)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from roost.config.teacher import Teacher
 from roost.config.train import (
     AdvantageEstimator,
     AdvantageLevel,
@@ -51,6 +52,7 @@ class Source:
     score: EpisodeReward
     tag: str = ""
     is_truncated: bool = False  # a token limit or a full context ended a turn of the episode
+    task_tag: str = ""  # of the task itself; `tag` may be the name of the reward that scores it
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,7 @@ class Batch:
     sources: tuple[Source, ...]
     stopped_in: Mapping[int, Ints] = field(default_factory=dict)  # episode: last state of a cut-off episode
     values_after: Mapping[int, float] = field(default_factory=dict)  # episode: the critic's value of that state
+    teacher_kl: Mapping[str, Floats] = field(default_factory=dict)  # teacher: k1 of all tokens that it scored
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -94,9 +97,9 @@ def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS) -> Batc
     """
     episodes = [(group, episode) for group in groups for episode in group.episodes]
     found = [
-        (_sample(tokens), Source(index, group.number, episode.score, tags.get(group.task.tag, group.task.tag), is_cut))
+        (_sample(tokens), Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, tag))
         for index, (group, episode) in enumerate(episodes)
-        for is_cut in [episode.is_truncated]
+        for tag in [group.task.tag]
         for tokens in episode.sequences
     ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
@@ -127,7 +130,7 @@ def with_advantages(
     among = unmasked(batch, settings)
     rewards = reward_of_samples(batch, settings)
     returns: list[Doubles] | None = None
-    is_by_token = _is_by_token(settings)
+    is_by_token = _is_by_token(batch, settings)
     if is_by_token:
         tokens = token_rewards(batch, rewards, settings, settings.kl_penalty_coef if kl_coef is None else kl_coef)
         found, returns = from_token_rewards(batch, tokens, settings, among)
@@ -158,12 +161,13 @@ def from_token_rewards(
     """Return advantages of the predicted tokens of each sample, and with a critic its targets."""
     if settings.whiten_rewards:
         rewards = _whitened(batch, rewards, Whitening.TOKENS, settings, among)
+    returns: list[Doubles] | None = None
     if settings.advantage_estimator is AdvantageEstimator.GAE:
         along = _from_critic(batch, rewards, settings)
         found, returns = [each.advantages for each in along], [each.returns for each in along]
-        return _evened(batch, found, settings, among), returns
-    found = [_discounted(sample, each, settings) for sample, each in zip(batch.samples, rewards, strict=True)]
-    return _evened(batch, found, settings, among), None
+    else:
+        found = [_discounted(sample, each, settings) for sample, each in zip(batch.samples, rewards, strict=True)]
+    return _evened(batch, _taught(batch, found), settings, among), returns
 
 
 def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
@@ -231,9 +235,9 @@ def unmasked(batch: Batch, settings: AdvantageSettings) -> Flags:
     return are_learnt_from(batch.rewards, batch.groups, counts, are_truncated, settings)
 
 
-def _is_by_token(settings: AdvantageSettings) -> bool:
+def _is_by_token(batch: Batch, settings: AdvantageSettings) -> bool:
     """Whether the tokens of a sample may have different advantages."""
-    if settings.advantage_estimator is AdvantageEstimator.GAE:
+    if settings.advantage_estimator is AdvantageEstimator.GAE or batch.teacher_kl:
         return True
     return settings.gamma != 1 or settings.kl_penalty_coef != 0 or settings.whiten_rewards
 
@@ -260,6 +264,14 @@ def _evened(batch: Batch, values: Sequence[Doubles], settings: AdvantageSettings
     found = _whitened(batch, values, settings.whiten_advantages, settings, among)
     limit = settings.advantage_clip
     return found if limit is None else [each.clip(-limit, limit) for each in found]
+
+
+def _taught(batch: Batch, values: Sequence[Doubles]) -> list[Doubles]:
+    """Advantages less the penalty of the teachers, token by token; it is not discounted."""
+    return [
+        each if sample.teacher_penalty is None else each - sample.teacher_penalty[predicted(sample)]
+        for sample, each in zip(batch.samples, values, strict=True)
+    ]
 
 
 def _step_returns(batch: Batch, gamma: float) -> Doubles:
@@ -301,11 +313,16 @@ def _kl_of(settings: AdvantageSettings) -> Callable[[Sample], Doubles]:
     def kl(sample: Sample) -> Doubles:
         if sample.reference_logprobs is None:
             raise ValueError("kl_penalty_coef is not 0, but the samples have no reference log-probs")
-        own = sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
         where = predicted(sample)
-        return kl_estimates(own[where], sample.reference_logprobs[where], settings.kl_penalty_estimator)
+        return kl_estimates(
+            _own_logprobs(sample)[where], sample.reference_logprobs[where], settings.kl_penalty_estimator
+        )
 
     return kl
+
+
+def _own_logprobs(sample: Sample) -> Floats:
+    return sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
 
 
 def token_rewards(batch: Batch, rewards: Doubles, settings: AdvantageSettings, kl_coef: float) -> list[Doubles]:
@@ -356,6 +373,32 @@ def with_scores(
     if reference is not None:
         samples = [replace(each, reference_logprobs=array) for each, array in zip(samples, reference, strict=True)]
     return replace(batch, samples=tuple(samples))
+
+
+def taught_by(batch: Batch, teacher: Teacher) -> list[int]:
+    """Indices of the samples that a teacher scores."""
+    return [i for i, source in enumerate(batch.sources) if not teacher.tags or source.task_tag in teacher.tags]
+
+
+def with_teachers(batch: Batch, scores: Mapping[Teacher, Sequence[Floats]]) -> Batch:
+    """Return the batch with the penalty of each token: the KL from each teacher, times its coefficient.
+
+    `scores` are the teacher's log-probs of the samples that it teaches. The policy's are the learner's old ones, else
+    the engine's: add those first.
+    """
+    penalties = [np.zeros(len(sample), np.float32) for sample in batch.samples]
+    apart: dict[str, Floats] = {}
+    for teacher, logprobs in scores.items():
+        found = [np.zeros(0, np.float32)]
+        for index, array in zip(taught_by(batch, teacher), logprobs, strict=True):
+            where, own = predicted(batch.samples[index]), _own_logprobs(batch.samples[index])
+            penalties[index][where] += teacher.coef * kl_estimates(own[where], array[where], teacher.estimator)
+            found.append(own[where] - array[where])
+        apart[teacher.name] = np.concatenate(found)
+    samples = zip(batch.samples, penalties, strict=True)
+    return replace(
+        batch, samples=tuple(replace(each, teacher_penalty=array) for each, array in samples), teacher_kl=apart
+    )
 
 
 def continuations(batch: Batch) -> list[Sample]:

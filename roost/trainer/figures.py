@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from roost.learner.advantages import Selection
 from roost.learner.packing import predicted
-from roost.learner.sample import Sample
+from roost.learner.sample import Floats, Sample
 from roost.rollout.episode import Episode, Group
 from roost.trainer.batch import staleness_of
 from roost.trainer.feed import Tally
@@ -118,6 +118,7 @@ class Learnt:
     selection: Selection
     alone: int
     metrics: Sequence[Mapping[str, float]]
+    teacher_kl: Mapping[str, Floats] = field(default_factory=dict)
 
 
 def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
@@ -129,7 +130,16 @@ def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, 
     }
     samples = [sample for part in parts for sample in part.samples]
     apart = of_mismatch(samples, MISMATCH if are_same_weights else DRIFT)
-    return of_learning([metrics for part in parts for metrics in part.metrics]) | counts | apart
+    return of_learning([metrics for part in parts for metrics in part.metrics]) | counts | apart | of_teachers(parts)
+
+
+def of_teachers(parts: Sequence[Learnt]) -> dict[str, float]:
+    """Mean KL of the policy from each teacher (k1), over the tokens that it scored."""
+    names = dict.fromkeys(name for part in parts for name in part.teacher_kl)
+    scored = {
+        name: np.concatenate([part.teacher_kl[name] for part in parts if name in part.teacher_kl]) for name in names
+    }
+    return {f"{name}/kl": float(tokens.mean()) for name, tokens in scored.items() if len(tokens)}
 
 
 def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:

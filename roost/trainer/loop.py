@@ -31,8 +31,10 @@ from roost.trainer.batch import (
     minibatches,
     reward_of_tag,
     staleness_of,
+    taught_by,
     with_advantages,
     with_scores,
+    with_teachers,
     with_values,
 )
 from roost.trainer.checkpoints import TrainerState
@@ -62,11 +64,12 @@ class Models:
     reference: Learners | None = None  # None with an adapter: the policy without it is the reference
     inference: Learners | None = None  # computes old log-probs with the weights of the start of a step
     sharing: Sequence[Learners] = ()  # learners that share a device with an engine
+    teachers: Mapping[str, Learners] = field(default_factory=dict)
 
     @property
     def learners(self) -> list[Learners]:
         """All learners that the job has."""
-        everybody = (self.policy, self.critic, self.reference, self.inference)
+        everybody = (self.policy, self.critic, self.reference, self.inference, *self.teachers.values())
         return [learners for learners in everybody if learners is not None]
 
     @property
@@ -299,7 +302,7 @@ class Loop:
                     if totals.tokens and not self.skipped.exceeds(settings):
                         metrics.append(await self._optimizer_step(samples, totals))
                         self.skipped = self.skipped.after(metrics[-1], self.state.step)
-        return Learnt(batch.samples, selection, alone, tuple(metrics))
+        return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:
         if self.models.critic is None:
@@ -310,7 +313,7 @@ class Loop:
         return policy | {f"critic/{name}": value for name, value in critic.items()}
 
     async def _scored(self, batch: Batch) -> Batch:
-        """Add old log-probs, reference log-probs and values, computed before the first optimizer step on the batch."""
+        """Add log-probs and values, computed before the first optimizer step on the batch."""
         loss = self.settings.learner.loss
         old: list[Floats] | None = None
         reference: list[Floats] | None = None
@@ -322,7 +325,17 @@ class Loop:
         if self.models.critic is not None and self.settings.advantage.advantage_estimator is AdvantageEstimator.GAE:
             values = await self.models.critic.values([*batch.samples, *continuations(batch)])
             batch = with_values(batch, values)
-        return with_scores(batch, old, reference)
+        return await self._taught(with_scores(batch, old, reference))
+
+    async def _taught(self, batch: Batch) -> Batch:
+        teachers = self.settings.teachers
+        if not teachers:
+            return batch
+        taught = [[batch.samples[index] for index in taught_by(batch, teacher)] for teacher in teachers]
+        scores = await asyncio.gather(
+            *(self.models.teachers[each.name].score(samples) for each, samples in zip(teachers, taught, strict=True))
+        )
+        return with_teachers(batch, dict(zip(teachers, scores, strict=True)))
 
     async def _sync(self, version: int) -> None:
         """Sync the new policy to engines and `inference`; to engines first, unless devices are shared."""

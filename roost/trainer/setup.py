@@ -17,6 +17,7 @@ from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.config.findings import Findings, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
+from roost.config.teacher import is_teacher
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, TrainSettings
 from roost.config.train_read import setting_location, task_place
 from roost.engines.command import EngineKind, ServerSpec
@@ -101,11 +102,12 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
 
 
 def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
-    """Return the critic, reference and inference components that the run needs and the plan places."""
+    """Return the critic, reference, inference and teachers that the run needs and the plan places."""
     needed = {
         CRITIC: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         REFERENCE: settings.uses_reference,
         INFERENCE: settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT,
+        **{teacher.name: True for teacher in settings.teachers},
     }
     placed = {part.name for part in plan.components}
     return tuple(name for name, is_needed in needed.items() if is_needed and name in placed)
@@ -113,7 +115,7 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
 
 def _offloads(plan: Plan, name: str, settings: TrainSettings) -> tuple[str, ...]:
     """Parts that a component moves to the host while engines use its devices; only weights if it is never trained."""
-    if name in (REFERENCE, INFERENCE):
+    if name in (REFERENCE, INFERENCE) or is_teacher(name):
         return (WEIGHT,)
     return plan[name].model.offloads if name == CRITIC else tuple(settings.learner.offloads)
 

@@ -115,6 +115,30 @@ def _wrong_size(scenario: Scenario) -> str:
     return "" if isinstance(size, int) and size >= 1 else f"is {size!r}"
 
 
+def check_vocabularies(settings: TrainSettings, job: Job, tokenizer: Any) -> None:
+    """Raise ConfigError for teachers whose vocabulary lacks tokens of the policy's: they cannot score its samples."""
+    if not settings.teachers:
+        return
+    findings = Findings()
+    own, models = tokenizer.get_vocab(), {part.name: part.model.path for part in job.components}
+    for teacher in settings.teachers:
+        model, where = models.get(teacher.name), setting_location("teacher", job)
+        if model is None:
+            continue  # a finding of the plan
+        try:
+            other = load_tokenizer(model).get_vocab()
+        except (OSError, ValueError):
+            what, why = f"{model} has no tokenizer that can be loaded", "its vocabulary cannot be compared"
+            findings.error("RST-T075", where, what, why, "copy the files of its tokenizer into its folder")
+            continue
+        missing = sorted((token for token, number in own.items() if other.get(token) != number), key=own.__getitem__)
+        if missing:
+            what = f"{model} has another vocabulary than {settings.learner.model}"
+            why = f"{len(missing)} of {len(own)} tokens of the policy are not the teacher's, such as {missing[0]!r}"
+            findings.error("RST-T075", where, what, why, "choose a teacher with the policy's tokenizer")
+    findings.raise_errors()
+
+
 def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
     """Import the classes and functions that a job names, and check its keys against their signatures."""
     check_target(settings.task, task_place(settings, job), SCENARIO, findings)

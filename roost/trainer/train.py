@@ -79,7 +79,7 @@ from roost.trainer.setup import (
     with_step_count,
 )
 from roost.trainer.sft import Conversations, SftTrainer
-from roost.trainer.targets import class_name_of, decoder
+from roost.trainer.targets import check_vocabularies, class_name_of, decoder
 from roost.trainer.watching import FailureFiles, Watching
 from roost.transport import current
 from roost.transport.failure import Address, FailureKind, WorkerFailed
@@ -212,6 +212,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             check_models(job, settings, say)
             say("loading the tokenizer and the task")
             scenario, tokenizer = load_scenario(job, settings)
+            check_vocabularies(settings, job, tokenizer)
             rewards = load_rewards(job, settings)
             settings = with_step_count(settings, scenario, say)
             if state is not None:
@@ -446,7 +447,8 @@ class Trainer(Stoppable):
         learners = {name: Learners(group, routes, find, adapters) for name, group in groups.items()}
         sharing = tuple(learners[name] for name in self._layout.sharing)
         critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
-        return Models(fleet, learners[ACTOR], critic, reference, inference, sharing)
+        teachers = {each.name: learners[each.name] for each in self._settings.teachers}
+        return Models(fleet, learners[ACTOR], critic, reference, inference, sharing, teachers)
 
     async def _prepare_learner(self, models: Models) -> None:
         """Restore the checkpoint, if any, and offload shared devices before engines start there."""

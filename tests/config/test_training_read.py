@@ -68,6 +68,8 @@ def sample(key):
         return key.type(key.choices[-1])
     if key.type is tuple:
         return ("q_proj", "v_proj")
+    if key.name == "teacher":
+        return {"model": "large", "coef": 0.5}
     if key.name == "data":
         return {"path": "some/file.jsonl", "shuffle": False}
     return {int: 5, float: 0.625, bool: True, str: "some/thing", Mapping: {"_target_": "a.B", "c": 1}}[key.type]

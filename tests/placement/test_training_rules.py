@@ -8,6 +8,7 @@ from roost.placement.planner import try_plan
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
 WITH_CRITIC = {"actor": "0-3", "rollout": "4-7", "critic": "0-3"}
 APART = {"actor": "0-3", "rollout": "4-7"}
+WITH_TEACHER = {**APART, "teacher": "0-3"}
 CUT = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
 WIDE = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}}
 
@@ -45,6 +46,41 @@ BROKEN = {
         roll({"strategy_name": "vllm"}, kl_coef=0.1),
         "train.kl_coef",
         "needs a reference, which is not placed",
+    ),
+    "no-teacher": (rlinf(teacher={"model": "m/m"}), "train.teacher", "needs teacher, which is not placed"),
+    "teacher-without-a-model": (rlinf(WITH_TEACHER, teacher={"coef": 1}), "train.teacher", "teacher has no model"),
+    "nothing-to-learn-from": (
+        rlinf(advantage_estimator="teacher"),
+        "train.advantage_estimator",
+        "is teacher, but there is none",
+    ),
+    "teacher-that-counts-for-nothing": (
+        rlinf(WITH_TEACHER, advantage_estimator="teacher", teacher={"model": "m/m", "coef": 0}),
+        "train.advantage_estimator",
+        "is teacher, but its coef is 0",
+    ),
+    "key-of-a-teacher": (
+        rlinf(WITH_TEACHER, teacher={"model": "m/m", "coeff": 1}),
+        "train.teacher.coeff",
+        "is not a key of teacher",
+    ),
+    "value-of-a-teacher": (
+        rlinf(WITH_TEACHER, teacher={"model": "m/m", "coef": "high"}),
+        "train.teacher.coef",
+        "is 'high'; it must be a number",
+    ),
+    "estimator-of-a-teacher": (
+        rlinf(WITH_TEACHER, teacher={"model": "m/m", "estimator": "k4"}),
+        "train.teacher.estimator",
+        "is 'k4'",
+    ),
+    "one-model-for-two": (
+        rlinf(
+            {**APART, "teacher.a,teacher.b": "0-3"},
+            teacher={"model": "m/m", "a": {"model": "m/a"}, "b": {"model": "m/b"}},
+        ),
+        "train.teacher.model",
+        "is one model for several teachers",
     ),
     "few-samples": (
         rlinf(prompts_per_step=1, num_generations=3),
@@ -111,6 +147,11 @@ KEPT = {
     "critic-learns": rlinf(WITH_CRITIC, advantage_estimator="gae", critic_learning_rate=1e-5),
     "reference": rlinf({"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coef=0.1),
     "adapter-is-its-own-reference": rlinf(kl_coef=0.1, lora_rank=8),
+    "teacher": rlinf(WITH_TEACHER, teacher={"model": "m/m"}),
+    "teacher-alone": rlinf(WITH_TEACHER, teacher={"model": "m/m"}, advantage_estimator="teacher", num_generations=1),
+    "two-teachers": rlinf(
+        {**APART, "teacher.a,teacher.b": "0-3"}, teacher={"a": {"model": "m/a", "tags": ["x"]}, "b": {"model": "m/b"}}
+    ),
     "a-sample-for-each": rlinf(prompts_per_step=1, num_generations=4),
     "groups-of-one": rlinf(num_generations=1, advantage_estimator="reinforce++"),
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.train import AdvantageEstimator, AdvantageSettings, Whitening
+from roost.config.teacher import Teacher
+from roost.config.train import AdvantageEstimator, AdvantageSettings, KlEstimator, Whitening
 from roost.learner.packing import predicted
 from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Tokens
 from roost.trainer.batch import (
@@ -15,6 +16,7 @@ from roost.trainer.batch import (
     staleness_of,
     with_advantages,
     with_scores,
+    with_teachers,
     with_values,
 )
 from tests.trainer.made_groups import made_episode, made_group
@@ -256,3 +258,40 @@ def test_without_a_critic_an_episode_is_worth_what_it_got_however_it_ended(estim
         return [advantage_of(sample) for sample in with_advantages(batch, AdvantageSettings(estimator))[0].samples]
 
     assert advantages(True) == advantages(False)
+
+
+def taught(estimator, *teachers, tags=("", ""), **settings):
+    """Advantages of the generated tokens: log-probs of the policy are -1 and -2, of the teachers -0.5 and -4."""
+    groups = [made_group(0, [1.0, 0.0], versions=(0, 0))]
+    batch = batch_of(groups)
+    batch = replace(
+        batch, sources=tuple(replace(each, task_tag=tag) for each, tag in zip(batch.sources, tags, strict=True))
+    )
+    said = [np.array([0, 0, -0.5, -4], np.float32)] * 2
+    scores = {one: [said[0] for tag in tags if not one.tags or tag in one.tags] for one in teachers}
+    selected, _, _ = with_advantages(with_teachers(batch, scores), AdvantageSettings(estimator, **settings))
+    return [sample.advantages[2:].tolist() for sample in selected.samples]
+
+
+def test_a_teacher_alone_gives_each_token_the_difference_of_log_probs():
+    assert taught(AdvantageEstimator.TEACHER, Teacher()) == [[0.5, -2.0]] * 2
+    assert taught(AdvantageEstimator.TEACHER, Teacher(coef=0.5)) == [[0.25, -1.0]] * 2
+    assert taught(AdvantageEstimator.TEACHER, Teacher(), gamma=0.5) == [[0.5, -2.0]] * 2, "it is not discounted"
+    assert taught(AdvantageEstimator.TEACHER, Teacher(estimator=KlEstimator.ABS)) == [[-0.5, -2.0]] * 2
+
+
+def test_a_teacher_adds_to_the_advantage_of_the_reward():
+    assert taught(AdvantageEstimator.LEAVE_ONE_OUT, Teacher(coef=0.5)) == [[1.25, 0.0], [-0.75, -2.0]]
+    assert taught(AdvantageEstimator.LEAVE_ONE_OUT, Teacher(coef=0.5), advantage_clip=1.0) == [[1, 0], [-0.75, -1]]
+
+
+def test_teachers_teach_the_tasks_of_their_tags():
+    two = Teacher("teacher.math", tags=("math",)), Teacher("teacher.all", coef=2.0)
+    assert taught(AdvantageEstimator.TEACHER, *two, tags=("math", "code")) == [[1.5, -6.0], [1.0, -4.0]]
+
+
+def test_a_teacher_is_compared_with_the_learners_own_log_probs():
+    batch = with_scores(batch_of([made_group(0, [0.0, 0.0], versions=(0, 0))]), [np.full(4, -3, np.float32)] * 2)
+    scored = with_teachers(batch, {Teacher(): [np.full(4, -1, np.float32)] * 2})
+    assert scored.samples[0].teacher_penalty.tolist() == [0, 0, -2, -2]
+    assert scored.teacher_kl["teacher"].tolist() == [-2] * 4

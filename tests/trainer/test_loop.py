@@ -140,6 +140,7 @@ class Run:
             Model("reference", self.events) if self.has_reference else None,
             Model("inference", self.events) if self.has_inference else None,
             (self.policy,),
+            {teacher.name: Model(teacher.name, self.events) for teacher in self.settings.teachers},
         )
         self.feed = Feed(
             self.scenario,
@@ -514,6 +515,17 @@ def test_who_scores(case, scored):
     loss = case.pop("loss", None)
     run = trained(settings_of(loss=loss), **case)
     assert [event for event in run.events if "scores" in event] == scored
+
+
+def test_teachers_score_and_their_kl_is_a_figure():
+    run = trained(settings_of(teacher={"math": {"coef": 0.5}, "code": {"tags": ["code"]}}))
+    assert [event for event in run.events if "scores" in event] == [
+        "policy scores",
+        "teacher.math scores",
+        "teacher.code scores",
+    ]
+    figures = run.told[0][1]
+    assert figures["teacher.math/kl"] == 0 and "teacher.code/kl" not in figures, "no task has the tag"
 
 
 @pytest.mark.parametrize(

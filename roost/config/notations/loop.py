@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from roost.config.findings import counted
 from roost.config.interpolation import ExpressionError, parse_devices
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
-from roost.config.model_files import DEFAULT_ADAPTER_RANK, OFFLOADED_PARTS, first_number, first_text, read_model_config
+from roost.config.model_files import (
+    DEFAULT_ADAPTER_RANK,
+    OFFLOADED_PARTS,
+    first_number,
+    first_text,
+    read_model_config,
+    teacher_model,
+)
 from roost.config.ranks import spell_ranks
 from roost.config.section import Section
+from roost.config.teacher import TEACHER
 
 ALLOCATION_KEYS = ("learning_gpus", "inference_gpus")
 MEMORY_KEYS = ("inference_requires_memory_gb", "learning_requires_memory_gb")
@@ -40,6 +48,18 @@ def read_loop(root: Section) -> Job:
                 DeviceList(learning, 1),
                 role=Role.LEARNER,
                 model=ModelUse(path, config, offloads=OFFLOADED_PARTS, lora_rank=_adapter_rank(root)),
+            )
+        )
+    if learning and root.below("train").values.get(TEACHER) is not None:
+        teacher = teacher_model(root, TEACHER)
+        components.append(
+            Component(
+                TEACHER,
+                "learning_gpus",
+                allocation.where("learning_gpus"),
+                DeviceList(learning, 1),
+                role=Role.SCORER,
+                model=ModelUse(teacher, read_model_config(teacher), offloads=OFFLOADED_PARTS),
             )
         )
     if inference:

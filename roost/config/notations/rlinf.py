@@ -27,10 +27,12 @@ from roost.config.model_files import (
     fraction_of_device,
     read_model_config,
     role_by_name,
+    teacher_model,
 )
 from roost.config.node_groups import CLUSTER_GROUP, read_node_groups
 from roost.config.ranks import RankSyntaxError, Segment, parse_placement
 from roost.config.section import NEAR_MISS, Section
+from roost.config.teacher import is_teacher
 from roost.config.train import TrainSettings
 
 CLUSTER_KEYS = (
@@ -47,7 +49,7 @@ CLUSTER_KEYS = (
     "tracer",
     "profiling",
 )
-USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference")
+USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference", "teacher")
 MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
 MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
 
@@ -188,7 +190,7 @@ def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
 def _warn_misspelt(placements: Section, key: str, name: str) -> None:
     """A component may have any name, but one that is nearly a usual name is mostly a slip."""
     hint = did_you_mean(name, USUAL_COMPONENTS, NEAR_MISS)
-    if name not in USUAL_COMPONENTS and hint:
+    if name not in USUAL_COMPONENTS and hint and not is_teacher(name):
         placements.findings.warn(
             "RST-N013", placements.where(key), f"{name} is not a usual component", hint, "correct the name"
         )
@@ -284,8 +286,8 @@ def _model(root: Section, component: str) -> ModelUse:
     """The component's model; those that score or criticise use the actor's where they name none."""
     own, actor = root.below(component), root.below("actor")
     path = first_text((own.below("model"), "model_path"), (actor.below("model"), "model_path"))
-    if role_by_name(component) is Role.HELPER:
-        path = first_text((own.below("model"), "model_path"))
+    if role_by_name(component) is Role.HELPER or is_teacher(component):
+        path = teacher_model(root, component) or first_text((own.below("model"), "model_path"))
     is_engine = role_by_name(component) is Role.ENGINE
     precisions = [(own.below("model"), "precision"), *([] if is_engine else [(actor.below("model"), "precision")])]
     precision = first_text(*precisions)

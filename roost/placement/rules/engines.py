@@ -50,6 +50,7 @@ def models_of(
         ROLLOUT: True,
         "critic": settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         "reference": settings.uses_reference,
+        **{teacher.name: True for teacher in settings.teachers},
     }
     for part in components:
         if part.model.path is not None and loaded.get(part.name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from roost.config.findings import Findings, Where
+from roost.config.teacher import is_teacher
 from roost.config.train import HIGHEST_RATE, AdvantageEstimator, Objective, OldLogprobs, TrainSettings, unlike_usual
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.rules.rewards import check_rewards
@@ -68,7 +69,31 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             "without an adapter the policy cannot be its own reference",
             f"place reference, or write {key}: 0",
         )
+    check_teachers(settings, parts, at, findings)
     _check_scorers(settings, parts, at, findings)
+
+
+def check_teachers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Check that every teacher is placed and has a model, and that there is one where it alone is learnt from."""
+    teachers = settings.teachers
+    for teacher in teachers:
+        component = parts.get(teacher.name)
+        if component is None:
+            what = f"needs {teacher.name}, which is not placed"
+            findings.error(
+                "RST-T072", at("teacher"), what, "it scores what the policy generates", f"place {teacher.name}"
+            )
+        elif component.model.path is None:
+            what, fix = f"{teacher.name} has no model", "write model: the folder or hub name of the teacher"
+            findings.error("RST-T073", at("teacher"), what, fix=fix)
+    if settings.advantage.advantage_estimator is AdvantageEstimator.TEACHER and not any(each.coef for each in teachers):
+        findings.error(
+            "RST-T074",
+            at("advantage_estimator"),
+            "is teacher, but there is none" if not teachers else "is teacher, but its coef is 0",
+            "no token would have an advantage",
+            "write teacher: {model: MODEL, coef: 1}, or another advantage_estimator",
+        )
 
 
 def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
@@ -78,6 +103,12 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
         "reference": ("kl_coef", "kl_coef is 0", "0.001", not settings.uses_reference),
         "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
+    }
+    taught = {teacher.name for teacher in settings.teachers}
+    idle |= {
+        name: ("teacher", "there is no teacher in train", "{coef: 1}", name not in taught)
+        for name in parts
+        if is_teacher(name)
     }
     for name, (key, why, instead, is_idle) in idle.items():
         if is_idle and name in parts:

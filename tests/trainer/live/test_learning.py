@@ -1,9 +1,13 @@
 """It learns: streaming minibatches, and with a bar that a broken loss does not reach."""
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import roost.trainer.setup
 from roost.learner.sample import Sample
+from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
+from roost.rollout.episode import Split
 from roost.trainer.learner_worker import LearnerWorker
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, trained
@@ -68,3 +72,35 @@ def test_a_broken_loss_does_not_learn(model, tmp_path, monkeypatch):
     monkeypatch.setattr(roost.trainer.setup, "LearnerWorker", BackwardLearner)
     rewards = rewards_of_learning(model, tmp_path / "run")
     assert sum(rewards[-3:]) / 3 < 0.2
+
+
+def taught_model(folder):
+    """A model of other sizes that knows the nine sums of the task."""
+    folder = write_arithmetic_model(folder, hidden_size=96, num_hidden_layers=1)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tasks = [Arithmetic(tokenizer, 2).task(Split.TRAIN, index).data for index in range(9)]
+    rows = [[*tokenizer(f"{one['prompt_text']}{one['answer']}").input_ids, tokenizer.eos_token_id] for one in tasks]
+    ids = torch.tensor(rows)
+    labels = ids.clone()
+    labels[:, :4] = -100
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        loss = model(ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.05
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_student_learns_from_a_teacher_without_rewards(model, tmp_path):
+    keys = {**LEARNING, "max_steps": 7, "ppo_epochs": 4, "learning_rate": 3e-3, "entropy_coef": 0}
+    teacher = {"model": str(taught_model(tmp_path / "teacher"))}
+    placement = {"actor": "0", "rollout": "1", "teacher": "2"}
+    alone = {"advantage_estimator": "teacher", "whiten_advantages": "tokens", "teacher": teacher}
+    values = config(model, placement, **keys, **alone)
+    run = trained(values, tmp_path / "run").run
+    apart, rewards = figures(run, "teacher/kl"), figures(run, "reward/mean")
+    assert sum(apart[-2:]) / 2 < 0.5 * apart[0]
+    assert rewards[0] <= 0.2 and sum(rewards[-2:]) / 2 >= 0.4
