@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, cast
@@ -86,7 +86,7 @@ def _parameters() -> frozenset[str]:
 
 @torch.inference_mode()
 def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return True if flash attention matches `OneByOne` on a chunk of a long sequence and a token of a short one."""
+    """Return True if flash attention matches `BySequence` on a chunk of a long sequence and a token of a short one."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -111,7 +111,7 @@ def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torc
     key, value = random(8, layer.heads, layer.key_size), random(8, layer.heads, layer.value_size)
     call = LayerCall(0, random(8, 2 * layer.heads, layer.key_size), key, value, None, {})
     flashed = Flash(cache, Tables.of(batch, device), 7, length)(call)
-    return torch.allclose(flashed, OneByOne(cache, batch, [None, None])(call), atol=0.03, rtol=0.03)
+    return torch.allclose(flashed, BySequence(cache, batch, [None, None])(call), atol=0.03, rtol=0.03)
 
 
 NAME = "roost_paged"
@@ -187,31 +187,70 @@ class Span:
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
 
-class OneByOne:
-    """Attention of one sequence at a time.
+SHORT = 64  # tokens up to which padding costs less than a call per sequence
 
-    For many sequences of different lengths this is faster on a CPU than padded groups: there is no padding, and the
-    gathered keys and values of a sequence are still in the CPU cache when they are used.
+
+class BySequence:
+    """Attention for a CPU: short sequences together, long ones one at a time.
+
+    A long sequence alone needs no padding, and its gathered keys and values are still in the CPU cache when they are
+    used. Short ones cost more per call than per token: whole prompts of one length attend together, and single tokens
+    over blocks padded to one length.
     """
 
     def __init__(self, cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> None:
         self._cache = cache
-        self._slots = torch.from_numpy(batch.slots).to(cache[0][0].device)
-        self._spans = _spans(cache, batch, gathered)
+        device, block_size = cache[0][0].device, cache[0][0].shape[1]
+        self._slots = torch.from_numpy(batch.slots).to(device)
+        starts, sizes = batch.starts[:-1].astype(np.int64), np.diff(batch.starts)
+        is_short = batch.lengths <= SHORT
+        whole, single = is_short & (sizes == batch.lengths) & (sizes > 1), is_short & (sizes == 1)
+        self._prompts = [
+            torch.from_numpy(starts[whole & (sizes == size)][:, None] + np.arange(size)).to(device)
+            for size in np.unique(sizes[whole]).tolist()
+        ]
+        self._singles = torch.from_numpy(starts[single]).to(device)
+        self._padded: Padded | None = None
+        if single.any():
+            # Always of one width: results must not vary with the other sequences of a batch.
+            tables = np.zeros((int(single.sum()), -(-SHORT // block_size)), batch.tables.dtype)
+            known = batch.tables[single, : tables.shape[1]]
+            tables[:, : known.shape[1]] = known
+            lengths = torch.from_numpy(batch.lengths[single]).to(device)
+            self._padded = Padded(torch.from_numpy(tables).to(device), lengths, block_size)
+        self._spans = _spans(cache, batch, gathered, np.flatnonzero(~(whole | single)).tolist())
 
     def __call__(self, call: LayerCall) -> Tensor:
         blocks = kept(call, self._cache, self._slots)
         groups = call.query.unflatten(1, (call.key.shape[1], -1))  # [tokens, heads, queries per key, head size]
-        parts = []
+        output = call.query.new_empty((*groups.shape[:3], call.value.shape[2]))
+        for rows in self._prompts:
+            output[rows] = _prompt_attention(groups[rows], call.key[rows], call.value[rows], call.scale)
+        if self._padded is not None:
+            output[self._singles] = self._padded.attend(groups[self._singles], blocks, call.scale)
         for span in self._spans:
             queries = groups[span.start : span.end]
             keys, values = span.keys_and_values(call, blocks)
             if len(queries) == 1:
                 # Queries that share a key are the rows of one small attention, so keys are not repeated.
-                parts.append(F.scaled_dot_product_attention(queries, keys, values, scale=call.scale))
+                attended = F.scaled_dot_product_attention(queries, keys, values, scale=call.scale)
             else:
-                parts.append(_chunk_attention(queries, keys[0], values[0], span.mask, call.scale))
-        return torch.cat(parts).flatten(1, 2)
+                attended = _chunk_attention(queries, keys[0], values[0], span.mask, call.scale)
+            output[span.start : span.end] = attended
+        return output.flatten(1, 2)
+
+
+def _prompt_attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+    """Causal attention of whole prompts of one length.
+
+    `queries` is [prompts, tokens, heads, queries per key, head size], keys and values [prompts, tokens, heads, size].
+    """
+    per_head = queries.permute(0, 2, 3, 1, 4).flatten(1, 2)
+    repeats = queries.shape[3]
+    keys, values = (each.transpose(1, 2).repeat_interleave(repeats, dim=1) for each in (keys, values))
+    output = F.scaled_dot_product_attention(per_head, keys, values, is_causal=True, scale=scale)
+    attended: Tensor = output.unflatten(1, (-1, repeats)).permute(0, 3, 1, 2, 4)
+    return attended
 
 
 def _chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -229,12 +268,15 @@ def _chunk_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     return output.permute(2, 0, 1, 3)
 
 
-def _spans(cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> list[Span]:
+def _spans(
+    cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None], rows: Iterable[int]
+) -> list[Span]:
     device, block_size = cache[0][0].device, cache[0][0].shape[1]
     tables = torch.from_numpy(batch.tables).to(device, torch.int64)
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
     spans = []
-    for row, (length, held) in enumerate(zip(lengths, gathered, strict=True)):
+    for row in rows:
+        length, held = lengths[row], gathered[row]
         start, end = starts[row], starts[row + 1]
         table = tables[row, : -(-length // block_size)]
         if held is not None:
@@ -272,7 +314,8 @@ class PaddedDecode:
 
     def __call__(self, call: LayerCall) -> Tensor:
         blocks = kept(call, self._cache, self._slots)
-        return self._padded.attend(call.query, blocks, call.scale)
+        groups = call.query.unflatten(1, (call.key.shape[1], -1))
+        return self._padded.attend(groups, blocks, call.scale).flatten(1, 2)
 
 
 class Padded:
@@ -283,10 +326,10 @@ class Padded:
         places = torch.arange(tables.shape[1] * block_size, device=lengths.device)
         self._mask = (places < lengths[:, None])[:, None, None, :]
 
-    def attend(self, query: Tensor, blocks: LayerCache, scale: float | None) -> Tensor:
+    def attend(self, queries: Tensor, blocks: LayerCache, scale: float | None) -> Tensor:
+        """Output for queries of [tokens, heads, queries per key, head size], in the same shape."""
         keys, values = (each[self._tables].flatten(1, 2).transpose(1, 2) for each in blocks)
-        groups = query.unflatten(1, (keys.shape[1], -1))
-        return F.scaled_dot_product_attention(groups, keys, values, attn_mask=self._mask, scale=scale).flatten(1, 2)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask, scale=scale)
 
 
 class DecodeTogether:
@@ -299,7 +342,7 @@ class DecodeTogether:
         self._cache = cache
         device, block_size = cache[0][0].device, cache[0][0].shape[1]
         self._slots = torch.from_numpy(batch.slots).to(device)
-        spans = _spans(cache, batch, [None] * len(batch.lengths))
+        spans = _spans(cache, batch, [None] * len(batch.lengths), range(len(batch.lengths)))
         self._chunks = [span for span in spans if span.end - span.start > 1]
         singles = [row for row, span in enumerate(spans) if span.end - span.start == 1]
         self._rows = torch.tensor([spans[row].start for row in singles], device=device, dtype=torch.int64)
@@ -312,7 +355,8 @@ class DecodeTogether:
         blocks = kept(call, self._cache, self._slots)
         output = torch.empty_like(call.query)
         if self._padded is not None:
-            output[self._rows] = self._padded.attend(call.query[self._rows], blocks, call.scale)
+            singles = call.query[self._rows].unflatten(1, (call.key.shape[1], -1))
+            output[self._rows] = self._padded.attend(singles, blocks, call.scale).flatten(1, 2)
         for span in self._chunks:
             queries = call.query[span.start : span.end].unflatten(1, (call.key.shape[1], -1))
             keys, values = span.keys_and_values(call, blocks)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.attention import Attention, DecodeTogether, Flash, OneByOne, Tables
+from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, Flash, Tables
 from roost.torch_engine.cache import Gathered, LayerCache
 from roost.torch_engine.graphs import DecodeGraphs
 from roost.torch_engine.model import LoadedModel, forward
@@ -181,7 +181,7 @@ class Runner:
 
     def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
         if self._model.device.type == "cpu":
-            return OneByOne(cache, batch, [chunk.tracked.gathered for chunk in chunks])
+            return BySequence(cache, batch, [chunk.tracked.gathered for chunk in chunks])
         if not self._flashes:
             return DecodeTogether(cache, batch)
         longest_chunk = int((batch.starts[1:] - batch.starts[:-1]).max())
