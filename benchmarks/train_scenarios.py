@@ -15,6 +15,8 @@ from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 class Liking:
     """The workload that Roost and the peer train on."""
 
+    single_turn = True
+
     def __init__(self, tokenizer: Any, **workload: Any) -> None:
         self._workload = Workload(**workload)
         self._tokenizer = tokenizer

@@ -258,28 +258,45 @@ class Fleet:
         If the engine is lost, the request is retried on another one. A request that an update dropped is continued
         with the tokens it has, on the policy version that is current then.
         """
+        [made] = await self.generate_n(token_ids, sampling, 1, episode)
+        return made
+
+    async def generate_n(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, episode: str | None = None
+    ) -> list[Completion]:
+        """Complete a prompt `n` times, in one request where the engine takes it; seeds count up from the given one."""
         if isinstance(token_ids, str):
             raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
+        made = await self._generated(token_ids, sampling, n, episode)
+        whole = [self._whole(token_ids, sampling.nth(index), made[index], episode) for index in range(n)]
+        return list(await asyncio.gather(*whole))
+
+    async def _whole(
+        self, token_ids: Sequence[int], sampling: Sampling, begun: Completion, episode: str | None
+    ) -> Completion:
+        """Continue a completion that an update dropped, until it is complete."""
         request = Continuation(token_ids, sampling)
+        request.add(begun)
+        while self._settings.continues_dropped and not request.is_complete:
+            [piece] = await self._generated(request.prompt, request.sampling, 1, episode)
+            request.add(piece)
+        return request.completion
+
+    async def _generated(
+        self, prompt: Sequence[int], sampling: Sampling, n: int, episode: str | None
+    ) -> Sequence[Completion]:
+        """Completions by one engine; if it is lost, by another one."""
         lost = ""
         for _ in range(self._settings.attempts):
-            try:
-                while not request.is_complete:
-                    async with self.pool.seat(episode, self._settings.wait_s) as member:
-                        request.add(await self._generate_on(member, request))
-                    if not self._settings.continues_dropped:
-                        break
-                return request.completion
-            except _LostUnderRequest as error:
-                lost = str(error)
+            async with self.pool.seat(episode, self._settings.wait_s, n) as member:
+                try:
+                    if n == 1:
+                        return [await member.engine.generate(prompt, sampling, adapter=member.adapter)]
+                    return await member.engine.generate_n(prompt, sampling, n, adapter=member.adapter)
+                except EngineLost as error:
+                    await self._supervisor.examine(member)
+                    lost = str(error)
         raise EngineLost(f"a request failed on {self._settings.attempts} engines; last error: {lost}")
-
-    async def _generate_on(self, member: Member, request: Continuation) -> Completion:
-        try:
-            return await member.engine.generate(request.prompt, request.sampling, adapter=member.adapter)
-        except EngineLost as error:
-            await self._supervisor.examine(member)
-            raise _LostUnderRequest(str(error)) from error
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that needs engines and that no update interrupts; raise EngineLost once none is left."""

@@ -55,13 +55,13 @@ class WorkTimes:
         self._total = 0
         self.in_flight = 0
 
-    def begin(self) -> None:
+    def begin(self, count: int = 1) -> None:
         if self.in_flight == 0:
             self._since = self._clock.now()
-        self.in_flight += 1
+        self.in_flight += count
 
-    def end(self) -> None:
-        self.in_flight -= 1
+    def end(self, count: int = 1) -> None:
+        self.in_flight -= count
         if self.in_flight == 0:
             now = self._clock.now()
             self._total += now - self._since
@@ -235,8 +235,8 @@ class FleetMembers:
             self._changed.notify_all()
 
     @asynccontextmanager
-    async def seat(self, episode: str | None, wait_s: float) -> AsyncIterator[Member]:
-        """Context with a ready member for one request; waits until there is one."""
+    async def seat(self, episode: str | None, wait_s: float, count: int = 1) -> AsyncIterator[Member]:
+        """Context with a ready member for a request of `count` completions; waits until there is one."""
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
@@ -250,11 +250,11 @@ class FleetMembers:
             if chosen is None:
                 raise EngineLost(f"every engine has failed: {self.describe()}")
             member = self.members[chosen]
-            member.work.begin()
+            member.work.begin(count)
         try:
             yield member
         finally:
-            member.work.end()
+            member.work.end(count)
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that must end before the next update; raise EngineLost once no member is left for it."""

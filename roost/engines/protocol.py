@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -77,6 +77,10 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k}; write 0 for all tokens")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p is {self.min_p}; it must be from 0 to 1")
+
+    def nth(self, index: int) -> Sampling:
+        """Parameters of one completion of a request for several: vLLM adds the index to the seed."""
+        return self if self.seed is None or not index else replace(self, seed=self.seed + index)
 
     @property
     def is_greedy(self) -> bool:
@@ -219,6 +223,12 @@ class Engine(Protocol):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
     ) -> Completion: ...
+
+    async def generate_n(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, adapter: str | None = None
+    ) -> tuple[Completion, ...]:
+        """Sample `n` completions of one prompt, as `generate` does with the seeds `seed`, `seed + 1`, ..."""
+        ...
 
     async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
         """Log-probs of all tokens but the first at temperature 1."""

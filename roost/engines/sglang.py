@@ -231,6 +231,13 @@ class SglangEngine(ServerClient):
             spans = self._versions.spans(ticket, len(answer.get("output_ids") or ()))
             return completion(answer, spans)
 
+    async def generate_n(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, adapter: str | None = None
+    ) -> tuple[Completion, ...]:
+        # SGLang's own `n` gives every completion the same seed.
+        calls = [self.generate(token_ids, sampling.nth(index), adapter=adapter) for index in range(n)]
+        return tuple(await asyncio.gather(*calls))
+
     async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
         await self._admission()
         answer = await self._ask(score_request(token_ids, adapter), f"the score of {len(token_ids)} tokens")

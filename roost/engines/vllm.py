@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from roost.engines.http_calls import ServerClient, ServerFailed, finish, served_model, version_spans
@@ -39,7 +40,7 @@ from roost.engines.weights.payload import (
 Body = dict[str, Any]
 
 
-def sampling_fields(sampling: Sampling) -> Body:
+def sampling_fields(sampling: Sampling, n: int = 1) -> Body:
     """Sampling parameters of a request; every one is set, so that no default of the model or server applies."""
     fields: Body = {
         "max_tokens": sampling.max_tokens,
@@ -53,6 +54,8 @@ def sampling_fields(sampling: Sampling) -> Body:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+    if n > 1:
+        fields["n"] = n
     if sampling.seed is not None:
         fields["seed"] = sampling.seed
     if sampling.stop:
@@ -62,23 +65,27 @@ def sampling_fields(sampling: Sampling) -> Body:
     return fields
 
 
-def tokens_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
+def tokens_request(
+    token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None, n: int = 1
+) -> Body:
     """Request body for /inference/v1/generate."""
     body = {
         "model": model,
         "token_ids": list(token_ids),
         # Stop strings are found in text, so the server has to write it.
-        "sampling_params": {**sampling_fields(sampling), "logprobs": 0, "detokenize": bool(sampling.stop)},
+        "sampling_params": {**sampling_fields(sampling, n), "logprobs": 0, "detokenize": bool(sampling.stop)},
     }
     return body if request_id is None else {**body, "request_id": request_id}
 
 
-def completions_request(token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None) -> Body:
+def completions_request(
+    token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None, n: int = 1
+) -> Body:
     """Request body for /v1/completions."""
     body = {
         "model": model,
         "prompt": list(token_ids),
-        **sampling_fields(sampling),
+        **sampling_fields(sampling, n),
         "logprobs": 1,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
@@ -103,9 +110,8 @@ def request_names(request_id: str) -> tuple[str, ...]:
     return request_id, f"generate-tokens-{request_id}", f"cmpl-{request_id}-0"
 
 
-def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None) -> Completion:
-    """Parse a completion of either route; `unknown` are the version spans if the server does not report them."""
-    choice = answer["choices"][0]
+def completion(choice: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None) -> Completion:
+    """Parse a choice of either route; `unknown` are the version spans if the server does not report them."""
     logprobs = choice.get("logprobs") or {}
     found = logprobs.get("token_logprobs")
     if found is None:
@@ -218,17 +224,34 @@ class VllmEngine(ServerClient):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
     ) -> Completion:
+        [made] = await self._generate(token_ids, sampling, 1, request_id, adapter)
+        return made
+
+    async def generate_n(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, adapter: str | None = None
+    ) -> tuple[Completion, ...]:
+        return await self._generate(token_ids, sampling, n, None, adapter)
+
+    async def _generate(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, request_id: str | None, adapter: str | None
+    ) -> tuple[Completion, ...]:
         known = await self.capabilities()
         with self._versions.request() as ticket:
-            answer = await self._ask(known, token_ids, sampling, request_id, adapter)
+            answer = await self._ask(known, token_ids, sampling, request_id, adapter, n)
+            choices = sorted(answer["choices"], key=itemgetter("index"))
+            if len(choices) != n:
+                raise EngineError(f"{self.url}: {n} completions were requested, {len(choices)} came back")
             if known.tells_spans:
-                return completion(answer)
-            count = len(answer["choices"][0]["token_ids"] or ())
-            return completion(answer, unknown=self._versions.spans(ticket, count))
+                return tuple(completion(choice) for choice in choices)
+            counts = [len(choice["token_ids"] or ()) for choice in choices]
+            return tuple(
+                completion(choice, unknown=self._versions.spans(ticket, count))
+                for choice, count in zip(choices, counts, strict=True)
+            )
 
     async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
         known = await self.capabilities()
-        answer = await self._ask(known, token_ids, Sampling(max_tokens=1), None, adapter, scored=True)
+        answer = await self._ask(known, token_ids, Sampling(max_tokens=1), None, adapter, is_scored=True)
         return prompt_logprobs(answer, token_ids)
 
     async def _ask(
@@ -238,18 +261,19 @@ class VllmEngine(ServerClient):
         sampling: Sampling,
         request_id: str | None,
         adapter: str | None,
-        scored: bool = False,
+        n: int = 1,
+        is_scored: bool = False,
     ) -> Any:
         model = adapter or known.model
         if sampling.json_schema is not None and known.takes_manifest:
             raise EngineRefused(NO_GUIDANCE)
         if known.takes_tokens:
-            route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id)
+            route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
-            route, body = "/v1/completions", completions_request(token_ids, fitting, model, request_id)
-        if scored:
+            route, body = "/v1/completions", completions_request(token_ids, fitting, model, request_id, n)
+        if is_scored:
             body = with_prompt_logprobs(body)
         if known.has("/weight_info") and not known.takes_manifest:  # the built-in engine separates versions itself
             body = salted(body, self._versions.version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ class Arithmetic:
     '1+1='
     """
 
+    single_turn = True
+
     def __init__(self, tokenizer: Any, largest: int = 9) -> None:
         self._tokenizer = tokenizer
         self._count = largest + 1
+        self._ids = lru_cache(self._count**2)(self._tokenized)
 
     def size(self, split: Split) -> int:
         return self._count**2
@@ -51,7 +55,7 @@ class Arithmetic:
         wanted = [*answer, self._tokenizer.eos_token_id]
         return EpisodeReward(share_right(said, wanted), self._tokenizer.decode(said, skip_special_tokens=True))
 
-    def _ids(self, text: str) -> list[int]:
+    def _tokenized(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
@@ -14,7 +14,7 @@ from operator import attrgetter
 from roost.engines.protocol import EngineLost, Finish, Sampling
 from roost.net.errors import Refused, refusing
 from roost.torch_engine.engine import TorchEngine
-from roost.torch_engine.request_fields import MOST_SAMPLES, derived_seeds
+from roost.torch_engine.request_fields import MOST_SAMPLES
 from roost.torch_engine.scheduler import Progress, Request
 from roost.torch_engine.text import Piece, Sample, TextCodec, TextWanted
 
@@ -38,10 +38,10 @@ class Asked:
         single = len(self.prompts) * self.samples == 1
         requests: list[Request] = []
         for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
-            for sample, seed in enumerate(derived_seeds(sampling.seed, self.samples)):
+            for sample in range(self.samples):
                 request_id = self.request_id if single else f"{self.request_id}-{len(requests)}"
                 wants_scores = self.wants_prompt_logprobs and sample == 0
-                requests.append(Request(request_id, prompt, replace(sampling, seed=seed), wants_scores, self.adapter))
+                requests.append(Request(request_id, prompt, sampling.nth(sample), wants_scores, self.adapter))
         return requests
 
 

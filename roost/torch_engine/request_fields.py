@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -171,20 +170,6 @@ class SamplingFields(StrictBody):
         }
         with refusing():
             return Sampling(max_tokens, **{name: value for name, value in given.items() if value is not None})
-
-
-def derived_seeds(seed: int | None, samples: int) -> Iterator[int | None]:
-    """A seed for each sample of a prompt: the first has the one that was given, so that asking for more keeps it.
-
-    >>> len(set(derived_seeds(7, 4))), next(derived_seeds(7, 4)), list(derived_seeds(None, 2))
-    (4, 7, [None, None])
-    """
-    for index in range(samples):
-        if seed is None or index == 0:
-            yield seed
-        else:
-            digest = hashlib.sha256(f"{seed} {index}".encode()).digest()
-            yield int.from_bytes(digest[:8], "big") >> 1
 
 
 def room_for_completion(prompt_tokens: int, max_context: int) -> int:

@@ -36,13 +36,21 @@ from roost.trainer.targets import load_scenario
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
 ANY_FORM = TurnForm()
+GATHER_S = 0.002  # after the first turn of a group, if slots are too scarce for all of its episodes
 
 
 class FleetSamplers:
-    """Opens samplers for episodes. Episodes of a group use one engine, which has their prompt in its cache."""
+    """Opens samplers for episodes. Episodes of a group use one engine, which has their prompt in its cache.
 
-    def __init__(self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group") -> None:
+    With `group_size`, the first turns of a group's episodes are one request for several completions.
+    """
+
+    def __init__(
+        self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group", group_size: int = 1
+    ) -> None:
         self._fleet, self._settings, self._seed, self._label = fleet, settings, seed, label
+        self._group_size = group_size
+        self._gathering: dict[tuple[Any, ...], GroupRequest] = {}
 
     def open(self, number: int, episode: int, attempt: int) -> Draw:
         """Return the sampler for one attempt at an episode. Seeds depend on the numbers alone."""
@@ -58,10 +66,13 @@ class FleetSamplers:
                 top_p=settings.top_p,
                 top_k=settings.top_k,
                 min_p=settings.min_p,
-                seed=sample_seed(self._seed, number, episode, attempt, turn),
+                # Engines number the completions of one request in the same way.
+                seed=sample_seed(self._seed, number, attempt, turn) + episode,
                 stop=form.stop,
                 json_schema=form.json_schema,
             )
+            if self._group_size > 1 and turn == attempt == 0:
+                return await self._with_group(number, episode, tuple(token_ids), sampling)
             return await self._fleet.generate(token_ids, sampling, episode=f"{self._label} {number}")
 
         return draw
@@ -69,6 +80,73 @@ class FleetSamplers:
     def close(self, number: int) -> None:
         """Release the engine of a finished group."""
         self._fleet.end_episode(f"{self._label} {number}")
+
+    async def _with_group(
+        self, number: int, episode: int, token_ids: tuple[int, ...], sampling: Sampling
+    ) -> Completion:
+        key = number, token_ids, replace(sampling, seed=None)
+        group = self._gathering.get(key)
+        if group is None:
+            group = self._gathering[key] = GroupRequest(self._fleet, token_ids, f"{self._label} {number}")
+            asyncio.get_running_loop().call_later(GATHER_S, self._send, key, group)
+        made = group.add(episode, sampling)
+        if group.size == self._group_size:
+            self._send(key, group)
+        return await made
+
+    def _send(self, key: tuple[Any, ...], group: GroupRequest) -> None:
+        if self._gathering.get(key) is group:
+            del self._gathering[key]
+            group.send()
+
+
+class GroupRequest:
+    """First turns of a group's episodes, sent together."""
+
+    def __init__(self, fleet: Fleet, token_ids: tuple[int, ...], label: str) -> None:
+        self._fleet, self._token_ids, self._label = fleet, token_ids, label
+        self._waiting: dict[int, tuple[Sampling, asyncio.Future[Completion]]] = {}
+        self._calls: list[asyncio.Task[None]] = []
+
+    @property
+    def size(self) -> int:
+        return len(self._waiting)
+
+    def add(self, episode: int, sampling: Sampling) -> asyncio.Future[Completion]:
+        made = asyncio.get_running_loop().create_future()
+        self._waiting[episode] = sampling, made
+        return made
+
+    def send(self) -> None:
+        """Send a request for each run of consecutive episodes; there is one run unless slots were scarce."""
+        left = sorted(episode for episode, (_, made) in self._waiting.items() if not made.done())
+        while left:
+            count = next((n for n in range(1, len(left)) if left[n] != left[0] + n), len(left))
+            run, left = left[:count], left[count:]
+            self._calls.append(asyncio.create_task(self._generate(run)))
+
+    async def _generate(self, run: Sequence[int]) -> None:
+        sampling = self._waiting[run[0]][0]
+        waiting = [self._waiting[episode][1] for episode in run]
+        call = asyncio.ensure_future(self._fleet.generate_n(self._token_ids, sampling, len(run), self._label))
+
+        def cancel_unwanted(_: object) -> None:
+            if all(each.cancelled() for each in waiting):
+                call.cancel()
+
+        for each in waiting:
+            each.add_done_callback(cancel_unwanted)
+        await asyncio.wait([call])
+        if call.cancelled():
+            return
+        error = call.exception()
+        for index, each in enumerate(waiting):
+            if each.done():
+                continue  # its episode was cancelled
+            if error is not None:
+                each.set_exception(error)
+            else:
+                each.set_result(call.result()[index])
 
 
 AGENT, ENV = "agent", "env"
@@ -131,7 +209,7 @@ async def open_stages(
     decode: Decode = token_numbers,
 ) -> AsyncIterator[Stages]:
     """Open the runners of training and evaluation episodes. `is_alone`: the cluster has one node."""
-    draws = samplers_of(fleet, settings)
+    draws = samplers_of(fleet, settings, scenario)
     async with contextlib.AsyncExitStack() as stack:
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
@@ -170,7 +248,7 @@ async def open_stages(
         yield Stages(training, evaluation, rewards)
 
 
-def samplers_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetSamplers]:
+def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> dict[str, FleetSamplers]:
     """Samplers of training and of evaluation."""
     own, shared = settings.evaluation, settings.sampling
     tried = replace(
@@ -179,8 +257,19 @@ def samplers_of(fleet: Fleet, settings: TrainSettings) -> dict[str, FleetSampler
         top_p=shared.top_p if own.eval_top_p is None else own.eval_top_p,
         top_k=shared.top_k if own.eval_top_k is None else own.eval_top_k,
     )
-    by_label = {TRAINING: settings.sampling, EVALUATION: tried}
-    return {label: FleetSamplers(fleet, draw, settings.seed, label) for label, draw in by_label.items()}
+    training = FleetSamplers(fleet, shared, settings.seed, TRAINING, joint_generations(settings, scenario))
+    return {TRAINING: training, EVALUATION: FleetSamplers(fleet, tried, settings.seed, EVALUATION)}
+
+
+def joint_generations(settings: TrainSettings, scenario: Scenario) -> int:
+    """Number of a group's generations that are one request.
+
+    Only where no episode has a use for its turn before the slowest of its group: it has no other turn, and none is
+    cut off.
+    """
+    rollout = settings.rollout
+    is_joint = getattr(scenario, "single_turn", False) and not rollout.extra_generations
+    return rollout.num_generations if is_joint and rollout.rollout_fraction == 1.0 else 1
 
 
 async def _finish(scenario: Scenario) -> None:

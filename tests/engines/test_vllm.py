@@ -159,7 +159,7 @@ def test_scores_are_of_the_prompts_own_tokens(opens_token_route, route, answer):
 
 @pytest.mark.parametrize("reason", ["error", "repetition", None])
 def test_an_end_that_is_not_known_is_an_error(reason):
-    choice = {"token_ids": [5], "logprobs": {"content": [{"logprob": -1.0}]}, "finish_reason": reason}
+    choice = {"index": 0, "token_ids": [5], "logprobs": {"content": [{"logprob": -1.0}]}, "finish_reason": reason}
 
     async def scenario(engine, state):
         await engine.capabilities()

@@ -84,12 +84,17 @@ class VllmStandIn:
         if "token_ids" not in asked.body:
             return 400, {"error": {"message": "token_ids is missing"}}
         content = [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.25}]
-        choice = {"token_ids": [5, 6], "logprobs": {"content": content}, "finish_reason": "length"}
+        choice = {"index": 0, "token_ids": [5, 6], "logprobs": {"content": content}, "finish_reason": "length"}
         spans = [{"version": self.version, "start": 0, "end": 2}] if "/weight_info" in self.routes else None
         return 200, {"choices": [{**choice, "weight_versions": spans}]}
 
     def on_v1_completions(self, asked: Asked) -> Any:
-        choice = {"token_ids": [5, 6], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "length"}
+        choice = {
+            "index": 0,
+            "token_ids": [5, 6],
+            "logprobs": {"token_logprobs": [-0.5, -0.25]},
+            "finish_reason": "length",
+        }
         return 200, {"choices": [choice]}
 
     def on_pause(self, asked: Asked) -> Any:

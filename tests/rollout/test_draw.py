@@ -1,7 +1,11 @@
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
-from roost.config.train import SamplingSettings
-from roost.trainer.rollout_workers import FleetSamplers
+from roost.config.train import RolloutSettings, SamplingSettings
+from roost.engines.protocol import EngineRefused
+from roost.trainer.rollout_workers import FleetSamplers, joint_generations
 from tests.rollout.script import completion, ran
 
 
@@ -58,3 +62,111 @@ def test_the_same_numbers_draw_the_same():
         ran(FleetSamplers(fleet, SamplingSettings(), seed=3).open(12, 1, 0)([1], 2, None))
         seeds.append(fleet.asked[0][1].seed)
     assert seeds[0] == seeds[1]
+
+
+class GroupFleet(NotingFleet):
+    """Answers requests for several completions when it is let."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.together, self.error = [], error
+        self.may_answer = asyncio.Event()
+
+    async def generate_n(self, token_ids, sampling, n, episode=None):
+        self.together.append((token_ids, sampling.seed, n, episode))
+        await self.may_answer.wait()
+        if self.error is not None:
+            raise self.error
+        return [completion((sampling.seed + index,)) for index in range(n)]
+
+
+def first_turns(draws, episodes, attempt=0):
+    return [asyncio.create_task(draws.open(12, episode, attempt)([1, 2], 0, None)) for episode in episodes]
+
+
+async def sent(fleet, count=1):
+    while len(fleet.together) < count:
+        await asyncio.sleep(0)
+
+
+def test_first_turns_of_a_group_are_one_request_with_the_seeds_they_have_alone():
+    async def turns():
+        alone, fleet = NotingFleet(), GroupFleet()
+        await asyncio.gather(*first_turns(FleetSamplers(alone, SamplingSettings(), seed=3), range(4)))
+        fleet.may_answer.set()
+        made = await asyncio.gather(
+            *first_turns(FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=4), range(4))
+        )
+        assert [answer.token_ids[0] for answer in made] == [sampling.seed for _, sampling, _ in alone.asked]
+        assert [(ids, n, label) for ids, _, n, label in fleet.together] == [((1, 2), 4, "group 12")]
+        assert not fleet.asked
+
+    ran(turns())
+
+
+def test_a_group_that_is_not_whole_is_sent_after_a_moment_in_runs():
+    async def turns():
+        fleet = GroupFleet()
+        fleet.may_answer.set()
+        made = await asyncio.gather(
+            *first_turns(FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=8), (5, 0, 1))
+        )
+        first = fleet.together[0][1]
+        assert [(seed - first, n) for _, seed, n, _ in fleet.together] == [(0, 2), (5, 1)]
+        assert [answer.token_ids[0] - first for answer in made] == [5, 0, 1]
+
+    ran(turns())
+
+
+def test_other_attempts_and_turns_are_requests_of_their_own():
+    fleet = NotingFleet()
+    draws = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=4)
+    ran(draws.open(12, 0, 1)([1], 0, None))
+    ran(draws.open(12, 0, 0)([1], 1, None))
+    assert len(fleet.asked) == 2
+
+
+def test_a_group_request_ends_when_the_last_episode_is_cancelled_and_not_before():
+    async def turns():
+        fleet = GroupFleet()
+        draws = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=2)
+        one, other = first_turns(draws, range(2))
+        await sent(fleet)
+        one.cancel()
+        fleet.may_answer.set()
+        assert (await other).token_ids == (fleet.together[0][1] + 1,)
+        fleet.may_answer.clear()
+        both = first_turns(draws, range(2))
+        await sent(fleet, 2)
+        for each in both:
+            each.cancel()
+        await asyncio.wait(both)
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+    ran(turns())
+
+
+def test_an_error_of_a_group_request_fails_each_episode():
+    async def turns():
+        fleet = GroupFleet(EngineRefused("too long"))
+        fleet.may_answer.set()
+        draws = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=2)
+        made = await asyncio.gather(*first_turns(draws, range(2)), return_exceptions=True)
+        assert [str(each) for each in made] == ["too long"] * 2
+
+    ran(turns())
+
+
+@pytest.mark.parametrize(
+    ("rollout", "single_turn", "count"),
+    [
+        pytest.param({}, True, 8, id="joint"),
+        pytest.param({}, False, 1, id="several turns"),
+        pytest.param({"extra_generations": 2}, True, 1, id="the slowest are cut off"),
+        pytest.param({"rollout_fraction": 0.5}, True, 1, id="a part is waited for"),
+    ],
+)
+def test_generations_are_joint_only_where_none_is_waited_for(rollout, single_turn, count):
+    settings = SimpleNamespace(rollout=RolloutSettings(num_generations=8, **rollout))
+    assert joint_generations(settings, SimpleNamespace(single_turn=single_turn)) == count

@@ -58,7 +58,7 @@ def settings_of(rollout=None, **evaluation):
 
 
 async def evaluated(fleet, exam, settings, version):
-    draws = samplers_of(fleet, settings)[EVALUATION]
+    draws = samplers_of(fleet, settings, None)[EVALUATION]
     player = LocalEpisodeRunner(exam, draws.open, settings.rollout.episode_timeout_s)
     return await evaluate(exam, player, settings, version, draws.close)
 

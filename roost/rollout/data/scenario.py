@@ -41,6 +41,8 @@ class PromptScenario:
     data has every column of its row, and `answer`, `prompt_text` and `messages`.
     """
 
+    single_turn = True
+
     def __init__(self, tokenizer: Any = None, **data: Any) -> None:
         findings = Findings()
         settings = read_data(data, Where(path=("train", "data")), findings)

@@ -107,6 +107,19 @@ def test_a_seed_decides_what_is_drawn(running_engine):
     assert all(first.token_ids != other.token_ids for other in others)
 
 
+def test_several_completions_of_a_request_are_those_of_consecutive_seeds(running_engine):
+    async def scenario(engine):
+        sampling = Sampling(max_tokens=12, seed=40, ignore_eos=True)
+        together = await engine.generate_n([1, 2, 3], sampling, 4)
+        return together, [await engine.generate([1, 2, 3], sampling.nth(index)) for index in range(4)]
+
+    together, alone = running_engine.run(scenario)
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert len({each.token_ids for each in together}) == 4
+    for one, other in zip(together, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=TOLERANCE) and one.versions == other.versions
+
+
 def test_a_stop_token_ends_a_completion_and_is_its_last_token(running_engine):
     async def scenario(engine):
         whole = await engine.generate([1, 2, 3], GREEDY)
