@@ -22,11 +22,12 @@ from peer_environment import PeerPython, print_no_peer
 from rich.console import Console
 from rich.table import Table
 from train_results import Lagged, Speed, lagged, of_lag, of_metrics, of_peer, phase_shares, speed
-from train_workload import Workload
+from train_workload import Workload, small
 from verdicts import JsonFile, Verdict, print_verdicts, write_results
 
 HERE = Path(__file__).parent
-PARTS = ("peer", "lag")
+PARTS = ("peer", "small", "lag")
+SMALL = 128, 3  # width and layers of the model of the part `small`, which has 0.6 million parameters
 LAST_LINES = 8  # of what a run that failed has said
 
 
@@ -40,8 +41,9 @@ def main(
     micro_batch: Annotated[int, typer.Option(min=1, help="Samples that TRL takes in one pass.")] = 128,
     generation: Annotated[str, typer.Option(help="Of TRL: dynamic, static or continuous.")] = "static",
     old_logprobs: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "rollout",
+    data: Annotated[bool, typer.Option("--data", help="Roost's prompts come from a data file.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run of one side.")] = 600,
-    only: Annotated[list[str] | None, typer.Option(help="peer or lag; both if left out.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="peer, small or lag; all if left out.")] = None,
     peer_python: PeerPython = None,
     setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make TRL's environment first.")] = False,
     json_file: JsonFile = None,
@@ -57,22 +59,30 @@ def main(
     judged: list[Verdict] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         folder = Path(made)
-        if "peer" in (only or PARTS):
+        for part, workload, sizes in (
+            ("peer", Workload(steps), (hidden, layers)),
+            ("small", small(steps * 4), SMALL),
+        ):
+            if part not in (only or PARTS):
+                continue
             peer = train_environment.find(peer_python)
-            model = train_roost.write_model(folder / "model", hidden, layers)
+            (folder / part).mkdir()
+            model = train_roost.write_model(folder / part / "model", *sizes)
             settings = {"micro_batch": micro_batch, "generation": generation, "threads": os.cpu_count() or 1}
-            workload = Workload(steps)
-            ours, theirs, shares = measure_peer(
-                workload, model, old_logprobs, settings, peer, rounds, folder, limit, progress
+            config = train_roost.side_by_side(
+                workload, model, old_logprobs, folder / part / "prompts.jsonl" if data else None
             )
-            report_peer(ours, theirs, shares, console)
-            results["beside TRL"] = {
+            ours, theirs, shares = measure_peer(
+                workload, model, config, settings, peer, rounds, folder / part, limit, progress
+            )
+            report_peer(part, ours, theirs, shares, console)
+            results[f"{part} beside TRL"] = {
                 "roost": [asdict(run) for run in ours],
                 "trl": [asdict(run) for run in theirs],
                 "shares": shares,
             }
             if theirs:
-                judged.append(of_peer(ours, theirs))
+                judged.append(of_peer(part, ours, theirs))
             else:
                 print_no_peer(console)
         if "lag" in (only or PARTS):
@@ -88,7 +98,7 @@ def main(
 def measure_peer(
     workload: Workload,
     model: Path,
-    old_logprobs: str,
+    config: dict[str, Any],
     settings: dict[str, Any],
     peer: Path | None,
     rounds: int,
@@ -100,7 +110,6 @@ def measure_peer(
     ours, theirs, shares = [], [], []
     for turn in range(rounds):
         progress.print(f"round {turn + 1} of {rounds}, Roost")
-        config = train_roost.side_by_side(workload, model, old_logprobs)
         metrics = train_roost.run(config, folder / f"roost {turn}", limit)
         ours.append(speed(of_metrics(metrics), workload.samples))
         shares.append(phase_shares(metrics))
@@ -140,9 +149,11 @@ def measure_lag(
     return found[0], found[lag]
 
 
-def report_peer(ours: Sequence[Speed], theirs: Sequence[Speed], shares: dict[str, float], console: Console) -> None:
+def report_peer(
+    part: str, ours: Sequence[Speed], theirs: Sequence[Speed], shares: dict[str, float], console: Console
+) -> None:
     columns = ("", "samples/s", "tokens/s", "tokens a sample", "reward at the end", "rounds")
-    table = Table(*columns, title="Whole steps", title_justify="left")
+    table = Table(*columns, title=f"Whole steps, {part}", title_justify="left")
     for name, runs in (("roost", ours), ("trl", theirs)):
         if runs:
             values = [median(getattr(run, field) for run in runs) for field in Speed.__slots__]

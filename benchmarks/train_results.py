@@ -11,7 +11,7 @@ from typing import Any
 from verdicts import Verdict
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
-PEER_TARGET = 1.5
+PEER_TARGETS = {"peer": 1.5, "small": 1.0}
 LAG_TARGET = 1.3
 REWARD_NOISE = 0.05
 
@@ -71,9 +71,10 @@ def lagged(metrics: Sequence[Row]) -> Lagged:
     return Lagged(median(step_seconds(metrics)), reward, lag)
 
 
-def of_peer(ours: Sequence[Speed], theirs: Sequence[Speed]) -> Verdict:
+def of_peer(part: str, ours: Sequence[Speed], theirs: Sequence[Speed]) -> Verdict:
     ratios = [one.samples_per_second / other.samples_per_second for one, other in zip(ours, theirs, strict=True)]
-    return _verdict(f"samples a second: at least {PEER_TARGET} times TRL's", ratios, PEER_TARGET)
+    target = PEER_TARGETS[part]
+    return _verdict(f"{part}: samples a second: at least {target} times TRL's", ratios, target)
 
 
 def of_lag(synchronous: Sequence[Lagged], others: Sequence[Lagged]) -> tuple[Verdict, Verdict]:

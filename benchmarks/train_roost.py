@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from train_workload import VOCABULARY, Workload
+from train_workload import VOCABULARY, Workload, prompt
 
 HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-c", "from roost.cli.main import run; run()", "train")
@@ -43,8 +43,11 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
     )
 
 
-def side_by_side(workload: Workload, model: Path, old_logprobs: str) -> dict[str, Any]:
-    """The workload as a job: the learner and an engine, one after the other on the same cores."""
+def side_by_side(workload: Workload, model: Path, old_logprobs: str, data: Path | None = None) -> dict[str, Any]:
+    """The workload as a job: the learner and an engine, one after the other on the same cores.
+
+    With `data`, the prompts are written there and read as a data file, instead of coming from a class.
+    """
     train = {
         "prompts_per_step": workload.prompts,
         "num_generations": workload.group_size,
@@ -56,8 +59,14 @@ def side_by_side(workload: Workload, model: Path, old_logprobs: str) -> dict[str
         "seed": workload.seed,
         "eval_tasks": 1,
         "checkpoint_every": 0,
-        "task": {"_target_": "train_scenarios.Liking", **asdict(workload)},
     }
+    if data is None:
+        train["task"] = {"_target_": "train_scenarios.Liking", **asdict(workload)}
+    else:
+        rows = ({"prompt": prompt(workload, index)} for index in range(workload.steps * workload.prompts))
+        data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        train["data"] = {"path": str(data)}
+        train["rewards"] = {"digits": {"_target_": "train_scenarios.LikedDigits"}}
     return job(model, train)
 
 

@@ -10,6 +10,7 @@ from train_workload import Workload, prompt, reward
 
 from roost.rollout.arithmetic import Arithmetic
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
+from roost.rollout.rewards.reward import Answer
 
 
 class Liking:
@@ -31,6 +32,16 @@ class Liking:
         transcript.give(self._tokenizer(task.name, add_special_tokens=False).input_ids)
         said = await transcript.take()
         return EpisodeReward(reward(said), f"{len(said)} tokens")
+
+
+class LikedDigits:
+    """A reward for prompts from a data file: it sees text, and the liked tokens have none, so digits are liked."""
+
+    async def score(self, answer: Answer) -> float:
+        return sum(character.isdecimal() for character in answer.text) / max(1, len(answer.text))
+
+    async def close(self) -> None:
+        pass
 
 
 class SlowArithmetic(Arithmetic):

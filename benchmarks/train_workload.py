@@ -34,6 +34,11 @@ class Workload:
         return self.prompts * self.group_size
 
 
+def small(steps: int) -> Workload:
+    """Many samples of two tokens, for which everything but the model's own work counts."""
+    return Workload(steps, prompts=64, prompt_tokens=8, max_tokens=2)
+
+
 def prompt(workload: Workload, index: int) -> str:
     """One of the prompts, of which there are as many as the steps need; a token is a character.
 
