@@ -112,7 +112,7 @@ def read_training(
     read_teachers(values.get("teacher", {}), setting_location("teacher", job), root.findings)
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
-    elif values.get("data"):
+    if values.get("data"):
         values["task"] = _task_of_data(values, job, root)
     if not values.get("task") and "train" not in root:
         fix = "write train: {data: {path: data/train.jsonl}}, or train: {task: {_target_: package.module.Class}}"
@@ -172,12 +172,13 @@ def _supervised(
 def _task_of_data(values: Values, job: Job, root: Section) -> Values:
     """The task of a config with data: a scenario over them, or the config's own with them as its tasks."""
     data, place, task = dict(values["data"]), setting_location("data", job), values.get("task")
+    by_teacher = values.get("advantage_estimator") is AdvantageEstimator.TEACHER
+    is_taught = by_teacher or values.get("objective") is Objective.SFT
     data.setdefault("batch_size", values.get("prompts_per_step", default_of("prompts_per_step")))
     if read_data(data, place, root.findings) is None:
         return task or {"_target_": SCENARIO}
     if not task:
-        is_taught = values.get("advantage_estimator") is AdvantageEstimator.TEACHER
-        if not values.get("rewards") and not is_taught:
+        if not (values.get("rewards") or is_taught):
             what, why = "have no reward", "the answers to their prompts would not be scored"
             fix = "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}"
             root.findings.error("RST-T061", place, what, why, fix)

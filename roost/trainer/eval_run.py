@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from roost.config.data import EVALUATION
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import TrainSettings
@@ -136,9 +137,10 @@ def engine_spec(settings: TrainSettings, options: EvalOptions, rank: int) -> Ser
 
 
 def _named(job: str, found: Evaluation, has_others: bool) -> dict[str, tuple[Group, ...]]:
-    """The named sets of an evaluation; one without names has the job's."""
-    sets = found.by_set or {job: found.groups}
-    return {f"{job}/{name}" if has_others and found.by_set else name: groups for name, groups in sets.items()}
+    """The named sets of an evaluation; one without a name of its own has the job's."""
+    if set(found.by_set) <= {EVALUATION}:
+        return {job: found.groups}
+    return {f"{job}/{name}" if has_others else name: groups for name, groups in found.by_set.items()}
 
 
 def by_tag(groups: Iterable[Group]) -> dict[str, dict[str, float]]:

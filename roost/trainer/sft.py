@@ -25,7 +25,7 @@ from roost.rollout.agents.chat import for_template
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.episode import Scenario, Split, Task
 from roost.rollout.episode_runner import task_of
-from roost.rollout.order import TaskOrder, sample_seed
+from roost.rollout.order import Order, order_of, sample_seed
 from roost.runtime.cluster import Cluster
 from roost.runtime.worker import LaunchOptions
 from roost.trainer.batch import Batch, minibatches
@@ -60,6 +60,19 @@ class Conversations:
     def size(self, split: Split) -> int:
         return int(call(self.scenario.size, split))
 
+    def order(self, seed: int) -> Order:
+        """Order of the training tasks, as reinforcement learning would take them."""
+        order: Order = call(order_of, self.scenario, Split.TRAIN, seed)
+        return order
+
+    def eval_sets(self, most: int, seed: int) -> dict[str, list[int]]:
+        """Indices of each named set, or of one without a name; `most` of all sets together, if not 0."""
+        size = self.size(Split.EVALUATION)
+        named: dict[str, range] = getattr(self.scenario, "eval_sets", None) or {"": range(size)}
+        order = call(order_of, self.scenario, Split.EVALUATION, seed) if size else None
+        kept = {order.index(number) for number in range(min(most or size, size))} if order else set()
+        return {name: [index for index in its if index in kept] for name, its in named.items()}
+
     def samples(self, split: Split, indices: Sequence[int]) -> tuple[list[Sample], int]:
         """Samples of the tasks at these indices, and the number left out because they are too long."""
         found = [sample for index in indices for sample in self.samples_of(task_of(self.scenario, split, index))]
@@ -68,22 +81,39 @@ class Conversations:
 
     def samples_of(self, task: Task) -> list[Sample]:
         """Samples of one task; several if the chat template changes earlier turns."""
-        data, chat = task.data, self._format
+        data = task.data
         messages = [for_template(message) for message in data.get("messages") or ()]
-        if not any(message["role"] == ASSISTANT for message in messages) or self.completion:
+        has_turns = any(message["role"] == ASSISTANT for message in messages)
+        chat = self._format(task, has_turns)
+        if not has_turns or self.completion:
             said = self._completion(task)
-            if data.get("prompt_text") is not None:
-                prompt, own = str(data["prompt_text"]), getattr(self.scenario, "prompt_ids", None)
-                shown = chat.ids(prompt) if own is None else own(task)
-                return [_sample([(shown, False), (self._ended(prompt, said), True)])]
+            if chat is None:
+                return [self._continued(task, said)]
             messages.append({"role": ASSISTANT, "content": said})
+        if chat is None:
+            raise ValueError(
+                f"task {task.name!r:.80} has turns of the assistant, but prompts are finished text. Remove "
+                "prompt_suffix and chat_template: false, or write train.completion: COLUMN"
+            )
         return [_sample(pieces) for pieces in chat.conversations(messages, data.get("tools") or None)]
 
-    @property
-    def _format(self) -> ChatFormat:
-        """The scenario's own format, which has its template and arguments, else the tokenizer's."""
+    def _format(self, task: Task, has_turns: bool) -> ChatFormat | None:
+        """The scenario's own format, which has its template and arguments, else the tokenizer's.
+
+        None where the completion follows a finished prompt.
+        """
         own = getattr(self.scenario, "chat_format", None)
-        return own if isinstance(own, ChatFormat) else ChatFormat(self.tokenizer)
+        if own is not None:
+            found: ChatFormat | None = call(own, task)
+            return found
+        return None if task.data.get("prompt_text") and not has_turns else ChatFormat(self.tokenizer)
+
+    def _continued(self, task: Task, said: str) -> Sample:
+        """A finished prompt, its completion, and the end-of-sequence token."""
+        prompt, chat, end = str(task.data["prompt_text"]), ChatFormat(self.tokenizer), self.tokenizer.eos_token_id
+        own = getattr(self.scenario, "prompt_ids", None)
+        shown = chat.ids(prompt) if own is None else call(own, task)
+        return _sample([(shown, False), ((*chat.ids_after(prompt, said), *(() if end is None else (end,))), True)])
 
     def _completion(self, task: Task) -> str:
         column = self.completion or "answer"
@@ -94,11 +124,6 @@ class Conversations:
                 f"columns: {there}. Write train.completion: COLUMN"
             )
         return str(task.data[column])
-
-    def _ended(self, prompt: str, said: str) -> tuple[int, ...]:
-        """Tokens of a completion after its prompt, with the end-of-sequence token."""
-        end = self.tokenizer.eos_token_id
-        return (*self._format.ids_after(prompt, said), *(() if end is None else (end,)))
 
 
 def _sample(pieces: Sequence[tuple[Sequence[int], bool]]) -> Sample:
@@ -133,7 +158,7 @@ class SftTrainer(Stoppable):
         self._recorder = current.get().recorder
         self._saver = Saver(run, settings, False, state.step, self._recorder)
         self._skipped = SkippedSteps()
-        self._order = TaskOrder(data.size(Split.TRAIN), settings.seed)
+        self._order, self._size = data.order(settings.seed), data.size(Split.TRAIN)
 
     def launch(self) -> None:
         """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
@@ -207,7 +232,7 @@ class SftTrainer(Stoppable):
         state = TrainerState(self.state.step + 1, self.state.version + 1)
         trained = float(sum(sample.made for sample in samples))
         figures |= {
-            "epoch": state.step * settings.rollout.prompts_per_step / self._order.size,
+            "epoch": state.step * settings.rollout.prompts_per_step / self._size,
             "samples/learnt": float(len(samples)),
             "samples/left_out": float(left_out),
             "tokens/trained": trained,
@@ -246,16 +271,27 @@ class SftTrainer(Stoppable):
 
     async def _evaluate(self) -> None:
         """Mean loss of a token on held-out rows, unless this step was evaluated before."""
-        rows = min(self._settings.evaluation.eval_tasks, self._data.size(Split.EVALUATION))
-        if not rows or self._run.has_evaluation(self.state.step):
+        sets = self._data.eval_sets(self._settings.evaluation.eval_tasks, self._settings.seed)
+        if not any(sets.values()) or self._run.has_evaluation(self.state.step):
             return
         self._watching.phase("evaluate")
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
-            samples, _ = await asyncio.to_thread(self._data.samples, Split.EVALUATION, range(rows))
+            read = partial(self._data.samples, Split.EVALUATION)
+            by_set = {name: (await asyncio.to_thread(read, rows))[0] for name, rows in sets.items()}
+            samples = [sample for each in by_set.values() for sample in each]
             logprobs = await self._learners.score(samples)
-        tokens = totals_of(samples, 1).tokens
-        loss = -sum(float(array.sum()) for array in logprobs) / max(1, tokens)
-        self._watching.held_out(self.state, {HELD_OUT: loss, "samples": float(len(samples)), "tokens": float(tokens)})
+        figures = {"samples": float(len(samples)), HELD_OUT: _loss(samples, logprobs)}
+        figures["tokens"] = float(totals_of(samples, 1).tokens)
+        start = 0
+        for name, each in by_set.items() if len(by_set) > 1 else ():
+            figures[f"{name}/{HELD_OUT}"] = _loss(each, logprobs[start : start + len(each)])
+            start += len(each)
+        self._watching.held_out(self.state, figures)
+
+
+def _loss(samples: Sequence[Sample], logprobs: Sequence[Any]) -> float:
+    """Mean loss of a learnt token."""
+    return -sum(float(array.sum()) for array in logprobs) / max(1, totals_of(samples, 1).tokens)
 
 
 def _no_engine(url: str) -> Any:

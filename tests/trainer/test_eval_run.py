@@ -55,13 +55,21 @@ def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):
         "train": {"task": {"_target_": "roost.rollout.arithmetic.Arithmetic", "largest": 2}, "max_new_tokens": 3},
     }
     (tmp_path / "sums.yaml").write_text(json.dumps(job))
+    rows = [{"question": f"{n}+1=", "sum": n + 1, "tag": "even" if n % 2 else "odd"} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     eval_command(
-        str(model), [f"sums={tmp_path / 'sums.yaml'}"], samples=4, reward="math", prompt=None, answer=None,
-        temperature=None, max_new_tokens=None, limit=5, engine="torch", engines=1, out=tmp_path / "out", as_json=True,
+        str(model), [f"sums={tmp_path / 'sums.yaml'}", str(tmp_path / "rows.jsonl")],
+        samples=4, reward="exact", prompt="question", answer="sum", temperature=None, max_new_tokens=3,
+        limit=5, engine="torch", engines=1, out=tmp_path / "out", as_json=True,
     )  # fmt: skip
-    figures = json.loads(capsys.readouterr().out)["sums"][""]
+    tables = json.loads(capsys.readouterr().out)
+    figures = tables["sums"][""]
+    assert tables["rows"][""]["tasks"] == 5 and tables["rows"][""]["samples"] == 20, "a data file, named by its stem"
     assert figures["tasks"] == 5 and figures["samples"] == 20 and 0 <= figures["pass@4"] <= 1
     records = [json.loads(line) for line in (tmp_path / "out" / "completions.jsonl").read_text().splitlines()]
-    assert len(records) == 20 and len({one["task"] for one in records}) == 5
+    asked = {one["task"] for one in records if one["set"] == "rows"}
+    assert len(records) == 40 and len(asked) == 5 and asked <= {row["question"] for row in rows}
+    records = [one for one in records if one["set"] == "sums"]
+    assert len({one["task"] for one in records}) == 5
     assert len({one["completion"] for one in records}) > 5, "several samples are drawn, not the greedy one again"
     assert "pass@4" in (tmp_path / "out" / "report.html").read_text()

@@ -2,6 +2,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import json
+
 import numpy as np
 from transformers import AutoTokenizer
 
@@ -11,6 +13,7 @@ from roost.config.notations.notation import read_job
 from roost.config.train import ImportanceSamplingLevel, LossAggregation, Objective
 from roost.learner.sample import NOT_MADE
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
+from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.episode import Split, Task
 from roost.trainer.sft import Conversations
 
@@ -93,10 +96,68 @@ def test_a_row_without_a_completion_names_its_columns(tokenizer):
         Conversations(None, tokenizer, "reply").samples_of(Task("1", {"prompt_text": "1", "text": "2"}))
 
 
+def data_file(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+ASKED = [CONVERSATION[0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "text", "learnt"),
+    [
+        ({"prompt": "1+1=", "answer": "2"}, {"answer": "answer"}, "1+1=2<end>", "2<end>"),
+        ({"prompt": ASKED, "answer": "2"}, {"answer": "answer"}, "+1+1=-2<end> ", "2<end>"),
+        ({"prompt": "1+1", "answer": "2"}, {"answer": "answer", "chat_template": True}, "+1+1=-2<end> ", "2<end>"),
+        ({"messages": CONVERSATION}, {}, "+1+1=-2<end> +2+2=-4<end> ", "2<end>4<end>"),
+        ({"messages": CONVERSATION[:2]}, {"chat_template": CHAT.replace("'='", "'*'")}, "+1+1*-2<end> ", "2<end>"),
+        ({"messages": CONVERSATION[:2]}, {"template_arguments": {"mark": "0"}}, "0+1+1=-2<end> ", "2<end>"),
+        ({"prompt": ASKED, "answer": "2"}, {"answer": "answer", "prompt_suffix": "0"}, "+1+1=-02<end>", "2<end>"),
+        (
+            {"messages": ASKED, "answer": "2"},
+            {"tag": "t", "tag_templates": {"t": "-" + CHAT}},
+            "-+1+1=-2<end> ",
+            "2<end>",
+        ),
+    ],
+)
+def test_rows_of_data_files_are_rendered_as_their_settings_say(row, keys, text, learnt, tokenizer, tmp_path):
+    tokenizer.chat_template = "{{ mark }}" + CHAT
+    scenario = PromptScenario(tokenizer, path=data_file(tmp_path / "rows.jsonl", [row]), **keys)
+    (sample,) = Conversations(scenario, tokenizer).samples(Split.TRAIN, [0])[0]
+    assert shown(tokenizer, sample) == (text, learnt)
+
+
+def test_turns_of_the_assistant_cannot_follow_finished_prompts(tokenizer, tmp_path):
+    tokenizer.chat_template = CHAT
+    path = data_file(tmp_path / "rows.jsonl", [{"messages": CONVERSATION}])
+    data = Conversations(PromptScenario(tokenizer, path=path, prompt_suffix="0"), tokenizer)
+    with pytest.raises(ValueError, match="Remove prompt_suffix"):
+        data.samples(Split.TRAIN, [0])
+
+
+def test_rows_come_in_the_order_of_the_data_and_in_named_sets(tokenizer, tmp_path):
+    one = data_file(tmp_path / "one.jsonl", [{"prompt": f"{n}=", "answer": str(n)} for n in range(6)])
+    two = data_file(tmp_path / "two.jsonl", [{"prompt": f"-{n}=", "answer": str(n)} for n in range(40)])
+    keys = {"answer": "answer", "batch_size": 4, "eval": {"one": one, "two": {"path": two, "limit": 3}}}
+    paths = [{"path": one, "weight": 1}, {"path": two, "weight": 3}]
+    data = Conversations(PromptScenario(tokenizer, path=paths, **keys), tokenizer)
+    order = data.order(seed=3)
+    asked = [shown(tokenizer, data.samples(Split.TRAIN, [order.index(n)])[0][0])[0] for n in range(40)]
+    assert [sum(not text.startswith("-") for text in asked[n : n + 4]) for n in range(0, 40, 4)] == [1] * 10
+    again = Conversations(PromptScenario(tokenizer, path=paths, **keys), tokenizer).order(seed=3)
+    assert [again.index(n) for n in range(13, 40)] == [order.index(n) for n in range(13, 40)], "resumed in an epoch"
+    assert data.eval_sets(0, seed=3) == {"one": list(range(6)), "two": [6, 7, 8]}
+    assert sum(map(len, data.eval_sets(4, seed=3).values())) == 4
+    assert Conversations(Arithmetic(tokenizer, 1), tokenizer).eval_sets(0, seed=3) == {"": [0, 1, 2, 3]}
+
+
 def read(values, **train):
     findings = Findings()
     task = {"_target_": "roost.rollout.arithmetic.Arithmetic"}
-    source = load({**values, "train": {"objective": "sft", "model": "m", "task": task, **train}}, (), findings)
+    own = {} if "data" in train else {"task": task}
+    source = load({**values, "train": {"objective": "sft", "model": "m", **own, **train}}, (), findings)
     return read_job(source, findings).training, findings
 
 
@@ -113,6 +174,14 @@ def test_supervised_settings_are_a_plain_likelihood_whatever_the_other_keys_say(
     told = [finding.what for finding in findings.found if finding.code == "RST-T043"]
     assert len(told) == 1 and "algorithm.kl_beta" in told[0]
     assert not findings.has_errors
+
+
+def test_data_files_need_no_reward():
+    actor = {"actor": {"global_batch_size": 24}}
+    settings, findings = read({**PLACED, **actor}, data={"path": "rows.jsonl", "mix": {"a": 1}})
+    assert not findings.has_errors, findings.found
+    assert settings.task["_target_"].endswith("PromptScenario")
+    assert settings.task["batch_size"] == 24, "rows of a step are mixed"
 
 
 def test_the_loss_aggregation_of_supervised_training_can_be_chosen():

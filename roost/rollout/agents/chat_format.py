@@ -115,8 +115,9 @@ class TemplateRefused(ValueError):
 class ChatFormat:
     """A tokenizer with its chat template, or with a plain one where it has none.
 
-    `arguments` go to the template, such as `enable_thinking`. `keeps_reasoning` keeps the reasoning of earlier turns in
-    the prompt, even if the template drops it. `said` splits turns into text, tool calls and reasoning.
+    `template` replaces the tokenizer's. `arguments` go to it, such as `enable_thinking`. `keeps_reasoning` keeps the
+    reasoning of earlier turns in the prompt, even if the template drops it. `said` splits turns into text, tool calls
+    and reasoning.
     """
 
     def __init__(
@@ -125,10 +126,11 @@ class ChatFormat:
         keeps_reasoning: bool = False,
         arguments: Mapping[str, Any] | None = None,
         parser: Parser = said,
+        template: str | None = None,
     ) -> None:
         self.said = parser
         self._tokenizer, self._keeps_reasoning, self._arguments = tokenizer, keeps_reasoning, dict(arguments or {})
-        self._template = tokenizer.chat_template or PLAIN
+        self._template = template or tokenizer.chat_template or PLAIN
 
     def ids(self, text: str) -> Ids:
         """Tokenize a text, without adding special tokens."""

@@ -12,6 +12,7 @@ from typing import Any
 from roost.config.data import DataSettings, DataSource
 from roost.config.findings import did_you_mean, shown
 from roost.rollout.agents.chat import for_template
+from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.data.tables import DataError, Row
 
 CHATML = (
@@ -88,6 +89,12 @@ class PromptFormat:
             text = value if isinstance(value, str) and not is_rendered else ""
             return Prompt(text + suffix, messages, False)
         return Prompt(self._written(messages, template, arguments) + suffix, messages, True)
+
+    def chat_format(self, tag: str) -> ChatFormat | None:
+        """The format of whole conversations of a tag; None where prompts end with a suffix, which no template has."""
+        template, arguments, suffix = self._style(tag)
+        source = template_text(template) if isinstance(template, str) else None
+        return None if suffix else ChatFormat(self._tokenizer, arguments=arguments, template=source)
 
     def _style(self, tag: str) -> tuple[Any, Mapping[str, Any], str]:
         """Template, its arguments and the suffix of a tag; a mapping in `tag_templates` replaces all three."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from roost.config.data import DataSource, read_data, shares_of_batch
 from roost.config.findings import Findings, Where, counted
+from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.check_target import own_keys
 from roost.rollout.data.prompts import Prompt, PromptFormat, check_columns, prompt_column, short_name
 from roost.rollout.data.tables import DataError, ManyRows, Row, columns_of, open_rows
@@ -99,7 +100,11 @@ class PromptScenario:
         wanted = source.answer or source.optional_answer
         answer = {"answer": row[wanted]} if wanted in row else {}
         data = {**row, **answer, "prompt_text": prompt.text, "messages": prompt.messages}
-        return Task(short_name(prompt), {**data, "is_rendered": prompt.is_rendered}, self._tag(row, source))
+        return Task(
+            short_name(prompt),
+            {**data, "is_rendered": prompt.is_rendered, "template_tag": _raw_tag(row, source)},
+            self._tag(row, source),
+        )
 
     def order(self, split: Split, seed: int) -> Order:
         """Order of tasks, for a run with this seed."""
@@ -147,10 +152,18 @@ class PromptScenario:
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         shown = [(str(one.get("role")), str(one.get("content", ""))) for one in task.data["messages"]]
-        transcript.give(self._format.ids(task.data["prompt_text"], task.data["is_rendered"]), shown)
+        transcript.give(self.prompt_ids(task), shown)
         said = await transcript.take()
         text = self._tokenizer.decode(list(said), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return EpisodeReward(0.0, str(text))
+
+    def prompt_ids(self, task: Task) -> tuple[int, ...]:
+        """Token IDs of a task's prompt."""
+        return self._format.ids(task.data["prompt_text"], task.data["is_rendered"])
+
+    def chat_format(self, task: Task) -> ChatFormat | None:
+        """The format of conversations that begin with a task's messages; None if its prompt is finished text."""
+        return self._format.chat_format(task.data["template_tag"]) if task.data["is_rendered"] else None
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
