@@ -2,11 +2,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
-# Processes that run tests; a file of tests stays in one of them.
+# Processes that run tests; a file of tests stays in one of them, and files come in the order of conftest.py.
 TEST_WORKERS ?= 2
 # Modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup test test-all test-vllm chaos lint docs pages demo bench clean
 

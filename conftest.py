@@ -12,8 +12,9 @@ from tests.local_ray import end_ray
 ROOT = Path(__file__).parent
 # Beside those in folders called live; with processes, but not with Ray in this one.
 SLOW_FILES = {
-    *("test_server_process.py", "test_server_generate.py", "test_distributed.py", "test_group.py"),
-    *("test_inventory_command.py", "test_html.py", "test_report_page.py"),
+    *("test_interrupts.py", "test_try.py", "test_inventory_command.py", "test_programs.py", "test_control.py"),
+    *("test_server_process.py", "test_server_generate.py", "test_distributed.py", "test_group.py", "test_tasks.py"),
+    *("test_html.py", "test_report_page.py"),
 }
 
 # Threads that spin while they wait for each other take the cores from the servers and workers that tests start.
@@ -50,12 +51,18 @@ def _outside_the_checkout(tmp_path_factory):
 
 
 def pytest_collection_modifyitems(items):
-    """Files that take long come first, so that both processes of tests end together."""
-    items.sort(key=lambda item: not _takes_long(item.path))
+    """Files that take long come first, so that both processes of tests end together.
+
+    Those in folders called live follow each other, as any other between them ends the Ray that they share. The Makefile
+    keeps xdist from sorting files by their number of tests, which is smallest where tests take longest.
+    """
+    items.sort(key=lambda item: _turn(item.path))
 
 
-def _takes_long(path):
-    return path.parent.name == "live" or path.name in SLOW_FILES
+def _turn(path):
+    if path.parent.name == "live":
+        return 1
+    return 0 if path.name in SLOW_FILES else 2
 
 
 @pytest.fixture(scope="module", autouse=True)
