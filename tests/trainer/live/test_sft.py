@@ -1,6 +1,7 @@
 """Supervised training with a real learner, and reinforcement learning that continues from it."""
 
 import json
+import shutil
 
 import torch
 
@@ -22,8 +23,8 @@ def test_a_warm_start_answers_resumes_exactly_and_trains_on(model, tmp_path):
     held_out = [record["loss/held_out"] for record in whole.evaluations()]
     assert [record["step"] for record in whole.evaluations()] == [0, 6, 12] and held_out[-1] < held_out[0]
 
-    trained(supervised(model, **{**keys, "max_steps": 6}), tmp_path / "half")
-    half = trained(supervised(model, **keys), tmp_path / "half", resumes=True).run
+    shutil.copytree(whole.path, tmp_path / "half")
+    half = trained(supervised(model, **keys), tmp_path / "half", resumes=True, from_step=6).run
     assert [step["loss/supervised"] for step in half.steps()] == losses, "the same rows in the same order"
     assert all(torch.equal(one, weights_of(whole)[name]) for name, one in weights_of(half).items())
 
