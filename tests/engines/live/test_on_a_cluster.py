@@ -15,7 +15,7 @@ import ray
 import roost
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet, FleetSettings
-from roost.engines.members import EngineState
+from roost.engines.members import EngineState, RestartLimit
 from roost.engines.planned import plan_engines
 from roost.engines.residency import HandOver
 from roost.engines.supervision import Watchfulness
@@ -89,40 +89,23 @@ def test_a_worker_is_not_killed_because_the_drivers_event_loop_was_blocked(owner
     assert worker_pid(owner) == before
 
 
-WAYS_TO_LOSE = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="hung")]
+async def lose_worker(fleet, owner, how):
+    """Answers while the worker of an engine is lost and when it is back; and its processes before and after."""
+    member, before = fleet.pool.members["rollout-1"], await asyncio.to_thread(worker_pid, owner)
+    os.kill(before, how)
+    await until(member, EngineState.LOST)
+    meanwhile = await fleet.generate(PROMPT, GREEDY)
+    await until(member, EngineState.READY)
+    made = await member.engine.generate(PROMPT, GREEDY)
+    return meanwhile.token_ids, made.token_ids, (before, await asyncio.to_thread(worker_pid, owner))
 
 
-@pytest.mark.parametrize("how", WAYS_TO_LOSE)
-def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(owners, policy, how, monkeypatch):
-    monkeypatch.setattr("roost.engines.worker.ANSWER_LIMIT_S", 20.0)
-    said = []
-
-    async def scenario():
-        watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3))
-        async with Fleet(owners, watchful, report=said.append) as fleet:
-            await fleet.update(policy.release(1))
-            member, before = fleet.pool.members["rollout-1"], await asyncio.to_thread(worker_pid, owners[1])
-            os.kill(before, how)
-            await until(member, EngineState.LOST)
-            meanwhile = await fleet.generate(PROMPT, GREEDY)
-            await until(member, EngineState.READY)
-            made = await member.engine.generate(PROMPT, GREEDY)
-            after = await asyncio.to_thread(worker_pid, owners[1])
-            os.kill(after, signal.SIGKILL)
-        return meanwhile.token_ids, made.token_ids, (before, after)
-
-    meanwhile, made, (before, after) = asyncio.run(asyncio.wait_for(scenario(), HANG_S))
-    assert meanwhile == made == policy.greedy(1)
-    assert before != after
-    assert "rollout-1 is back, on version 1" in said, "and the end raises nothing for a worker that is gone"
-
-
-async def fleet_scenario(owners, policy):
-    """Two steps of a synchronous job whose engines and learner take turns."""
+async def fleet_scenario(owners, policy, said):
+    """Two steps of a synchronous job whose engines and learner take turns; then engines are lost in three ways."""
     hand_over = HandOver(Decision.SLEEP)
-    watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3))
+    watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3, restarts=RestartLimit(most=10)))
     found = {"answers": []}
-    async with Fleet(owners, watchful) as fleet:
+    async with Fleet(owners, watchful, report=said.append) as fleet:
         for version in (1, 2):
             await hand_over.to_learner(fleet)
             found["asleep"] = [member.standing for member in fleet.pool.members.values()]
@@ -134,11 +117,17 @@ async def fleet_scenario(owners, policy):
         servers["rollout-1"].send_signal(signal.SIGKILL)
         while fleet.pool.members["rollout-1"].standing is EngineState.READY:
             await asyncio.sleep(0.05)
-        while fleet.pool.members["rollout-1"].standing is not EngineState.READY:
-            await asyncio.sleep(0.05)
+        await until(fleet.pool.members["rollout-1"], EngineState.READY)
         found["after"] = (await fleet.pool.members["rollout-1"].engine.generate(PROMPT, GREEDY)).token_ids
         found["spans"] = [(span.name, (span.args or {}).get("version")) for span in fleet.recorder.drain()]
-    found["left"] = [server.is_running() for server in servers.values()]
+        found["killed"] = await lose_worker(fleet, owners[1], signal.SIGKILL)
+        found["hung"] = await lose_worker(fleet, owners[1], signal.SIGSTOP)
+        servers["rollout-1 again"] = psutil.Process(_listener(fleet.pool.members["rollout-1"].engine.url))
+        os.kill(found["hung"][-1][-1], signal.SIGKILL)  # the end raises nothing for a worker that is gone
+    deadline = time.monotonic() + HANG_S
+    while any(server.is_running() for server in servers.values()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)  # the keeper of the killed worker's server ends it
+    found["left"] = [name for name, server in servers.items() if server.is_running()]
     return found
 
 
@@ -151,9 +140,20 @@ def _listener(url):
     )
 
 
-def test_two_steps_and_a_kill(owners, policy, engines):
+@pytest.fixture(scope="module")
+def said():
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(owners, policy, said):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roost.engines.worker.ANSWER_LIMIT_S", 20.0)
+        return asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy, said), 3 * HANG_S))
+
+
+def test_two_steps_and_a_kill(found, policy, engines):
     assert engines.decision is Decision.SLEEP
-    found = asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy), HANG_S))
     assert found["asleep"] == [EngineState.ASLEEP] * 2
     assert found["answers"] == [(policy.greedy(1), 1)] * 4 + [(policy.greedy(2), 2)] * 4
     assert found["ranks"] == [None, None], "a server must not take its worker's ranks for its own"
@@ -168,4 +168,12 @@ def test_two_steps_and_a_kill(owners, policy, engines):
         ("wake", 2),
         ("recover", 2),
     ]
-    assert found["left"] == [False, False]
+    assert found["left"] == []
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(found, policy, said, how):
+    meanwhile, made, (before, after) = found[how]
+    assert meanwhile == made == policy.greedy(2)
+    assert before != after
+    assert said.count("rollout-1 is back, on version 2") == 3, "after the kill of its server, too"
