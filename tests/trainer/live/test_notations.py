@@ -1,4 +1,4 @@
-"""Settings that only a run shows: passes over the data, and which engine ROLL's strategies start."""
+"""Settings that only a run shows: passes over the data, and the engine that one of ROLL's strategies starts."""
 
 import pytest
 
@@ -24,14 +24,7 @@ def test_fewer_tasks_than_a_step_takes(model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "train"),
-    [
-        pytest.param("hf_infer", {}, id="built-in engine for Hugging Face's"),
-        pytest.param("vllm", {"engine": "torch"}, id="train wins", marks=pytest.mark.long),
-    ],
-)
-def test_the_built_in_engine_in_rolls_notation(model, tmp_path, strategy, train):
+def test_the_built_in_engine_for_hugging_faces_in_rolls_notation(model, tmp_path):
     drawn = {"max_new_tokens": 3, "top_p": 1, "top_k": -1}
     job = {
         "num_gpus_per_node": ACCELERATORS,
@@ -39,13 +32,13 @@ def test_the_built_in_engine_in_rolls_notation(model, tmp_path, strategy, train)
         "actor_train": {"device_mapping": [0]},
         "actor_infer": {
             "device_mapping": [1],
-            "strategy_args": {"strategy_name": strategy},
+            "strategy_args": {"strategy_name": "hf_infer"},
             "generating_args": drawn,
         },
         "adv_estimator": "reinforce",
         "max_steps": 1,
         "rollout_batch_size": 4,
         "num_return_sequences_in_group": 2,
-        "train": {"task": ARITHMETIC, "engine_options": {"max_context": 64}, **train},
+        "train": {"task": ARITHMETIC, "engine_options": {"max_context": 64}},
     }
     assert trained(job, tmp_path / "run").state.step == 1
