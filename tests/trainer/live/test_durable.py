@@ -125,20 +125,6 @@ def size_of(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.long
-def test_no_checkpoint_is_begun_without_room_for_it(model, finished, tmp_path):
-    one = size_of(Checkpoints(finished.checkpoints, 1).newest().folder)
-    with small_disk(tmp_path / "disk", int(2.5 * one) + (1 << 20)) as disk:
-        said = []
-        where = rf"cannot write the checkpoint of step 3 to \S+: {disk} \(tmpfs\) has .* free of .* needed; "
-        with pytest.raises(DiskFull, match=f"{where}the newest checkpoint is of step 2"):
-            trained(values(model), disk / "run", said=said)
-        assert not any("continuing from" in text for text in said), "it would end in the same way"
-        run = RunFolder(disk / "run")
-        assert saved(run) == [1, 2]
-        assert Checkpoints(run.checkpoints, 1).newest_verified().problems == ()
-
-
 class Filling(Arithmetic):
     """Fills a disk when so many episodes were played."""
 
@@ -156,19 +142,25 @@ class Filling(Arithmetic):
 
 
 @pytest.mark.long
-def test_a_disk_that_fills_up_ends_the_run_by_its_name(model, finished, tmp_path):
-    """Metrics and samples of the step cannot be written."""
+def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_is_begun_without_room(model, finished, tmp_path):
+    """First metrics and samples of a step cannot be written; when there is room, it does for one more checkpoint."""
     one = size_of(Checkpoints(finished.checkpoints, 1).newest().folder)
-    with small_disk(tmp_path / "disk", 8 * one + (4 << 20)) as disk:
+    with small_disk(tmp_path / "disk", int(2.5 * one) + (1 << 20)) as disk:
         task = {"_target_": f"{__name__}.Filling", "disk": str(disk), "after": 30}  # of 16 each step
         said = []
         with pytest.raises(DiskFull, match=rf"{disk} \(tmpfs\) has .* the newest checkpoint is of step 1"):
             trained(values(model, task=task, eval_every=0), disk / "run", said=said)
-        assert not any("continuing from" in text for text in said)
+        assert not any("continuing from" in text for text in said), "it would end in the same way"
         (disk / "filler").unlink()
-        run = trained(values(model, eval_every=0), disk / "run", resumes=True).run
-        assert [record["step"] for record in run.steps()] == [1, 2, 3]
-        assert learnt_groups(run) == learnt_groups(finished)
+        where = rf"cannot write the checkpoint of step 3 to \S+: {disk} \(tmpfs\) has .* free of .* needed; "
+        with pytest.raises(DiskFull, match=f"{where}the newest checkpoint is of step 2"):
+            trained(values(model, eval_every=0), disk / "run", said=said, resumes=True)
+        assert [text for text in said if "continuing from" in text] == ["continuing from step 1"]
+        run, undisturbed = RunFolder(disk / "run"), learnt_groups(finished)
+        assert saved(run) == [1, 2]
+        assert Checkpoints(run.checkpoints, 1).newest_verified().problems == ()
+        assert [record["step"] for record in run.steps()][:2] == [1, 2]
+        assert [learnt_groups(run)[step] for step in (1, 2)] == [undisturbed[step] for step in (1, 2)]
 
 
 @pytest.mark.long
