@@ -152,7 +152,21 @@ def _offer_token() -> bool:
         logger.setLevel(level)
 
 
+STARTS = 3  # of a local Ray: its daemon exits when the processes it starts take longer than a fixed 15 s
+
+
+class RayExited(ConnectionError):
+    """A process of Ray exited while Ray was being started."""
+
+
 def _start_local() -> Connection:
+    for _ in range(STARTS - 1):
+        with contextlib.suppress(RayExited):
+            return _start_local_once()
+    return _start_local_once()
+
+
+def _start_local_once() -> Connection:
     import ray
 
     options: dict[str, Any] = {"include_dashboard": False, "_system_config": dict(SYSTEM_CONFIG)}
@@ -319,7 +333,7 @@ LOOK_EVERY_S = 0.1
 def patient_start() -> Iterator[None]:
     """Context that gives started nodes more time to register than Ray's fixed 30 s.
 
-    The wait ends early when one of the processes that Ray started has exited: Ray then reports it as usual.
+    Raises RayExited as soon as one of the processes that Ray started has exited, for which Ray would wait in vain.
     """
     from ray._private import services
 
@@ -338,7 +352,10 @@ def patient_start() -> Iterator[None]:
             try:
                 return get_node(*args, **options)
             except RuntimeError:
-                if time.monotonic() >= deadline or any(process.poll() is not None for process in started):
+                exited = [process for process in started if process.poll() is not None]
+                if exited:
+                    raise RayExited(_exited(exited[0])) from None
+                if time.monotonic() >= deadline:
                     raise
             time.sleep(LOOK_EVERY_S)
 
@@ -347,6 +364,11 @@ def patient_start() -> Iterator[None]:
         yield
     finally:
         replaced.ConsolePopen, replaced.get_node = popen, get_node
+
+
+def _exited(process: subprocess.Popen[bytes]) -> str:
+    name = Path(str(process.args[0] if isinstance(process.args, list) else process.args)).name
+    return f"Ray did not start: its process {name} exited with code {process.returncode}; Ray's logs tell why"
 
 
 class Reaper:

@@ -1,4 +1,4 @@
-"""A node that registers late is waited for, and one whose process exited is not."""
+"""A node that registers late is waited for; one whose process exited is not, and Ray is started again."""
 
 import subprocess
 import sys
@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("ray")
 
+import ray
 from ray._private import services
 
-from roost.runtime.ray_connection import patient_start
+from roost.runtime.ray_connection import RayExited, connect, patient_start
 
 
 @pytest.fixture
@@ -37,6 +38,26 @@ def test_a_node_that_registers_late_is_waited_for(registered_late):
 def test_a_process_that_exited_is_not_waited_for(registered_late):
     with patient_start():
         services.ConsolePopen([sys.executable, "-c", ""]).wait()
-        with pytest.raises(RuntimeError, match="not yet"):
+        with pytest.raises(RayExited, match=r"its process python\S* exited with code 0"):
             services.get_node("address", "id")
     assert len(registered_late) == 2
+
+
+def test_ray_is_started_again_when_its_daemon_exits(monkeypatch):
+    """As it does on a busy machine, where its agents are not up in time."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    killed, start = [], services.start_raylet
+
+    def start_raylet(*args, **options):
+        info = start(*args, **options)
+        if not killed:
+            killed.append(info.process.pid)
+            info.process.kill()
+        return info
+
+    monkeypatch.setattr(services, "start_raylet", start_raylet)
+    connection = connect("local")
+    try:
+        assert killed and ray.is_initialized()
+    finally:
+        connection.close()

@@ -1,5 +1,6 @@
 """Real Ray: one instance for all modules that leave it as they found it, and clusters on it."""
 
+import contextlib
 import os
 import sys
 
@@ -65,8 +66,6 @@ class RayNodes:
         self._cluster = Cluster()
 
     def add(self, accelerators=0, rank=None, cpus=2, **environ):
-        from roost.runtime.ray_connection import patient_start
-
         variables = {"ROOST_FAKE_ACCELERATORS": str(accelerators), **environ}
         if rank is not None:
             variables["ROOST_NODE_RANK"] = str(rank)
@@ -74,8 +73,7 @@ class RayNodes:
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         try:
-            with patient_start():
-                node = self._cluster.add_node(num_cpus=cpus, num_gpus=accelerators, include_dashboard=False)
+            node = self._started(num_cpus=cpus, num_gpus=accelerators, include_dashboard=False)
         finally:
             for name, value in before.items():
                 if value is None:
@@ -84,6 +82,15 @@ class RayNodes:
                     os.environ[name] = value
         self.nodes.append(node)
         return node
+
+    def _started(self, **options):
+        from roost.runtime.ray_connection import STARTS, RayExited, patient_start
+
+        for _ in range(STARTS - 1):
+            with contextlib.suppress(RayExited), patient_start():
+                return self._cluster.add_node(**options)
+        with patient_start():
+            return self._cluster.add_node(**options)
 
     @property
     def address(self):
