@@ -63,6 +63,7 @@ bench: setup
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/rollout.py
 
 clean:
