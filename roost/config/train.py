@@ -65,6 +65,14 @@ def setting(default: T, description: str, **facts: Any) -> T:
     return field(default=default, metadata=metadata)
 
 
+ROLL_LEARNERS = ("actor_train", "student_train", "sft_train")  # of its pipelines for RL, distillation and SFT
+
+
+def _of_learner(path: str) -> str:
+    """A key of ROLL's learner, whichever role that is."""
+    return "|".join(f"{role}.{path}" for role in ROLL_LEARNERS)
+
+
 @dataclass(frozen=True, slots=True)
 class AdvantageSettings:
     """Advantages from rewards, and the samples that are used."""
@@ -216,14 +224,14 @@ class OptimizerSettings:
         1e-6,
         "Learning rate (AdamW).",
         rlinf="actor.optim.lr",
-        roll="actor_train.training_args.learning_rate|sft_train.training_args.learning_rate",
+        roll=_of_learner("training_args.learning_rate"),
         loop="rl.optimization.optimizer.lr",
     )
     weight_decay: float = setting(
         0.01,
         "Weight decay (AdamW).",
         rlinf="actor.optim.weight_decay",
-        roll="actor_train.training_args.weight_decay|sft_train.training_args.weight_decay",
+        roll=_of_learner("training_args.weight_decay"),
         loop="rl.optimization.optimizer.weight_decay",
     )
     adam_beta1: float = setting(
@@ -231,20 +239,20 @@ class OptimizerSettings:
         "AdamW beta1.",
         maximum=1,
         rlinf="actor.optim.adam_beta1",
-        roll="actor_train.training_args.adam_beta1|sft_train.training_args.adam_beta1",
+        roll=_of_learner("training_args.adam_beta1"),
     )
     adam_beta2: float = setting(
         0.999,
         "AdamW beta2.",
         maximum=1,
         rlinf="actor.optim.adam_beta2",
-        roll="actor_train.training_args.adam_beta2|sft_train.training_args.adam_beta2",
+        roll=_of_learner("training_args.adam_beta2"),
     )
     adam_epsilon: float = setting(
         1e-8,
         "AdamW epsilon.",
         rlinf="actor.optim.adam_eps",
-        roll="actor_train.training_args.adam_epsilon|sft_train.training_args.adam_epsilon",
+        roll=_of_learner("training_args.adam_epsilon"),
         loop="rl.optimization.optimizer.eps",
     )
     max_grad_norm: float = setting(
@@ -255,7 +263,7 @@ class OptimizerSettings:
         0,
         "Optimizer steps of linear warm-up.",
         rlinf="actor.optim.lr_warmup_steps|actor.lr_sched.lr_warmup_iters",
-        roll="actor_train.training_args.warmup_steps|sft_train.training_args.warmup_steps",
+        roll=_of_learner("training_args.warmup_steps"),
     )
     total_steps: int = 0  # optimizer steps of the run; linear and cosine schedules end there
 
@@ -266,7 +274,7 @@ class AdapterSettings:
 
     lora_rank: int = setting(16, "Train a LoRA adapter of this rank instead of all weights.", minimum=1)
     lora_alpha: float = setting(
-        32.0, "LoRA alpha. Default: twice the rank.", roll="actor_train.model_args.lora_alpha", loop="llm.lora_alpha"
+        32.0, "LoRA alpha. Default: twice the rank.", roll=_of_learner("model_args.lora_alpha"), loop="llm.lora_alpha"
     )
     lora_target_modules: tuple[str, ...] = setting(
         (), "Modules that get an adapter. Default: all linear layers but the last.", loop="llm.lora_target_modules"
@@ -519,26 +527,10 @@ class TrainSettings:
 # Settings without a meaning in supervised training: there are no engines, rewards and advantages.
 NOT_IN_SFT = frozenset(
     (
-        *(
-            "rewards",
-            "teacher",
-            "ppo_epochs",
-            "max_staleness",
-            "in_flight",
-            "critic_learning_rate",
-            "engine",
-            "engine_options",
-        ),
-        *(
-            "eval_samples",
-            "eval_temperature",
-            "eval_top_p",
-            "eval_top_k",
-            "num_generations",
-            "extra_generations",
-            "rollout_fraction",
-        ),
-        *("group_fraction", "dynamic_sampling", "episode_attempts", "max_concurrent_episodes", "episode_timeout_s"),
+        *("rewards", "teacher", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),
+        *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
+        *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
+        *("max_concurrent_episodes", "episode_timeout_s"),
     )
 )
 

@@ -60,6 +60,9 @@ def test_every_real_key_is_followed_or_has_a_reason(notation):
     assert not unexplained
 
 
+PLAIN = {"train_env_manager": None, "sft_train": None}
+NOT_DISTILLED = dict.fromkeys(("student_train", "student_infer", "is_pure_opd", "teacher"), None)
+
 READERS = {Notation.RLINF: read_rlinf, Notation.ROLL: read_roll, Notation.LOOP: read_loop}
 LEARNERS = ("actor", "critic", "inference", "reference", "actor_inference", "critic_inference")
 PLACED = (*LEARNERS, "rollout", "reward", "env")
@@ -79,45 +82,65 @@ READ_WITH = {
         {"algorithm.adv_type": "grpo_dynamic"},
     ],
     Notation.ROLL: [
-        {
-            **{f"{role}.device_mapping": [0] for role in ("reference", "reward", "critic")},
-            "actor_train.worker_cls": "actor_pg_worker.ActorPGWorker",
-            "adv_estimator": "reinforce",
-            "use_kl_loss": True,
-            "use_pg_clip_range": True,
-            "actor_infer.strategy_args.strategy_name": "vllm",
-            "train_env_manager": None,
-            "sft_train": None,
-            "actor_train.data_args.file_name": "train.jsonl",
-        },
-        {"sft_train.device_mapping": [0], "train_env_manager": None},
-        {
-            "train": {},
-            "sft_train": None,
-            "train_env_manager.tags": ["*"],
-            "val_env_manager.tags": ["*"],
-            "custom_envs.*.env_type": "frozen_lake",
-            "custom_envs.*.env_manager_cls": "StepEnvManager",
-            "custom_envs.*.next_step_template": "",
-        },
         *(
-            {"train_env_manager": None, "sft_train": None, "rewards.*.worker_cls": f"roll.{name}", **more}
-            for name, more in (
-                ("CodeSandboxRewardWorker", {"rewards.*.use_local": False}),
-                ("CrossThinkQARuleRewardWorker", {"rewards.*.reward_type": "soft"}),
-                ("LLMJudgeRewardWorker", {"rewards.*.judge_model_type": "api"}),
-            )
+            {**NOT_DISTILLED, **case}
+            for case in [
+                {
+                    **{f"{role}.device_mapping": [0] for role in ("reference", "reward", "critic")},
+                    "actor_train.worker_cls": "actor_pg_worker.ActorPGWorker",
+                    "adv_estimator": "reinforce",
+                    "use_kl_loss": True,
+                    "use_pg_clip_range": True,
+                    "actor_infer.strategy_args.strategy_name": "vllm",
+                    "train_env_manager": None,
+                    "sft_train": None,
+                    "actor_train.data_args.file_name": "train.jsonl",
+                },
+                {"sft_train.device_mapping": [0], "train_env_manager": None},
+                {
+                    "train": {},
+                    "sft_train": None,
+                    "train_env_manager.tags": ["*"],
+                    "val_env_manager.tags": ["*"],
+                    "custom_envs.*.env_type": "frozen_lake",
+                    "custom_envs.*.env_manager_cls": "StepEnvManager",
+                    "custom_envs.*.next_step_template": "",
+                },
+                *(
+                    {"train_env_manager": None, "sft_train": None, "rewards.*.worker_cls": f"roll.{name}", **more}
+                    for name, more in (
+                        ("CodeSandboxRewardWorker", {"rewards.*.use_local": False}),
+                        ("CrossThinkQARuleRewardWorker", {"rewards.*.reward_type": "soft"}),
+                        ("LLMJudgeRewardWorker", {"rewards.*.judge_model_type": "api"}),
+                    )
+                ),
+                {
+                    "adv_estimator": "reinforce",
+                    "actor_train.worker_cls": None,
+                    "train_env_manager": None,
+                    "sft_train": None,
+                    "add_token_level_kl": True,
+                    "difficulty_mask": True,
+                    "error_max_len_clip": True,
+                },
+                {"adv_estimator": "gigpo", "actor_infer.generating_args": None, "sft_train": None},
+            ]
         ),
+        {**NOT_DISTILLED, **PLAIN, "use_opd": True, "reference.device_mapping": [0]},
         {
-            "adv_estimator": "reinforce",
-            "actor_train.worker_cls": None,
-            "train_env_manager": None,
-            "sft_train": None,
-            "add_token_level_kl": True,
-            "difficulty_mask": True,
-            "error_max_len_clip": True,
+            **PLAIN,
+            **dict.fromkeys(("student_train", "student_infer", "is_pure_opd"), None),
+            **{f"teacher.{key}": None for key in ("device_mapping", "world_size", "strategy_args")},
+            "teacher.*.device_mapping": [0],
+            "use_opd": True,
         },
-        {"adv_estimator": "gigpo", "actor_infer.generating_args": None, "sft_train": None},
+        {
+            **PLAIN,
+            **dict.fromkeys(("actor_train", "actor_infer", "is_pure_opd"), None),
+            **{f"{role}.device_mapping": [0] for role in ("student_train", "student_infer", "teacher")},
+            "student_train.worker_cls": "actor_pg_worker.ActorPGWorker",
+            "student_train.data_args.file_name": "train.jsonl",
+        },
     ],
     Notation.LOOP: [{"rl.eval.enable": True}],
 }

@@ -9,6 +9,7 @@ from roost.config.notations.dialects import MADE_OF, UNLIKE
 from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
 from roost.config.notations.words import AGGREGATIONS, SCHEDULES
+from roost.config.teacher import Teacher
 from roost.config.train import (
     SETTINGS,
     AdvantageEstimator,
@@ -834,3 +835,42 @@ def test_what_a_notation_says_and_roost_does_not_do(notation, written, path, wha
 
 def test_the_table_of_what_settings_are_made_of_knows_only_settings():
     assert all(set(made) <= set(SETTINGS) for made in MADE_OF.values())
+
+
+OPD = {
+    "num_gpus_per_node": 2,
+    "pretrain": "small",
+    "student_train": {"device_mapping": [0], "training_args": {"learning_rate": 3e-6}},
+    "student_infer": {"device_mapping": [1], "generating_args": {"temperature": 0.5}},
+    "teacher": {"device_mapping": [0], "model_args": {"model_name_or_path": "large"}},
+    "adv_estimator": "gae",
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.1,
+    "train": {"task": {"_target_": "a.B"}},
+}
+
+
+def test_rolls_students_are_distilled_from_the_teacher_alone():
+    settings, findings = read(OPD)
+    assert not findings.has_errors
+    assert settings.advantage.advantage_estimator is AdvantageEstimator.TEACHER
+    assert settings.teachers == (Teacher(),)
+    assert (settings.learner.model, settings.learner.loss.kl_coef) == ("small", 0), "the reference's KL is off"
+    assert (settings.learner.optimizer.learning_rate, settings.sampling.temperature) == (3e-6, 0.5)
+
+
+def test_roll_adds_the_kl_from_teachers_to_the_rewards():
+    roles = {
+        "math": {"device_mapping": [0], "opd_kl_coef": 0.3, "tag_included": ["aime"]},
+        "code": {"device_mapping": [1]},
+    }
+    mixed = config_of(Notation.ROLL) | {"use_opd": True, "adv_estimator": "reinforce", "kl_penalty": "abs"}
+    settings, _ = read(mixed | {"teacher": roles, "opd_kl_coef": 0.7})
+    assert settings.advantage.advantage_estimator is AdvantageEstimator.REWARD
+    assert settings.teachers == (
+        Teacher("teacher.math", 0.3, KlEstimator.ABS, ("aime",)),
+        Teacher("teacher.code", 0.7, KlEstimator.ABS),
+    )
+    assert not read(mixed | {"teacher": roles, "use_opd": False})[0].teachers
+    settings, _ = read(mixed | {"teacher": roles["code"], "train": mixed["train"] | {"teacher": {"coef": 0.1}}})
+    assert settings.teachers == (Teacher(coef=0.1, estimator=KlEstimator.ABS),), "train changes single keys"

@@ -123,7 +123,7 @@ def test_strategies_sizes_and_roles_survive_in_the_same_notation():
             "actor_train": role("megatron_train", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}),
             "actor_infer": {**role("sglang", {"tensor_parallel_size": 2}), "num_gpus_per_worker": 2},
             "reference": role("megatron_infer", {"tensor_model_parallel_size": 4}),
-            "student_train": role("fsdp2_train", {}),
+            "sft_train": role("fsdp2_train", {}),
         }
     )
     findings = Findings()

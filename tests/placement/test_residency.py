@@ -310,7 +310,7 @@ class TestTurns:
 
     def test_student_and_teacher_jobs_synchronise_too(self, model):
         plan = roll(model, student_train=("0-7", "fsdp2_train", {}), student_infer=("0-7", "vllm", {}))
-        assert states(plan, "student_infer") == [["runs", "sleeps", "sleeps", "runs"]]
+        assert states(plan, "rollout") == [["runs", "sleeps", "sleeps", "runs"]]
         assert plan.mode.value == "collocated"
 
     def test_an_adapter_has_little_to_learn_with(self, model):

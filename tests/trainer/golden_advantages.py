@@ -23,6 +23,7 @@ from roost.trainer.batch import (
     token_rewards,
     unmasked,
     with_advantages,
+    with_teachers,
 )
 from tests.config.test_training_read import config_of, merged, read
 
@@ -42,11 +43,15 @@ def settings_of(case):
     if case["id"].startswith("rlinf.adv.gae_critic"):
         keys["cluster.component_placement"] = {"actor,critic": "0", "rollout": "1"}
         keys["algorithm.normalize_advantages"] = False
+    teachers = case["config"].get("reference_configs", {})
+    if teachers:
+        roles = {name: {"device_mapping": [0], **keys_of} for name, keys_of in teachers.items()}
+        keys["teacher"] = roles if len(roles) > 1 else roles["default"]
     config = config_of(notation)
     for path, value in keys.items():
         config = merged(config, path.split("."), value)
     settings, findings = read(config)
-    return settings.advantage, findings
+    return (settings.advantage, findings, settings.teachers) if teachers else (settings.advantage, findings)
 
 
 def numbers(values):
@@ -177,6 +182,30 @@ def check_token_advantages(case):
             yield returns[index], rows.picked(index, case["expected"]["returns"][index])
 
 
+def check_teachers(case):
+    """Advantages of on-policy distillation, alone or beside rewards of tokens."""
+    settings, _, teachers = settings_of(case)
+    given = case["inputs"]
+    is_recomputed = case["config"]["enable_old_logprobs_recompute"]
+    rows = Rows(
+        {**case, "inputs": {**given, "old_logprobs": given["old_logprobs" if is_recomputed else "rollout_logprobs"]}}
+    )
+    batch = Batch(rows.samples, tuple(Source(i, i, EpisodeReward(0.0)) for i in range(len(rows.samples))))
+    names = {f"teacher.{name}" if len(teachers) > 1 else "teacher": name for name in given["teacher_logprobs"]}
+    scores = {
+        one: [row(rows, i, given["teacher_logprobs"][names[one.name]]) for i in range(len(batch))] for one in teachers
+    }
+    batch, is_pure = with_teachers(batch, scores), case["config"]["is_pure_opd"]
+    rewards = [rows.picked(index, each) * (not is_pure) for index, each in enumerate(given["token_level_rewards"])]
+    found, _ = from_token_rewards(batch, rewards, settings, np.ones(len(rewards), bool))
+    for index, values in enumerate(found):
+        yield values, rows.picked(index, case["expected"]["advantages"][index])
+
+
+def row(rows, index, arrays):
+    return np.concatenate([[0.0], arrays[index]])[: rows.ends[index]].astype(np.float32)
+
+
 def check_rewards(case):
     settings, _ = settings_of(case)
     given = case["inputs"]
@@ -244,6 +273,7 @@ def check_step_returns(case):
 
 
 CHECKS = (
+    ("roll.advantage.opd", check_teachers),
     ("rlinf.adv", check_advantages),
     ("rlinf.masked_normalization", check_whitening),
     ("rlinf.kl_penalty", check_kl),

@@ -13,7 +13,9 @@ CORRECTION = Known(
 CRITIC = Known(Effect.TRAINING, "the critic has the policy's settings but for its learning rate", "remove it")
 MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers", "remove it")
 OTHER_TRAINING = Known(
-    Effect.TRAINING, "it belongs to ROLL's fine-tuning, DPO or distillation, which Roost does not have", "remove it"
+    Effect.TRAINING,
+    "it belongs to ROLL's DPO, or its distillation on given answers, which Roost does not have",
+    "remove it",
 )
 JUDGE_TEMPLATE = Known(Effect.BACKEND, "a reward's engine applies its model's own chat template")
 WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
@@ -55,7 +57,12 @@ TABLE = (
         {train,val}_env_manager.{num_env_groups,group_size,group_size_redundancy,max_env_num_per_worker}""",
     ),
     Entry(
-        Known(Effect.FOLLOWED, "data in train"), "actor_train.data_args.domain_interleave_probs.** tag_to_template.**"
+        Known(Effect.FOLLOWED, "data in train"),
+        "{actor_train,student_train}.data_args.domain_interleave_probs.** tag_to_template.**",
+    ),
+    Entry(
+        Known(Effect.FOLLOWED, "teacher in train"),
+        "reference.{opd_kl_coef,tag_included} teacher.*.{opd_kl_coef,tag_included}",
     ),
     Entry(UNUSED, "ROLE.data_args.{id,response} validation.data_args.{messages,prompt,tag,domain_interleave_probs.**}"),
     Entry(
@@ -93,7 +100,7 @@ TABLE = (
         LOSS,
         """mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
         use_topr_loss l2 minibatch_data_iter_num
-        is_pure_opd use_opd opd_kl_coef teachers_kl_coef
+        teachers_kl_coef opsd_mode
         actor_train.{topr_positive_weight,topr_negative_weight,tis_lower_bound,tis_upper_bound,cispo_epsilon_low}
         actor_train.{cispo_epsilon_high,cispo_use_unified_mask,kimi15_tau}""",
     ),
@@ -111,7 +118,7 @@ TABLE = (
         OTHER_TRAINING,
         """prompt_key query_key question_key answer_key chosen_key rejected_key beta ipo label_smoothing
         distill_loss_weight distill_on_prompt kd_objective kd_temperature logits_topk logits_transfer_backend
-        student_pretrain teacher_pretrain student.** teacher.** dpo.** sft_loss_weight""",
+        student_pretrain teacher_pretrain student.** dpo.** sft_loss_weight""",
     ),
     Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
     Entry(START, "resume_from_checkpoint"),
@@ -128,6 +135,7 @@ TABLE = (
         """rpc_timeout generate_opt_level is_num_return_sequences_expand max_running_requests
         max_additional_running_prompts local_rank is_offload_states balance_length
         is_offload_optimizer_states_in_train_step model_update_buffer_size_mb model_download_type router_args.**
+        teacher.use_sequence_packing
         ROLE.{infer_batch_size,model_update_frequency,backend_timeout,max_concurrency,offload_nccl,use_sequence_packing}
         ROLE.{use_dynamic_batching_in_train,max_tokens_per_microbatch_in_train,sequence_length_round_in_train}
         ROLE.{use_dynamic_batching_in_infer,max_tokens_per_microbatch_in_infer,sequence_length_round_in_infer}
@@ -141,7 +149,8 @@ TABLE = (
         ROLE.use_remove_padding validation.eval_steps {train,val}_env_manager.format_penalty
         ROLE.generating_args.{do_sample,num_beams,length_penalty,max_length,logprobs} ROLE.pg_variant
         ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache} dataset_filter.**
-        {actor_infer,reference,critic}.data_args.template validation.data_args.template""",
+        {actor_infer,student_infer,reference,critic,teacher}.data_args.template teacher.*.data_args.template
+        validation.data_args.template""",
     ),
     Entry(
         OVERWRITTEN,
@@ -156,7 +165,7 @@ TABLE = (
     ),
     Entry(
         LEARNER,
-        """enable_old_logprobs_recompute ROLE.training_args.**
+        """enable_old_logprobs_recompute pure_opd_pipeline_type teacher.** ROLE.training_args.**
         ROLE.model_args.{disable_gradient_checkpointing,gradient_checkpointing_use_reentrant}
         ROLE.model_args.{attn_implementation,flash_attn,device_map,ulysses_size,vision_dp,autocast_adapter_dtype}
         ROLE.{model_args.**,generating_args.**}""",

@@ -19,9 +19,11 @@ from roost.config.model_files import (
     fraction_of_device,
     read_model_config,
     role_by_strategy,
+    teacher_model,
 )
 from roost.config.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
 from roost.config.section import NEAR_MISS, Section
+from roost.config.teacher import TEACHER, is_teacher
 
 
 def model_of_role(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
@@ -29,6 +31,9 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
     arguments = section.below("model_args")
     shared = "reward_pretrain" if name.startswith("reward") else "pretrain"
     path = first_text((arguments, "model_name_or_path"), (root, shared))
+    if is_teacher(name):
+        own = first_text((arguments, "model_name_or_path"), (root, "teacher_pretrain"))
+        path = teacher_model(root, name) or own
     engine = section.below("strategy_args", "strategy_config")
     lengths = [first_number((root, key)) for key in ("prompt_length", "response_length")]
     length = first_number((root, "sequence_length")) or sum(part for part in lengths if part)
@@ -47,6 +52,19 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
         can_sleep=engine.values.get("enable_sleep_mode") is not False,
         unused_because=_why_unused(root, name),
     )
+
+
+def is_distilled_alone(root: Section) -> bool:
+    """Whether only the KL from teachers is learnt from. ROLL's launcher of such jobs sets the flag by itself."""
+    flag = root.values.get("is_pure_opd")
+    return flag is True or (flag is None and "student_train" in root and root.values.get("use_opd") is not True)
+
+
+def teacher_role(root: Section) -> str | None:
+    """The role that holds the teachers of on-policy distillation: the reference, if it has no `teacher`."""
+    if not is_distilled_alone(root) and root.values.get("use_opd") is not True:
+        return None
+    return "reference" if TEACHER not in root and "reference" in root else TEACHER
 
 
 def _sharding(strategy: str | None) -> Sharding:
@@ -79,7 +97,12 @@ PLACEMENT_KEYS = ("device_mapping", "num_gpus_per_worker", "world_size", "strate
 ROLE_KEYS = ("device_mapping", "world_size", "strategy_args")
 NESTED_ROLES = ("rewards", "teachers", "teacher")
 ENV_MANAGERS = ("train_env_manager", "val_env_manager")
-CANONICAL_NAMES = {"actor_train": "actor", "actor_infer": "rollout"}
+CANONICAL_NAMES = {
+    "actor_train": "actor",
+    "actor_infer": "rollout",
+    "student_train": "actor",
+    "student_infer": "rollout",
+}
 # Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
 MAX_RATIO = 1_000
 USUAL_ROLES = (
@@ -185,6 +208,7 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
     parallel, strategy = _strategy(section)
     name = CANONICAL_NAMES.get(role, role)
     name = f"reward.{name.removeprefix('rewards.')}" if name.startswith("rewards.") else name
+    name = TEACHER if role == "reference" and teacher_role(root) == role else name
     env = {**_variables(root), **_variables(section)}
     if role in ENV_MANAGERS and section.get("device_mapping") is not None:
         section.findings.warn(

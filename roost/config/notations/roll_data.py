@@ -22,9 +22,9 @@ TEMPLATES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def data_settings(root: Section) -> dict[str, Any]:
+def data_settings(root: Section, learner: str) -> dict[str, Any]:
     """`data`, and `eval_tasks` where there is a validation set; empty for a config without data files."""
-    arguments, validation = root.below("actor_train", "data_args"), root.below("validation", "data_args")
+    arguments, validation = root.below(learner, "data_args"), root.below("validation", "data_args")
     if not arguments.values.get("file_name"):
         return {}
     tag = arguments.text("tag") or "tag"

@@ -9,6 +9,7 @@ from typing import Any
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
+from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
 from roost.config.notations.roll_data import data_settings
 from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
@@ -28,6 +29,7 @@ from roost.config.notations.words import (
 )
 from roost.config.section import Section
 from roost.config.train import (
+    ROLL_LEARNERS,
     AdvantageEstimator,
     AdvantageLevel,
     DiscountLevel,
@@ -70,13 +72,48 @@ def advantage_settings(root: Section) -> dict[str, Any]:
     """From rewards to advantages, as far as the config says."""
     estimator = named(root, "adv_estimator", ADV_ESTIMATORS)
     is_agentic = "train_env_manager" in root
-    found = _of_environments(root, estimator) if is_agentic else _of_domains(root, estimator)
+    is_taught = is_distilled_alone(root)
+    if is_taught:
+        found = _of_teachers(root, is_agentic)
+    else:
+        found = _of_environments(root, estimator) if is_agentic else _of_domains(root, estimator)
     whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
-    if root.values.get("adv_estimator") == "gae":
+    if root.values.get("adv_estimator") == "gae" and not is_taught:
         note_padding(root, "adv_estimator", "ROLL")
     if whitens is not None:
         found["whiten_advantages"] = Whitening.TOKENS if whitens else Whitening.NONE
-    return found | _kl_penalty(root)
+    return found if is_taught else found | _kl_penalty(root)
+
+
+def _of_teachers(root: Section, is_agentic: bool) -> dict[str, Any]:
+    """Only the KL from teachers counts; ROLL replaces the estimator and switches the KL from a reference off."""
+    found: dict[str, Any] = {"advantage_estimator": AdvantageEstimator.TEACHER}
+    if is_agentic:
+        return found | {"advantage_level": AdvantageLevel.SAMPLE}
+    return found | _masks(root) | ({"whiten_by_tag": True} if len(root.below("rewards").values) > 1 else {})
+
+
+def _teachers(root: Section) -> dict[str, Any]:
+    """`teacher` in train: the coefficient and the tags of each teacher, in their role."""
+    role = teacher_role(root)
+    if role is None:
+        return {}
+    coef = root.number("opd_kl_coef")
+    shared = {"coef": 1.0 if coef is None else coef}
+    estimator = named(root, "kl_penalty", KL_PENALTIES)
+    if estimator is not None:
+        shared |= {"estimator": estimator}
+    section = root.below(role)
+    names = [] if holds_role(section.values) else [name for name, each in section.values.items() if holds_role(each)]
+    if not names:
+        return {"teacher": shared | _teacher(section)}
+    return {"teacher": shared | {name: _teacher(section.below(name)) for name in names}}
+
+
+def _teacher(section: Section) -> dict[str, Any]:
+    coef, tags = section.number("opd_kl_coef"), section.values.get("tag_included")
+    found = {} if coef is None else {"coef": coef}
+    return found | ({"tags": list(tags)} if tags else {})
 
 
 def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
@@ -185,6 +222,7 @@ def _kl_penalty(root: Section) -> dict[str, Any]:
     }
 
 
+ENGINES = ("actor_infer", "student_infer")
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
 CLIP = 0.2
 PROMPT_LENGTH = 1024
@@ -208,7 +246,22 @@ EVALUATE_EVERY = 10
 SFT_EPOCHS = 1
 OF_SFT = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
 
+
+def of_learner(path: str) -> tuple[str, ...]:
+    return tuple(f"{role}.{path}" for role in ROLL_LEARNERS)
+
+
+def of_policy(path: str) -> tuple[str, ...]:
+    """A key of the learner that supervised training does not read."""
+    return tuple(f"{role}.{path}" for role in ROLL_LEARNERS if role != SFT_ROLE)
+
+
+def of_engine(path: str) -> tuple[str, ...]:
+    return tuple(f"{role}.{path}" for role in ENGINES)
+
+
 MADE_OF: Mapping[str, tuple[str, ...]] = {
+    "teacher": ("opd_kl_coef", "use_opd", "is_pure_opd", "teacher.opd_kl_coef", "teacher.tag_included", "kl_penalty"),
     "rewards": tuple(ROLL_KEYS.split()),
     "dynamic_sampling": ROLL_FILTERS,
     "objective": ("sft_train.device_mapping",),
@@ -217,16 +270,14 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "prompts_per_step": ("rollout_batch_size",),
     "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
     "minibatch_size": (
-        "actor_train.training_args.per_device_train_batch_size",
-        "sft_train.training_args.per_device_train_batch_size",
-        "actor_train.training_args.gradient_accumulation_steps",
-        "sft_train.training_args.gradient_accumulation_steps",
+        *of_learner("training_args.per_device_train_batch_size"),
+        *of_learner("training_args.gradient_accumulation_steps"),
     ),
     "max_staleness": ("async_generation_ratio",),
-    "max_new_tokens": ("sequence_length", "response_length", "actor_infer.generating_args.max_new_tokens"),
-    "temperature": ("actor_infer.generating_args.temperature", "train_env_manager.generating_args.temperature"),
-    "top_p": ("actor_infer.generating_args.top_p", "train_env_manager.generating_args.top_p"),
-    "top_k": ("actor_infer.generating_args.top_k", "train_env_manager.generating_args.top_k"),
+    "max_new_tokens": ("sequence_length", "response_length", *of_engine("generating_args.max_new_tokens")),
+    "temperature": (*of_engine("generating_args.temperature"), "train_env_manager.generating_args.temperature"),
+    "top_p": (*of_engine("generating_args.top_p"), "train_env_manager.generating_args.top_p"),
+    "top_k": (*of_engine("generating_args.top_k"), "train_env_manager.generating_args.top_k"),
     "advantage_estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
     "advantage_level": ("train_env_manager.group_size",),
     "step_gamma": ("step_reward_gamma",),
@@ -247,30 +298,27 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "clip_range": ("pg_clip", "pg_clip_low"),
     "clip_range_high": ("pg_clip", "pg_clip_high"),
     "dual_clip": ("dual_clip_loss",),
-    "importance_sampling_level": ("actor_train.pg_variant",),
+    "importance_sampling_level": of_policy("pg_variant"),
     "kl_coef": ("kl_loss_coef", "use_kl_loss"),
-    "lr_scheduler_type": (
-        "actor_train.training_args.lr_scheduler_type",
-        "sft_train.training_args.lr_scheduler_type",
-    ),
+    "lr_scheduler_type": (*of_learner("training_args.lr_scheduler_type"),),
     "keep_checkpoints": ("max_ckpt_to_keep",),
     "eval_every": ("eval_steps",),
     "eval_top_k": ("validation.generating_args.top_k",),
     "checkpoint_every": ("save_steps",),
     "model": ("pretrain",),
-    "lora_rank": ("actor_train.model_args.lora_rank",),
-    "lora_target_modules": ("actor_train.model_args.lora_target",),
-    "compute_dtype": ("actor_train.model_args.dtype", "sft_train.model_args.dtype"),
-    "engine": ("actor_infer.strategy_args.strategy_name",),
+    "lora_rank": of_policy("model_args.lora_rank"),
+    "lora_target_modules": of_policy("model_args.lora_target"),
+    "compute_dtype": of_learner("model_args.dtype"),
+    "engine": of_engine("strategy_args.strategy_name"),
     **GAMES_MADE_OF,
     "data": (
-        "actor_train.data_args.file_name",
+        *of_policy("data_args.file_name"),
         "validation.data_args.file_name",
-        "actor_train.data_args.messages",
-        "actor_train.data_args.prompt",
-        "actor_train.data_args.template",
-        "actor_train.data_args.tag",
-        "actor_train.data_args.domain_interleave_probs",
+        *of_policy("data_args.messages"),
+        *of_policy("data_args.prompt"),
+        *of_policy("data_args.template"),
+        *of_policy("data_args.tag"),
+        *of_policy("data_args.domain_interleave_probs"),
         "global_template",
         "tag_to_template",
     ),
@@ -283,7 +331,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     ratio = job.settings.get("async_generation_ratio")
     around = 1 + 2 * (CLIP if clip is None else clip)
     is_supervised = SFT_ROLE in root
-    learner = root.below(SFT_ROLE if is_supervised else "actor_train")
+    learner = root.below(learner_role(root))
     return {
         "rewards": roll_rewards(root),
         "dynamic_sampling": roll_filters(root),
@@ -311,10 +359,11 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What ROLL does where nothing else is said."""
-    found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below("actor_infer", "strategy_args"), "strategy_name")
+    found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below(_engine_role(root), "strategy_args"), "strategy_name")
     if SFT_ROLE in root:
         by_epochs = {"max_steps": None, "max_epochs": values.get("max_epochs", SFT_EPOCHS)}
         return {name: found[name] for name in OF_SFT} | by_epochs | {"completion": "output"}
+    found |= _teachers(root)
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
     turn = max_tokens_of_turns(values.get("task") or {})
@@ -323,7 +372,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("advantage_estimator", AdvantageEstimator.GAE) is AdvantageEstimator.GAE:
         found |= OF_GAE
     if "train_env_manager" not in root:
-        found |= data_settings(root)
+        found |= data_settings(root, learner_role(root))
     if "validation" in root or "val_env_manager" in root:
         found["eval_every"] = EVALUATE_EVERY
         found |= _evaluation_sampling(root, values)
@@ -335,6 +384,14 @@ def _evaluation_sampling(root: Section, values: Mapping[str, Any]) -> dict[str, 
     if "val_env_manager" in root:
         return {"eval_temperature": values.get("temperature", DEFAULTS["temperature"])}
     return {f"eval_{name}": DEFAULTS[name] for name in ("temperature", "top_p", "top_k")}
+
+
+def learner_role(root: Section) -> str:
+    return next((role for role in reversed(ROLL_LEARNERS) if role in root), ROLL_LEARNERS[0])
+
+
+def _engine_role(root: Section) -> str:
+    return next((role for role in reversed(ENGINES) if role in root), ENGINES[0])
 
 
 def _supervised(root: Section) -> dict[str, Any]:
@@ -357,8 +414,9 @@ def _groups(root: Section) -> dict[str, Any]:
 
 def _sampling(root: Section) -> dict[str, Any]:
     """`actor_infer.generating_args`, and only without that block the environments' own."""
-    has_own = "generating_args" in root.below("actor_infer") or "train_env_manager" not in root
-    block = root.below("actor_infer" if has_own else "train_env_manager", "generating_args")
+    engine = _engine_role(root)
+    has_own = "generating_args" in root.below(engine) or "train_env_manager" not in root
+    block = root.below(engine if has_own else "train_env_manager", "generating_args")
     top_p = block.number("top_p")
     if top_p is not None and top_p > 1:
         block.error("RST-T007", "top_p", f"is {top_p:g}; it must be at most 1", fix="write top_p: 1")
@@ -400,7 +458,8 @@ def _max_tokens(root: Section, block: Section) -> int | None:
 
 def _kl_coef(root: Section) -> float | None:
     """`rl_loss_coef` weighs the KL loss as well."""
-    coef = root.number("kl_loss_coef") if root.values.get("use_kl_loss") is True else None
+    is_used = root.values.get("use_kl_loss") is True and not is_distilled_alone(root)
+    coef = root.number("kl_loss_coef") if is_used else None
     weight = root.number("rl_loss_coef")
     return coef if coef is None or weight is None else coef * weight
 
