@@ -23,12 +23,14 @@ class DataSource:
     name: str | None = None  # configuration of a hub data set
     split: str = "train"
     prompt: str | None = None  # column: text, messages, or messages as JSON text
+    query: str | None = None  # column: text that follows a text prompt on a new line, in rows that have it
     answer: str | None = None  # column
     tag: str = ""  # of all rows
     tag_column: str | None = None
     optional_answer: str | None = None  # columns that some rows or files may lack
     optional_tag_column: str | None = None
     system_prompt: str | None = None
+    system_column: str | None = None  # system prompts of rows; others have `system_prompt`
     weight: float | None = None
     limit: int | None = None  # rows
 
@@ -65,12 +67,14 @@ SOURCE_KEYS = {
     "name": TEXT,
     "split": TEXT,
     "prompt": TEXT,
+    "query": TEXT,
     "answer": TEXT,
     "tag": TEXT,
     "tag_column": TEXT,
     "optional_answer": TEXT,
     "optional_tag_column": TEXT,
     "system_prompt": TEXT,
+    "system_column": TEXT,
     "weight": NUMBER,
     "limit": COUNT,
 }

@@ -96,7 +96,11 @@ READ_WITH = {
                     "sft_train": None,
                     "actor_train.data_args.file_name": "train.jsonl",
                 },
-                {"sft_train.device_mapping": [0], "train_env_manager": None},
+                {
+                    "sft_train.device_mapping": [0],
+                    "sft_train.data_args.file_name": "rows.json",
+                    "train_env_manager": None,
+                },
                 {
                     "train": {},
                     "sft_train": None,

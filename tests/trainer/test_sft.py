@@ -216,8 +216,12 @@ def test_rolls_role_for_supervised_training_is_followed():
         "pretrain": "some/model",
         "sequence_length": 512,
         "response_key": "reply",
-        "sft_train": role,
-        "train": {"task": {"_target_": "roost.rollout.arithmetic.Arithmetic"}},
+        "prompt_key": "task",
+        "query_key": "input",
+        "system_key": "rules",
+        "validation": {"data_args": {"file_name": "held.json"}},
+        "sft_train": role | {"data_args": {"file_name": "rows.json", "template": "qwen2_5"}},
+        "train": {},
     }
     findings = Findings()
     settings = read_job(load(values, (), findings), findings).training
@@ -227,5 +231,15 @@ def test_rolls_role_for_supervised_training_is_followed():
     assert settings.rollout.prompts_per_step == 3 * 4 * 2, "rows of each device, accumulated, on two devices"
     assert settings.learner.optimizer.learning_rate == 5e-6 and settings.learner.model == "some/model"
     assert settings.learner.compute_dtype == "bfloat16"
+    assert dict(settings.data) == {
+        "path": "rows.json",
+        "prompt": "task",
+        "query": "input",
+        "system_column": "rules",
+        "chat_template": True,
+        "shuffle": False,
+        "drop_last": True,
+        "eval": "held.json",
+    }
     told = [finding.what for finding in findings.found if finding.code == "RST-T014"]
     assert not told, "every key is followed"

@@ -116,7 +116,7 @@ TABLE = (
     ),
     Entry(
         OTHER_TRAINING,
-        """prompt_key query_key question_key answer_key chosen_key rejected_key beta ipo label_smoothing
+        """question_key answer_key chosen_key rejected_key beta ipo label_smoothing
         distill_loss_weight distill_on_prompt kd_objective kd_temperature logits_topk logits_transfer_backend
         student_pretrain teacher_pretrain student.** dpo.** sft_loss_weight""",
     ),

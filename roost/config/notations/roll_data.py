@@ -46,6 +46,25 @@ def data_settings(root: Section, learner: str) -> dict[str, Any]:
     return {"data": data} | ({"eval_tasks": 0} if "eval" in data else {})
 
 
+def supervised_data(root: Section, learner: str) -> dict[str, Any]:
+    """`data` of the supervised pipeline: rows in the order of their files, the last incomplete batch left out."""
+    arguments, validation = root.below(learner, "data_args"), root.below("validation", "data_args")
+    if not arguments.values.get("file_name"):
+        return {}
+    found = {
+        "path": arguments.get("file_name"),
+        "prompt": root.text("prompt_key") or "instruction",
+        "query": root.text("query_key"),
+        "system_column": root.text("system_key"),
+        **_template(root, arguments),
+        "shuffle": False,
+        "drop_last": True,
+        "eval": validation.get("file_name") or None,
+    }
+    data = {key: value for key, value in found.items() if value is not None}
+    return {"data": data} | ({"eval_tasks": 0} if "eval" in data else {})
+
+
 def _columns(arguments: Section) -> dict[str, str]:
     """The prompt's column; rewards read the answer from ground_truth."""
     column = arguments.text("messages") or arguments.text("prompt")

@@ -10,7 +10,7 @@ from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
-from roost.config.notations.roll_data import data_settings
+from roost.config.notations.roll_data import data_settings, supervised_data
 from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
@@ -312,11 +312,14 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "engine": of_engine("strategy_args.strategy_name"),
     **GAMES_MADE_OF,
     "data": (
-        *of_policy("data_args.file_name"),
+        *of_learner("data_args.file_name"),
         "validation.data_args.file_name",
         *of_policy("data_args.messages"),
         *of_policy("data_args.prompt"),
-        *of_policy("data_args.template"),
+        *of_learner("data_args.template"),
+        "prompt_key",
+        "query_key",
+        "system_key",
         *of_policy("data_args.tag"),
         *of_policy("data_args.domain_interleave_probs"),
         "global_template",
@@ -362,7 +365,9 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below(_engine_role(root), "strategy_args"), "strategy_name")
     if SFT_ROLE in root:
         by_epochs = {"max_steps": None, "max_epochs": values.get("max_epochs", SFT_EPOCHS)}
-        return {name: found[name] for name in OF_SFT} | by_epochs | {"completion": "output"}
+        evaluated = {"eval_every": EVALUATE_EVERY} if "validation" in root else {}
+        rows = supervised_data(root, SFT_ROLE)
+        return {name: found[name] for name in OF_SFT} | by_epochs | {"completion": "output"} | evaluated | rows
     found |= _teachers(root)
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))

@@ -48,7 +48,7 @@ def prompt_column(source: DataSource, columns: Sequence[str]) -> str:
 def check_columns(source: DataSource, columns: Sequence[str]) -> None:
     """Raise DataError if a named column is not there."""
     prompt_column(source, columns)
-    for column in (source.answer, source.tag_column):
+    for column in (source.answer, source.tag_column, source.query, source.system_column):
         if column is not None and column not in columns:
             raise _missing(column, columns)
 
@@ -77,14 +77,17 @@ class PromptFormat:
             raise DataError(
                 "RST-T065", f"column {column} holds no prompt", why, "correct the row, or name another column"
             )
+        if isinstance(value, str) and source.query and (query := row.get(source.query)):
+            value = f"{value}\n{query}"
         is_rendered = template not in (None, False) or (template is None and messages is not None)
-        if source.system_prompt is not None and not is_rendered:
-            fix = "write chat_template: true, or remove system_prompt"
-            raise DataError("RST-T060", "system_prompt needs a chat template", "prompts are finished text", fix)
+        system = (row.get(source.system_column) if source.system_column else None) or source.system_prompt
+        if system is not None and not is_rendered:
+            fix = "write chat_template: true, or remove system_prompt and system_column"
+            raise DataError("RST-T060", "a system prompt needs a chat template", "prompts are finished text", fix)
         if messages is None:
             messages = [{"role": "user", "content": value}]
-        if is_rendered and source.system_prompt is not None and messages[0].get("role") != "system":
-            messages = [{"role": "system", "content": source.system_prompt}, *messages]
+        if is_rendered and system is not None and messages[0].get("role") != "system":
+            messages = [{"role": "system", "content": str(system)}, *messages]
         if not is_rendered or self._tokenizer is None:
             text = value if isinstance(value, str) and not is_rendered else ""
             return Prompt(text + suffix, messages, False)

@@ -83,6 +83,19 @@ def test_text_prompts(keys, text, tokenizer, tmp_path):
     assert PromptScenario(tokenizer, path=path, **keys).task(Split.TRAIN, 0).data["prompt_text"] == text
 
 
+def test_columns_add_a_query_and_a_system_prompt_to_rows_that_have_them(tokenizer, tmp_path):
+    rows = [{"prompt": "sum", "more": "1 2", "system": "be brief"}, {"prompt": "hi", "more": "", "system": None}]
+    path = write(tmp_path / "a.jsonl", rows)
+    keys = {"path": path, "query": "more", "system_column": "system", "system_prompt": "be kind", "shuffle": False}
+    scenario = PromptScenario(tokenizer, chat_template=True, **keys)
+    texts = [scenario.task(Split.TRAIN, index).data["prompt_text"] for index in range(2)]
+    assert texts == ["<system>be brief<user>sum\n1 2<assistant>", "<system>be kind<user>hi<assistant>"]
+    with pytest.raises(DataError, match="a system prompt needs a chat template"):
+        PromptScenario(tokenizer, **keys).task(Split.TRAIN, 0)
+    with pytest.raises(DataError, match="there is no column missing"):
+        PromptScenario(tokenizer, path=path, query="missing").task(Split.TRAIN, 0)
+
+
 @pytest.mark.parametrize("written", [list, json.dumps])
 def test_messages_and_their_json_text_get_the_template(written, tokenizer, tmp_path):
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
