@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
+from roost.engines.http_calls import all_of
 from roost.engines.members import EngineState, FleetMembers, Member
 from roost.engines.owner import Owner
 from roost.engines.protocol import (
@@ -268,8 +269,7 @@ class Fleet:
         if isinstance(token_ids, str):
             raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
         made = await self._generated(token_ids, sampling, n, episode)
-        whole = [self._whole(token_ids, sampling.nth(index), made[index], episode) for index in range(n)]
-        return list(await asyncio.gather(*whole))
+        return await all_of([self._whole(token_ids, sampling.nth(i), made[i], episode) for i in range(n)])
 
     async def _whole(
         self, token_ids: Sequence[int], sampling: Sampling, begun: Completion, episode: str | None
@@ -500,10 +500,6 @@ class Fleet:
     def _span(self, what: str, members: Sequence[Member], release: Release | None = None, **args: object) -> OpenSpan:
         details = {"engines": len(members), **args} | ({} if release is None else {"version": release.version})
         return self.recorder.timer(what, "work", True, **details)
-
-
-class _LostUnderRequest(EngineLost):
-    """Raised when an engine is lost during a request, which another engine may finish."""
 
 
 def _connect(spec: ServerSpec, url: str) -> Engine:

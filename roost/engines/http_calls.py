@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from roost.engines.protocol import (
     Capabilities,
@@ -64,6 +64,7 @@ def served_model(models: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(model for model in models["data"] if not model.get("parent"))
 
 
+T = TypeVar("T")
 BUSY = frozenset({429, 502, 503, 504})  # status codes worth a retry
 SECOND_LOOK_S = 5.0
 
@@ -226,6 +227,15 @@ class HttpCalls:
                     raise
                 wait_s = self._retry.wait_s(failures, self._chance())
             await self._sleep(wait_s)
+
+
+async def all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """Results of concurrent calls. The first error is raised when all have ended, so that none goes on unseen."""
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    for each in ended:
+        if isinstance(each, BaseException):
+            raise each
+    return cast(list[T], ended)
 
 
 def _content(answer: Answer) -> Any:

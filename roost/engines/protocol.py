@@ -148,6 +148,7 @@ class Capabilities:
     takes_manifest: bool = False  # an update begins with a list of its tensors
     keeps_weights_asleep: bool = True  # waking needs no weight sync
     takes_tokens: bool = False  # has an enabled route for token ids alone
+    takes_n: bool = False  # a request may be for several completions
     model: str = ""  # model name in requests
     max_context: int | None = None  # tokens of prompt and completion; None if the server does not report it
 

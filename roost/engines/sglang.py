@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roost.engines.http_calls import ServerClient, ServerFailed, finish, served_model, version_spans
+from roost.engines.http_calls import ServerClient, ServerFailed, all_of, finish, served_model, version_spans
 from roost.engines.protocol import (
     Capabilities,
     Completion,
@@ -236,7 +236,7 @@ class SglangEngine(ServerClient):
     ) -> tuple[Completion, ...]:
         # SGLang's own `n` gives every completion the same seed.
         calls = [self.generate(token_ids, sampling.nth(index), adapter=adapter) for index in range(n)]
-        return tuple(await asyncio.gather(*calls))
+        return tuple(await all_of(calls))
 
     async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
         await self._admission()

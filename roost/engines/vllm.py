@@ -6,12 +6,14 @@ import asyncio
 import base64
 import json
 import pickle
+import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from roost.engines.http_calls import ServerClient, ServerFailed, finish, served_model, version_spans
+from roost.engines.http_calls import ServerClient, ServerFailed, all_of, finish, served_model, version_spans
 from roost.engines.protocol import (
     Capabilities,
     Completion,
@@ -128,6 +130,16 @@ def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tupl
     return tuple(entry[str(token)]["logprob"] for entry, token in zip(reply[1:], token_ids[1:], strict=True))
 
 
+def _release(version: Any) -> tuple[int, ...]:
+    """Major and minor number of a release; (0, 0) if it is unknown.
+
+    >>> _release("0.32.1rc1"), _release("0.22.0+cpu"), _release("dev"), _release(None)
+    ((0, 32), (0, 22), (0, 0), (0, 0))
+    """
+    found = re.match(r"(\d+)\.(\d+)", str(version))
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
 def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
     """init_info of a process group."""
     fields = {
@@ -173,6 +185,7 @@ def part_query(parts: Collection[str] | None) -> list[tuple[str, str]]:
 
 
 TOKEN_ROUTE = "/inference/v1/generate"
+FULL_N = (0, 32)  # earlier releases may return fewer than `n` completions on that route
 CORE_ROUTE = "/is_sleeping"  # answered by the engine core process, between two steps
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
 CACHE_WAIT_S = 0.25
@@ -230,7 +243,11 @@ class VllmEngine(ServerClient):
     async def generate_n(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, adapter: str | None = None
     ) -> tuple[Completion, ...]:
-        return await self._generate(token_ids, sampling, n, None, adapter)
+        if (await self.capabilities()).takes_n:
+            with suppress(EngineRefused):  # of more than `max_num_seqs`, for example
+                return await self._generate(token_ids, sampling, n, None, adapter)
+        calls = [self.generate(token_ids, sampling.nth(index), adapter=adapter) for index in range(n)]
+        return tuple(await all_of(calls))
 
     async def _generate(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, request_id: str | None, adapter: str | None
@@ -461,6 +478,7 @@ class VllmEngine(ServerClient):
             takes_shared_memory=built_in.get("shared_memory", False),
             undoes_updates=built_in.get("undo", False),
             takes_manifest=bool(built_in),
+            takes_n=bool(built_in) or not takes_tokens or _release(about.get("version")) >= FULL_N,
             takes_tokens=takes_tokens,
             model=model["id"],
             max_context=model.get("max_model_len"),

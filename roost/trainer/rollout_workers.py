@@ -36,6 +36,7 @@ from roost.trainer.targets import load_scenario
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
 ANY_FORM = TurnForm()
+JOINT_TOKENS = 64  # longest completions that are requested together
 GATHER_S = 0.002  # after the first turn of a group, if slots are too scarce for all of its episodes
 
 
@@ -137,13 +138,13 @@ class GroupRequest:
         for each in waiting:
             each.add_done_callback(cancel_unwanted)
         await asyncio.wait([call])
-        if call.cancelled():
-            return
-        error = call.exception()
+        error = None if call.cancelled() else call.exception()
         for index, each in enumerate(waiting):
             if each.done():
                 continue  # its episode was cancelled
-            if error is not None:
+            if call.cancelled():
+                each.cancel()
+            elif error is not None:
                 each.set_exception(error)
             else:
                 each.set_result(call.result()[index])
@@ -264,11 +265,12 @@ def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> di
 def joint_generations(settings: TrainSettings, scenario: Scenario) -> int:
     """Number of a group's generations that are one request.
 
-    Only where no episode has a use for its turn before the slowest of its group: it has no other turn, and none is
-    cut off.
+    All of them wait for the slowest. That is worth it only for short completions, for which a call costs more than
+    the tokens, and only where no episode has another turn or is cut off.
     """
     rollout = settings.rollout
-    is_joint = getattr(scenario, "single_turn", False) and not rollout.extra_generations
+    is_short = settings.sampling.max_new_tokens <= JOINT_TOKENS
+    is_joint = getattr(scenario, "single_turn", False) and is_short and not rollout.extra_generations
     return rollout.num_generations if is_joint and rollout.rollout_fraction == 1.0 else 1
 
 

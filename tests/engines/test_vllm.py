@@ -170,6 +170,24 @@ def test_an_end_that_is_not_known_is_an_error(reason):
     on_standin(scenario)
 
 
+@pytest.mark.parametrize(
+    ("routes", "n", "requests"),
+    [
+        pytest.param(NEW, 3, [(3, 7)], id="0.32"),
+        pytest.param(BUILT_IN, 3, [(3, 7)], id="built-in"),
+        pytest.param(OLD, 3, [(1, 7), (1, 8), (1, 9)], id="0.22 may lose some"),
+        pytest.param(NEW, 9, [(9, 7), *((1, seed) for seed in range(7, 16))], id="more than the server takes"),
+    ],
+)
+def test_several_completions_are_one_request_where_the_server_takes_it(routes, n, requests):
+    async def scenario(engine, state):
+        assert len(await engine.generate_n([1], Sampling(seed=7), n)) == n
+        sent = [body["sampling_params"] for body in state.bodies_of("/inference/v1/generate") if body]
+        assert sorted((each.get("n", 1), each["seed"]) for each in sent) == sorted(requests)
+
+    on_standin(scenario, routes)
+
+
 @pytest.mark.parametrize("routes", RELEASES)
 def test_an_update_by_handles_of_device_memory(routes):
     async def scenario(engine, state):

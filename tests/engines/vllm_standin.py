@@ -52,6 +52,7 @@ class VllmStandIn:
         self.is_ready_to_receive = False
         self.is_paused = False
         self.version = "default"
+        self.most_samples = 8
 
     def bodies_of(self, path: str) -> list[Any]:
         return [asked.body for asked in self.asked if asked.path == path]
@@ -69,7 +70,9 @@ class VllmStandIn:
         return (200, {}) if own is None else own(asked)
 
     def on_version(self, asked: Asked) -> Any:
-        return 200, {"version": "0.1", "roost": ABILITIES} if self.routes is BUILT_IN else {"version": "0.32.0"}
+        if self.routes is BUILT_IN:
+            return 200, {"version": "0.1", "roost": ABILITIES}
+        return 200, {"version": "0.22.1" if self.routes is OLD else "0.32.0"}
 
     def on_v1_models(self, asked: Asked) -> Any:
         adapter = {"id": "policy-adapter", "parent": "tiny"}
@@ -86,7 +89,10 @@ class VllmStandIn:
         content = [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.25}]
         choice = {"index": 0, "token_ids": [5, 6], "logprobs": {"content": content}, "finish_reason": "length"}
         spans = [{"version": self.version, "start": 0, "end": 2}] if "/weight_info" in self.routes else None
-        return 200, {"choices": [{**choice, "weight_versions": spans}]}
+        if asked.body["sampling_params"].get("n", 1) > self.most_samples:
+            return 400, {"error": {"message": f"n must be at most {self.most_samples}"}}
+        count = asked.body["sampling_params"].get("n", 1)
+        return 200, {"choices": [{**choice, "index": index, "weight_versions": spans} for index in range(count)]}
 
     def on_v1_completions(self, asked: Asked) -> Any:
         choice = {

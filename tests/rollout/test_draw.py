@@ -165,8 +165,10 @@ def test_an_error_of_a_group_request_fails_each_episode():
         pytest.param({}, False, 1, id="several turns"),
         pytest.param({"extra_generations": 2}, True, 1, id="the slowest are cut off"),
         pytest.param({"rollout_fraction": 0.5}, True, 1, id="a part is waited for"),
+        pytest.param({"max_new_tokens": 65}, True, 1, id="long completions"),
     ],
 )
 def test_generations_are_joint_only_where_none_is_waited_for(rollout, single_turn, count):
-    settings = SimpleNamespace(rollout=RolloutSettings(num_generations=8, **rollout))
+    sampling = SamplingSettings(max_new_tokens=rollout.pop("max_new_tokens", 64))
+    settings = SimpleNamespace(rollout=RolloutSettings(num_generations=8, **rollout), sampling=sampling)
     assert joint_generations(settings, SimpleNamespace(single_turn=single_turn)) == count
