@@ -327,7 +327,7 @@ class Padded:
         self._mask = (places < lengths[:, None])[:, None, None, :]
 
     def attend(self, queries: Tensor, blocks: LayerCache, scale: float | None) -> Tensor:
-        """Output for queries of [tokens, heads, queries per key, head size], in the same shape."""
+        """Output for queries of [tokens, heads, queries per key, head size]; its last size is that of values."""
         keys, values = (each[self._tables].flatten(1, 2).transpose(1, 2) for each in blocks)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask, scale=scale)
 
@@ -353,7 +353,7 @@ class DecodeTogether:
 
     def __call__(self, call: LayerCall) -> Tensor:
         blocks = kept(call, self._cache, self._slots)
-        output = torch.empty_like(call.query)
+        output = call.query.new_empty((*call.query.shape[:2], call.value.shape[2]))
         if self._padded is not None:
             singles = call.query[self._rows].unflatten(1, (call.key.shape[1], -1))
             output[self._rows] = self._padded.attend(singles, blocks, call.scale).flatten(1, 2)

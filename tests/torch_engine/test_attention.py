@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.attention import Attention, DecodeTogether
-from roost.torch_engine.cache import LayerCache, new_cache
+from roost.torch_engine import attention
+from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, LayerCall
+from roost.torch_engine.cache import LayerCache, LayerShape, new_cache
 from roost.torch_engine.graphs import DecodeInputs, bucket, decode
 from roost.torch_engine.model import LoadedModel, load_model
 from roost.torch_engine.runner import Runner
@@ -70,11 +71,24 @@ class TogetherRunner(Runner):
         return DecodeTogether(cache, batch)
 
 
-@pytest.mark.parametrize("runs", [Runner, TogetherRunner], ids=["one by one", "decode together"])
+@pytest.mark.parametrize(
+    ("runs", "short"),
+    [
+        pytest.param(Runner, 64, id="short ones together"),
+        pytest.param(Runner, 10, id="one of two alone"),
+        pytest.param(Runner, 0, id="one by one"),
+        pytest.param(TogetherRunner, 0, id="decode together"),
+    ],
+)
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 def test_any_parts_give_the_logits_of_the_whole(
-    model: LoadedModel, cuts: tuple[list[int], list[int]], runs: type[Runner]
+    model: LoadedModel,
+    cuts: tuple[list[int], list[int]],
+    runs: type[Runner],
+    short: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(attention, "SHORT", short)
     runner, room = runs(model, Adapters(model.module), BLOCK), cache(model)
     both = sequences([23, 9])
     parts: list[list[torch.Tensor]] = [[], []]
@@ -105,3 +119,16 @@ def test_a_decode_step_of_fixed_shape_gives_the_same(model: LoadedModel, count: 
         fixed = decode(model.module, inputs, room, flashes=False)
     assert len(fixed) == size
     torch.testing.assert_close(fixed[:count], runner.run(last, room), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 5], [1, 4]], ids=["prompts", "tokens"])
+def test_values_may_have_another_size_than_keys(lengths: list[int]) -> None:
+    tracked = sequences(lengths)
+    batch = flatten([Chunk(each, 0, length) for each, length in zip(tracked, lengths, strict=True)], BLOCK)
+    room = new_cache([LayerShape(2, 8, 6)], BLOCKS, BLOCK, torch.float32, torch.device("cpu"))
+    chance, tokens = torch.Generator().manual_seed(0), sum(lengths)
+    query, key, value = (torch.randn(tokens, heads, size, generator=chance) for heads, size in ((4, 8), (2, 8), (2, 6)))
+    call = LayerCall(0, query, key, value, None, {})
+    one, other = BySequence(room, batch, [None] * len(lengths))(call), DecodeTogether(room, batch)(call)
+    assert one.shape == other.shape == (tokens, 4, 6)
+    assert torch.allclose(one, other, atol=1e-6)
