@@ -54,6 +54,16 @@ def read_teachers(values: Mapping[str, Any], where: Where, findings: Findings) -
     )
 
 
+def merged_teachers(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What `train` says over what the notation says, also within a teacher that both name.
+
+    >>> merged_teachers({"coef": 1.0, "math": {"tags": ["a"]}}, {"math": {"model": "m"}})
+    {'coef': 1.0, 'math': {'tags': ['a'], 'model': 'm'}}
+    """
+    both = [key for key, value in own.items() if isinstance(value, Mapping) and isinstance(usual.get(key), Mapping)]
+    return {**usual, **own, **{key: {**usual[key], **own[key]} for key in both}}
+
+
 def _teacher(name: str, values: Mapping[str, Any], where: Where, findings: Findings) -> Teacher:
     given = checked(values, KEYS, where, findings, "RST-T076", TEACHER)
     given.pop("model", None)  # read with the component
@@ -68,5 +78,9 @@ def _teacher(name: str, values: Mapping[str, Any], where: Where, findings: Findi
             fix,
         )
         return Teacher(name)
-    tags = words(given.pop("tags", ()))
+    written = given.pop("tags", ())
+    tags = words(written)
+    if written and not tags:
+        what = f"is {shown(written)}; it must be a tag or a list of tags"
+        findings.error("RST-T076", where.under("tags"), what, fix="write tags: [math]")
     return Teacher(name, estimator=KlEstimator(estimator), tags=tags, **given)

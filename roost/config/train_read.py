@@ -11,7 +11,7 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
 from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
-from roost.config.teacher import read_teachers
+from roost.config.teacher import merged_teachers, read_teachers
 from roost.config.train import (
     NOT_IN_SFT,
     SETTINGS,
@@ -105,9 +105,11 @@ def read_training(
             written[name] = place
     warn_unlike(root, job.notation, values)
     usual = defaults(root, job.notation, values)
-    for name in ("engine_options", "data", "teacher"):
+    for name in ("engine_options", "data"):
         if name in usual and name in values:
             values[name] = {**usual[name], **values[name]}
+    if "teacher" in usual and "teacher" in values:
+        values["teacher"] = merged_teachers(usual["teacher"], values["teacher"])
     values = {**usual, **values}
     read_teachers(values.get("teacher", {}), setting_location("teacher", job), root.findings)
     if values.get("objective") is Objective.SFT:

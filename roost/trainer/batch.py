@@ -52,7 +52,7 @@ class Source:
     score: EpisodeReward
     tag: str = ""
     is_truncated: bool = False  # a token limit or a full context ended a turn of the episode
-    task_tag: str = ""  # of the task itself; `tag` may be the name of the reward that scores it
+    task_tag: str = ""  # of the row or task itself; `tag` may be a domain or the reward that scores it
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +97,9 @@ def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS) -> Batc
     """
     episodes = [(group, episode) for group in groups for episode in group.episodes]
     found = [
-        (_sample(tokens), Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, tag))
+        (_sample(tokens), Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, own))
         for index, (group, episode) in enumerate(episodes)
-        for tag in [group.task.tag]
+        for tag, own in [(group.task.tag, str(group.task.data.get("row_tag", group.task.tag)))]
         for tokens in episode.sequences
     ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from roost.config.teacher import Teacher
 from roost.config.train import AdvantageEstimator, AdvantageSettings, KlEstimator, Whitening
 from roost.learner.packing import predicted
-from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Tokens
+from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Task, Tokens
 from roost.trainer.batch import (
     batch_of,
     continuations,
     minibatches,
     staleness_of,
+    taught_by,
     with_advantages,
     with_scores,
     with_teachers,
@@ -288,6 +289,13 @@ def test_a_teacher_adds_to_the_advantage_of_the_reward():
 def test_teachers_teach_the_tasks_of_their_tags():
     two = Teacher("teacher.math", tags=("math",)), Teacher("teacher.all", coef=2.0)
     assert taught(AdvantageEstimator.TEACHER, *two, tags=("math", "code")) == [[1.5, -6.0], [1.0, -4.0]]
+
+
+def test_teachers_find_rows_by_their_own_tags_and_not_by_their_domains():
+    group = made_group(0, [0.0], versions=(0,))
+    row = replace(group, task=Task("a", {"row_tag": "aime"}, "math_rule"))
+    assert taught_by(batch_of([row]), Teacher(tags=("aime",))) == [0]
+    assert taught_by(batch_of([row]), Teacher(tags=("math_rule",))) == []
 
 
 def test_a_teacher_is_compared_with_the_learners_own_log_probs():

@@ -113,7 +113,7 @@ def _teachers(root: Section) -> dict[str, Any]:
 def _teacher(section: Section) -> dict[str, Any]:
     coef, tags = section.number("opd_kl_coef"), section.values.get("tag_included")
     found = {} if coef is None else {"coef": coef}
-    return found | ({"tags": list(tags)} if tags else {})
+    return found | ({"tags": [str(tag) for tag in tags] if isinstance(tags, list | tuple) else tags} if tags else {})
 
 
 def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:

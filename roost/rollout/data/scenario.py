@@ -102,7 +102,7 @@ class PromptScenario:
         data = {**row, **answer, "prompt_text": prompt.text, "messages": prompt.messages}
         return Task(
             short_name(prompt),
-            {**data, "is_rendered": prompt.is_rendered, "template_tag": _raw_tag(row, source)},
+            {**data, "is_rendered": prompt.is_rendered, "row_tag": _raw_tag(row, source)},
             self._tag(row, source),
         )
 
@@ -163,7 +163,7 @@ class PromptScenario:
 
     def chat_format(self, task: Task) -> ChatFormat | None:
         """The format of conversations that begin with a task's messages; None if its prompt is finished text."""
-        return self._format.chat_format(task.data["template_tag"]) if task.data["is_rendered"] else None
+        return self._format.chat_format(task.data["row_tag"]) if task.data["is_rendered"] else None
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
