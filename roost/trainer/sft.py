@@ -24,7 +24,7 @@ from roost.procs.user_code import call
 from roost.rollout.agents.chat import for_template
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.episode import Scenario, Split, Task
-from roost.rollout.episode_runner import task_of
+from roost.rollout.episode_runner import UnmadeTask, task_of
 from roost.rollout.order import Order, order_of, sample_seed
 from roost.runtime.cluster import Cluster
 from roost.runtime.worker import LaunchOptions
@@ -81,6 +81,8 @@ class Conversations:
 
     def samples_of(self, task: Task) -> list[Sample]:
         """Samples of one task; several if the chat template changes earlier turns."""
+        if isinstance(task, UnmadeTask):
+            raise ValueError(f"{task.name}: {task.reason}")
         data = task.data
         messages = [for_template(message) for message in data.get("messages") or ()]
         has_turns = any(message["role"] == ASSISTANT for message in messages)
@@ -158,7 +160,8 @@ class SftTrainer(Stoppable):
         self._recorder = current.get().recorder
         self._saver = Saver(run, settings, False, state.step, self._recorder)
         self._skipped = SkippedSteps()
-        self._order, self._size = data.order(settings.seed), data.size(Split.TRAIN)
+        self._order = data.order(settings.seed)
+        self._size = getattr(self._order, "used", 0) or data.size(Split.TRAIN)  # rows of an epoch
 
     def launch(self) -> None:
         """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""

@@ -96,6 +96,15 @@ def test_a_row_without_a_completion_names_its_columns(tokenizer):
         Conversations(None, tokenizer, "reply").samples_of(Task("1", {"prompt_text": "1", "text": "2"}))
 
 
+def test_a_row_that_cannot_be_read_is_named(tokenizer, tmp_path):
+    path = data_file(
+        tmp_path / "rows.jsonl", [{"prompt": "1", "answer": "2"}] * 1100 + [{"prompt": None, "answer": "2"}]
+    )
+    data = Conversations(PromptScenario(tokenizer, path=path, shuffle=False), tokenizer)
+    with pytest.raises(ValueError, match="row 1100 of .* holds no prompt"):
+        data.samples(Split.TRAIN, [1100])
+
+
 def data_file(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
