@@ -161,8 +161,10 @@ class RayExited(ConnectionError):
 
 def _start_local() -> Connection:
     for _ in range(STARTS - 1):
-        with contextlib.suppress(RayExited):
+        try:
             return _start_local_once()
+        except RayExited as error:
+            logging.getLogger(__name__).warning("%s; starting Ray again", error)
     return _start_local_once()
 
 
@@ -368,7 +370,9 @@ def patient_start() -> Iterator[None]:
 
 def _exited(process: subprocess.Popen[bytes]) -> str:
     name = Path(str(process.args[0] if isinstance(process.args, list) else process.args)).name
-    return f"Ray did not start: its process {name} exited with code {process.returncode}; Ray's logs tell why"
+    return (
+        f"Ray did not start: its process {name} exited with code {process.returncode}; `ray start --head` may tell why"
+    )
 
 
 class Reaper:

@@ -101,7 +101,7 @@ def test_a_row_that_cannot_be_read_is_named(tokenizer, tmp_path):
         tmp_path / "rows.jsonl", [{"prompt": "1", "answer": "2"}] * 1100 + [{"prompt": None, "answer": "2"}]
     )
     data = Conversations(PromptScenario(tokenizer, path=path, shuffle=False), tokenizer)
-    with pytest.raises(ValueError, match="row 1100 of .* holds no prompt"):
+    with pytest.raises(ValueError, match=r"row 1100 of .* holds no prompt"):
         data.samples(Split.TRAIN, [1100])
 
 
