@@ -2,7 +2,7 @@
 
 python examples/math/make_data.py [FOLDER]
 
-Every sum of two numbers up to 5 is told in eight rows of train, and in other words in two rows of held_out.
+Every sum of two numbers up to 5 has eight rows in train, and two with other words in held_out.
 """
 
 import json

@@ -55,7 +55,7 @@ def read_teachers(values: Mapping[str, Any], where: Where, findings: Findings) -
 
 
 def merged_teachers(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What `train` says over what the notation says, also within a teacher that both name.
+    """Merge the teachers of `train` over those of the notation, also within a teacher that both name.
 
     >>> merged_teachers({"coef": 1.0, "math": {"tags": ["a"]}}, {"math": {"model": "m"}})
     {'coef': 1.0, 'math': {'tags': ['a'], 'model': 'm'}}

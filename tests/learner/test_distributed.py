@@ -76,7 +76,7 @@ def cases(models, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(cases, tmp_path_factory):
-    """What two ranks found in each case, and about how they meet: all in one start, as importing torch is slow."""
+    """Results of two ranks in each case, and of how they connect: one start for all, as importing torch is slow."""
     works = {"at a port": (agree_and_look,)}
     for name, case in cases.items():
         arguments = (case.settings, case.shares, case.totals, str(case.folder))

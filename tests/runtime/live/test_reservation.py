@@ -51,7 +51,7 @@ def open_cluster(said=None, **options):
 
 @pytest.fixture(scope="module")
 def said():
-    """What the shared clusters say."""
+    """Output of the shared clusters."""
     return []
 
 

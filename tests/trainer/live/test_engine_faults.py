@@ -58,7 +58,7 @@ def kill(name):
 
 
 class Disturbed(Arithmetic):
-    """What a test plans is done to the run, each thing once; the step goes on when it is done."""
+    """Inject the faults that a test plans, each once; the step continues afterwards."""
 
     planned: ClassVar[list] = []  # (episodes played since the launch, coroutine function), in order
 
