@@ -1,7 +1,9 @@
 """Rules for all tests and doctests; docs/testing.md has the reasons. Loaded before any of them imports torch."""
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,15 @@ def _ray_of_live_tests(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_ray_is_left():
+def _a_ray_of_its_own():
+    """Ray's folder is this process's own, as a driver joins the cluster whose address it finds there."""
+    folder = tempfile.mkdtemp(prefix="rt-", dir="/tmp")  # short: the paths of Ray's sockets are limited
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = folder
     yield
     end_ray()
+    if before is None:
+        del os.environ["RAY_TMPDIR"]
+    else:
+        os.environ["RAY_TMPDIR"] = before
+    shutil.rmtree(folder, ignore_errors=True)
