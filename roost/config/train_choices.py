@@ -91,3 +91,11 @@ class OldLogprobs(StrEnum):
     RECOMPUTE = "recompute"  # the learner's, before the first optimizer step on the samples
     ROLLOUT = "rollout"  # those that the engine reported
     DECOUPLED = "decoupled"  # the learner's, weighted by their ratio to the engine's (decoupled PPO, for stale samples)
+
+
+class LrSchedulerType(StrEnum):
+    """Learning rate after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"

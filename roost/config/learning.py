@@ -1,0 +1,250 @@
+"""Settings of advantages, losses and the optimizer, and how a setting is declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from roost.config.train_choices import (
+    AdvantageEstimator,
+    AdvantageLevel,
+    DiscountLevel,
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LrSchedulerType,
+    OldLogprobs,
+    RewardScope,
+    Whitening,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of the section `train`, declared by a field of the classes below.
+
+    `rlinf`, `roll` and `loop` hold the key of that notation with the same meaning; of several, separated by `|`, the
+    first that is given counts. Keys with another meaning are translated in `notations`.
+    """
+
+    description: str
+    name: str = ""
+    minimum: int = 0  # of an int; no number may be negative
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    null: float | None = None  # the value that null stands for; None: the setting is left out
+    rlinf: str = ""
+    roll: str = ""
+    loop: str = ""
+    type: type = str  # int, float, bool, str, tuple, Mapping or an enum
+    path: tuple[str, ...] = ()  # of attributes, from TrainSettings
+
+    def native(self, notation: str) -> tuple[tuple[str, ...], ...]:
+        """The keys of a notation, each as its path from the root of the config."""
+        written: str = getattr(self, notation)
+        return tuple(tuple(path.split(".")) for path in written.split("|")) if written else ()
+
+
+def setting(default: T, description: str, **facts: Any) -> T:
+    """A dataclass field that is a setting; `facts` are further fields of `Setting`."""
+    metadata = {"setting": Setting(description, **facts)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)  # type: ignore[return-value]
+    return field(default=default, metadata=metadata)
+
+
+ROLL_LEARNERS = ("actor_train", "student_train", "sft_train")  # of its pipelines for RL, distillation and SFT
+
+
+def of_learner(path: str) -> str:
+    """A key of ROLL's learner, whichever role that is."""
+    return "|".join(f"{role}.{path}" for role in ROLL_LEARNERS)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageSettings:
+    """Advantages from rewards, and the samples that are used."""
+
+    advantage_estimator: AdvantageEstimator = setting(AdvantageEstimator.LEAVE_ONE_OUT, "Advantage estimator.")
+    normalize_by_std: bool = setting(
+        False,
+        "Divide by the group's population standard deviation (at least 1e-7), with leave_one_out and group_mean.",
+        loop="rl.params.adv_normalization",
+    )
+    advantage_level: AdvantageLevel = setting(
+        AdvantageLevel.EPISODE,
+        "Whether rewards belong to episodes or to single samples, where an episode has several samples.",
+    )
+    step_gamma: float | None = setting(
+        None,
+        "Give each sample of an episode its own return: the rewards of its turns and, discounted by this factor, those "
+        "of later samples. Left out: the episode's reward.",
+        maximum=1,
+    )
+    episode_reward_weight: float = setting(
+        1.0, "Weight of the episode's return, with gigpo.", roll="episode_reward_weight"
+    )
+    step_reward_weight: float = setting(1.0, "Weight of the step's return, with gigpo.", roll="step_reward_weight")
+    state_normalization: str = setting(
+        "mean_std",
+        "Normalisation of step returns among samples that begin in the same state, with gigpo.",
+        choices=("none", "mean", "mean_std"),
+    )
+    reward_baseline: RewardScope = setting(
+        RewardScope.NONE, "Subtract the mean reward of these samples before the estimator."
+    )
+    reward_std: RewardScope = setting(
+        RewardScope.NONE, "Divide rewards by the standard deviation (n - 1, plus 1e-6) of these samples."
+    )
+    reward_clip: float | None = setting(
+        None, "Clip normalised rewards, and the rewards of tokens, to this magnitude.", roll="reward_clip"
+    )
+    kl_penalty_coef: float = setting(
+        0.0, "Subtract this times the KL from the reference from the reward of each generated token."
+    )
+    kl_penalty_estimator: KlEstimator = setting(KlEstimator.K1, "KL estimator of kl_penalty_coef.")
+    kl_penalty_target: float | None = setting(
+        None, "KL that kl_penalty_coef is adapted to, up or down by up to 20 % times samples / kl_penalty_horizon."
+    )
+    kl_penalty_horizon: int = setting(10000, "Samples over which kl_penalty_coef adapts.", minimum=1)
+    whiten_rewards: bool = setting(
+        False, "Normalise the rewards of tokens over all generated tokens of a step.", roll="whiten_rewards"
+    )
+    whiten_advantages: Whitening = setting(
+        Whitening.NONE, "Normalise advantages over all generated tokens of a step; left out: tokens_biased with gae."
+    )
+    whiten_by_tag: bool = setting(False, "Whiten the samples of each tag alone.")
+    advantage_clip: float | None = setting(
+        None, "Clip advantages to this magnitude, after whitening.", roll="advantage_clip"
+    )
+    advantage_offset: float = setting(
+        0.0, "Add this to every advantage, after all else.", loop="rl.params.rloo_kl_lambda"
+    )
+    gamma: float = setting(1.0, "Discount factor.", maximum=1, roll="gamma")
+    discount_level: DiscountLevel = setting(
+        DiscountLevel.TOKEN, "Whether gamma discounts by token or by turn; a critic's values are by token."
+    )
+    gae_lambda: float = setting(1.0, "GAE lambda, with a critic.", maximum=1, roll="lambd")
+    mask_truncated: bool = setting(False, "Do not learn from samples that a token limit cut off.")
+    min_group_reward: float | None = setting(
+        None, "Do not learn from groups whose mean reward is not above this; groups of one are kept."
+    )
+    max_group_reward: float | None = setting(
+        None, "Do not learn from groups whose mean reward is not below this; groups of one are kept."
+    )
+    max_error_tokens: int | None = setting(
+        None,
+        "Learn only from samples with reward 1, and from those with reward 0 and fewer generated tokens than this.",
+        minimum=1,
+    )
+    min_abs_advantage: float = setting(
+        0.0, "Drop samples whose absolute advantage is smaller.", loop="rl.params.abs_adv_threshold"
+    )
+    positive_advantages_only: bool = setting(
+        False, "Learn only from samples with a positive advantage.", loop="rl.params.pos_adv_only"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """The policy and value losses."""
+
+    importance_sampling_level: ImportanceSamplingLevel = setting(
+        ImportanceSamplingLevel.TOKEN, "What the importance ratio is computed over, and clipped."
+    )
+    clip_range: float = setting(0.2, "Clip range (epsilon): ratios are at least 1 - clip_range.", maximum=1)
+    clip_range_high: float = setting(
+        0.2, "Upper clip range: ratios are at most 1 + clip_range_high. Default: clip_range."
+    )
+    dual_clip: float | None = setting(
+        None,
+        "Dual clip: for negative advantages, bound the loss at this multiple of the advantage.",
+        rlinf="algorithm.clip_ratio_c",
+    )
+    loss_aggregation: LossAggregation = setting(LossAggregation.SEQ_MEAN, "How token losses are reduced to one number.")
+    old_logprobs: OldLogprobs = setting(
+        OldLogprobs.RECOMPUTE,
+        "Log-probs in the denominator of the importance ratio. Default: decoupled if max_staleness is above 0.",
+    )
+    importance_weight_cap: float = setting(
+        2.0, "Cap on the importance weight of a token, with old_logprobs: decoupled."
+    )
+    kl_coef: float = setting(0.0, "KL loss coefficient, against the reference.", rlinf="algorithm.kl_beta")
+    kl_estimator: KlEstimator = setting(KlEstimator.K3, "KL estimator.")
+    policy_loss_coef: float = setting(1.0, "Weight of the policy loss, beside KL and entropy.", roll="rl_loss_coef")
+    entropy_coef: float = setting(0.0, "Entropy bonus coefficient.", roll="entropy_loss_coef")
+    value_clip: float | None = setting(
+        0.2,
+        "Clip range of the critic's values; 0 or null: no clip.",
+        null=0.0,
+        rlinf="algorithm.value_clip",
+        roll="value_clip",
+    )
+
+
+USUAL_RATES = (1e-7, 1e-3)
+HIGHEST_RATE = 0.1  # no model is known to learn above this
+
+
+def unlike_usual(rate: float) -> str:
+    """A learning rate next to the usual range.
+
+    >>> unlike_usual(2.0)
+    'is 2, where 1e-07 to 0.001 is usual'
+    """
+    low, high = USUAL_RATES
+    return f"is {rate:g}, where {low:g} to {high:g} is usual"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its learning rate."""
+
+    learning_rate: float = setting(
+        1e-6,
+        "Learning rate (AdamW).",
+        rlinf="actor.optim.lr",
+        roll=of_learner("training_args.learning_rate"),
+        loop="rl.optimization.optimizer.lr",
+    )
+    weight_decay: float = setting(
+        0.01,
+        "Weight decay (AdamW).",
+        rlinf="actor.optim.weight_decay",
+        roll=of_learner("training_args.weight_decay"),
+        loop="rl.optimization.optimizer.weight_decay",
+    )
+    adam_beta1: float = setting(
+        0.9,
+        "AdamW beta1.",
+        maximum=1,
+        rlinf="actor.optim.adam_beta1",
+        roll=of_learner("training_args.adam_beta1"),
+    )
+    adam_beta2: float = setting(
+        0.999,
+        "AdamW beta2.",
+        maximum=1,
+        rlinf="actor.optim.adam_beta2",
+        roll=of_learner("training_args.adam_beta2"),
+    )
+    adam_epsilon: float = setting(
+        1e-8,
+        "AdamW epsilon.",
+        rlinf="actor.optim.adam_eps",
+        roll=of_learner("training_args.adam_epsilon"),
+        loop="rl.optimization.optimizer.eps",
+    )
+    max_grad_norm: float = setting(
+        1.0, "Gradient-norm clip.", rlinf="actor.optim.clip_grad", roll="max_grad_norm", loop="rl.params.max_grad_norm"
+    )
+    lr_scheduler_type: LrSchedulerType = setting(LrSchedulerType.CONSTANT, "Learning-rate schedule after the warm-up.")
+    warmup_steps: int = setting(
+        0,
+        "Optimizer steps of linear warm-up.",
+        rlinf="actor.optim.lr_warmup_steps|actor.lr_sched.lr_warmup_iters",
+        roll=of_learner("training_args.warmup_steps"),
+    )
+    total_steps: int = 0  # optimizer steps of the run; linear and cosine schedules end there
