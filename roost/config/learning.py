@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -241,10 +242,31 @@ class OptimizerSettings:
         1.0, "Gradient-norm clip.", rlinf="actor.optim.clip_grad", roll="max_grad_norm", loop="rl.params.max_grad_norm"
     )
     lr_scheduler_type: LrSchedulerType = setting(LrSchedulerType.CONSTANT, "Learning-rate schedule after the warm-up.")
-    warmup_steps: int = setting(
-        0,
-        "Optimizer steps of linear warm-up.",
-        rlinf="actor.optim.lr_warmup_steps|actor.lr_sched.lr_warmup_iters",
-        roll=of_learner("training_args.warmup_steps"),
+    warmup_steps: int = setting(0, "Optimizer steps of linear warm-up.", roll=of_learner("training_args.warmup_steps"))
+    warmup_ratio: float = setting(
+        0.0,
+        "Linear warm-up as a fraction of the schedule's steps, where warmup_steps is 0.",
+        maximum=1,
+        roll=of_learner("training_args.warmup_ratio"),
     )
-    total_steps: int = 0  # optimizer steps of the run; linear and cosine schedules end there
+    decay_steps: int | None = setting(
+        None,
+        "Optimizer steps, with the warm-up, after which a schedule is at min_learning_rate. Default: those of the run.",
+        minimum=1,
+    )
+    min_learning_rate: float = setting(0.0, "Learning rate that linear and cosine schedules end at.")
+    total_steps: int = 0  # optimizer steps of the run
+
+    @property
+    def schedule_steps(self) -> int:
+        """Optimizer steps after which the learning rate no longer changes."""
+        return self.decay_steps or self.total_steps
+
+    @property
+    def steps_of_warmup(self) -> int:
+        """Optimizer steps of warm-up, by number or by fraction.
+
+        >>> OptimizerSettings(warmup_ratio=0.1, total_steps=30).steps_of_warmup
+        3
+        """
+        return self.warmup_steps or math.ceil(round(self.warmup_ratio * self.schedule_steps, 6))

@@ -211,28 +211,30 @@ def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSetting
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
     """Learning rate of a step, counted from 0.
 
-    It grows over the first `warmup_steps`, then decays to 0 at `total_steps` unless the schedule is constant.
+    It grows during the warm-up, then decays to `min_learning_rate` unless the schedule is constant.
 
     >>> linear = LrSchedulerType.LINEAR
     >>> settings = OptimizerSettings(learning_rate=1.0, lr_scheduler_type=linear, warmup_steps=2, total_steps=6)
     >>> [learning_rate(settings, step) for step in range(8)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    warmup, rate, least = settings.steps_of_warmup, settings.learning_rate, settings.min_learning_rate
+    if step < warmup:
+        return rate * (step + 1) / warmup
     if settings.lr_scheduler_type is LrSchedulerType.CONSTANT:
-        return settings.learning_rate
-    falling = settings.total_steps - settings.warmup_steps
+        return rate
+    falling = settings.schedule_steps - warmup
     if falling < 1:
+        end = "total_steps" if settings.decay_steps is None else "decay_steps"
         raise ValueError(
-            f"schedule {settings.lr_scheduler_type} ends after total_steps, which is {settings.total_steps}; "
-            f"it must be more than the {settings.warmup_steps} steps of warm-up"
+            f"schedule {settings.lr_scheduler_type} ends after {end}, which is {settings.schedule_steps}; "
+            f"it must be more than the {warmup} steps of warm-up"
         )
-    done = min(1.0, (step - settings.warmup_steps) / falling)
+    done = min(1.0, (step - warmup) / falling)
     share = (
         1.0 - done if settings.lr_scheduler_type is LrSchedulerType.LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
     )
-    return settings.learning_rate * share
+    return least + (rate - least) * share
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

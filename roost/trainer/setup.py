@@ -18,7 +18,7 @@ from roost.config.findings import Findings, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.teacher import is_teacher
-from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, TrainSettings
+from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, OptimizerSettings, TrainSettings
 from roost.config.train_read import setting_location, task_place
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
@@ -164,20 +164,25 @@ def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[
     )
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
     for name in layout.scorers:
-        groups[name] = _scorer(plan, name, learner, settings.critic_learning_rate, layout.threads)
+        groups[name] = _scorer(plan, name, learner, critic_optimizer(settings), layout.threads)
     return groups
 
 
+def critic_optimizer(settings: TrainSettings) -> OptimizerSettings:
+    """The policy's optimizer with the critic's own learning rate and warm-up, where it has them."""
+    found, rate, warmup = settings.learner.optimizer, settings.critic_learning_rate, settings.critic_warmup_steps
+    found = found if rate is None else replace(found, learning_rate=rate)
+    return found if warmup is None else replace(found, warmup_steps=warmup, warmup_ratio=0.0)
+
+
 def _scorer(
-    plan: Plan, name: str, learner: LearnerSettings, critic_rate: float | None, threads: int | None
+    plan: Plan, name: str, learner: LearnerSettings, critic: OptimizerSettings, threads: int | None
 ) -> GroupSpec:
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
     model = resolve_model(own or learner.model)
     if name == CRITIC:
-        rate = learner.optimizer.learning_rate if critic_rate is None else critic_rate
-        optimizer = replace(learner.optimizer, learning_rate=rate)
-        settings = replace(learner, model=model, adapter=None, optimizer=optimizer)
+        settings = replace(learner, model=model, adapter=None, optimizer=critic)
         return LearnerWorker.create_group(settings, Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.
     settings = replace(learner, model=model, adapter=None, weight_dtype=learner.compute_dtype)

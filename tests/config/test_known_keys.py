@@ -80,6 +80,7 @@ READ_WITH = {
         *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
         {"algorithm.adv_type": "reinpp", "algorithm.kl_beta": 0.1},
         {"algorithm.adv_type": "grpo_dynamic"},
+        {"actor.training_backend": "fsdp", "actor.optim.total_training_steps": 9, "actor.optim.lr_warmup_steps": -1},
     ],
     Notation.ROLL: [
         *(
@@ -146,7 +147,7 @@ READ_WITH = {
             "student_train.data_args.file_name": "train.jsonl",
         },
     ],
-    Notation.LOOP: [{"rl.eval.enable": True}],
+    Notation.LOOP: [{"rl.eval.enable": True, "rl.optimization.lr_scheduler._target_": "get_const_lr"}],
 }
 
 

@@ -40,6 +40,7 @@ def with_all(config, written):
     return config
 
 
+MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
 LOW, HIGH = "algorithm.clip_ratio_low", "algorithm.clip_ratio_high"
 EACH = "actor_train.training_args.per_device_train_batch_size"
 ROUNDS = "actor_train.training_args.gradient_accumulation_steps"
@@ -119,6 +120,122 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             {"actor.optim.lr_scheduler": "torch_constant"},
             lr_scheduler_type=LrSchedulerType.CONSTANT,
             id="scheduler",
+        ),
+        case(
+            RLINF,
+            {
+                **MEGATRON_ACTOR,
+                "actor.lr_sched": {
+                    "lr_decay_style": "linear",
+                    "lr_decay_iters": 40,
+                    "lr_warmup_fraction": 0.1,
+                    "lr_warmup_iters": 9,
+                    "min_lr": 1e-7,
+                },
+                "actor.optim": {"lr": 1e-6, "min_lr": 5e-7, "lr_warmup_steps": 7},
+            },
+            lr_scheduler_type=LrSchedulerType.LINEAR,
+            decay_steps=40,
+            warmup_ratio=0.1,
+            warmup_steps=0,
+            min_learning_rate=1e-7,
+            id="schedule-of-megatron",
+        ),
+        case(
+            RLINF,
+            {**MEGATRON_ACTOR, "actor.lr_sched": {"lr_warmup_fraction": None, "lr_warmup_iters": 9}},
+            warmup_ratio=0,
+            warmup_steps=9,
+            decay_steps=None,
+            id="warm-up-of-megatron",
+        ),
+        case(
+            RLINF,
+            {
+                "actor.training_backend": "fsdp",
+                "actor.lr_sched": {"lr_decay_iters": 10, "min_lr": 1e-7, "lr_warmup_iters": 3},
+                "actor.optim": {
+                    "lr": 1e-6,
+                    "lr_scheduler": "cosine",
+                    "total_training_steps": 50,
+                    "lr_warmup_steps": 5,
+                    "min_lr_rate": 0.1,
+                },
+                "algorithm.n_minibatches": 4,
+            },
+            lr_scheduler_type=LrSchedulerType.COSINE,
+            decay_steps=200,
+            warmup_steps=20,
+            min_learning_rate=1e-7,
+            id="schedule-of-fsdp",
+        ),
+        case(
+            RLINF,
+            {
+                "actor.training_backend": "fsdp",
+                "actor.optim": {
+                    "lr_warmup_steps": -1,
+                    "lr_warmup_steps_ratio": 0.05,
+                    "total_training_steps": 100,
+                    "min_lr": 0.0,
+                },
+            },
+            warmup_ratio=0.05,
+            warmup_steps=0,
+            decay_steps=100,
+            id="warm-up-ratio-of-fsdp",
+        ),
+        case(
+            RLINF,
+            {"actor.optim": {"lr_scheduler": "torch_cosine", "total_training_steps": 9, "lr_warmup_steps_ratio": 0.5}},
+            lr_scheduler_type=LrSchedulerType.COSINE,
+            warmup_ratio=0,
+            decay_steps=9,
+            min_learning_rate=1e-6,
+            id="cosine-of-torch",
+        ),
+        case(RLINF, {"actor.optim.lr_warmup_steps": 6}, warmup_steps=6, id="warm-up"),
+        case(
+            RLINF,
+            {"critic.optim.lr_warmup_steps": 6, "critic.optim.lr": 1e-5, **CRITIC},
+            critic_warmup_steps=6,
+            id="critic",
+        ),
+        case(
+            ROLL,
+            {
+                "critic": {"device_mapping": [0], "training_args": {"warmup_steps": 5}},
+                "actor_train.training_args.warmup_steps": 9,
+            },
+            critic_warmup_steps=5,
+            warmup_steps=9,
+            id="warm-up-of-the-critic",
+        ),
+        case(
+            ROLL,
+            {
+                "actor_train.training_args.lr_scheduler_type": "cosine_with_min_lr",
+                "actor_train.training_args.lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+                "actor_train.training_args.learning_rate": 1e-6,
+                "actor_train.training_args.warmup_ratio": 0.03,
+            },
+            lr_scheduler_type=LrSchedulerType.COSINE,
+            warmup_ratio=0.03,
+            min_learning_rate=1e-7,
+            id="least-rate",
+        ),
+        case(
+            LOOP,
+            {
+                "rl.optimization.lr_scheduler": {
+                    "_target_": "transformers.get_cosine_schedule_with_warmup",
+                    "num_warmup_steps": 10,
+                },
+                "rl.params.total_iterations": 50,
+            },
+            lr_scheduler_type=LrSchedulerType.COSINE,
+            warmup_ratio=0.2,
+            id="cosine",
         ),
         case(
             RLINF,
@@ -679,7 +796,6 @@ def test_train_may_say_the_same_again():
     ].found
 
 
-MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
 # What else a config must say for the other program to read the key at all.
 READ_ONLY_WITH = {
     "algorithm.training_batch_size_per_gpu": {"algorithm.loss_agg_func": "token-mean"},

@@ -1,11 +1,15 @@
 """The learning rate by step, and what decays."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from roost.config.train import LrSchedulerType, OptimizerSettings
+from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings, TrainSettings
 from roost.learner.learner import learning_rate, new_optimizer
+from roost.trainer.setup import critic_optimizer
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,30 @@ from roost.learner.learner import learning_rate, new_optimizer
 def test_learning_rate(schedule, warmup, total, rates):
     settings = OptimizerSettings(learning_rate=2.0, lr_scheduler_type=schedule, warmup_steps=warmup, total_steps=total)
     assert [learning_rate(settings, step) / 2 for step in range(6)] == pytest.approx(rates, abs=1e-6)
+
+
+def megatron_rate(step, rate, least, warmup, decay, style):
+    """Megatron's schedule, whose warm-up has the rate 0 in its first step."""
+    if step <= warmup and warmup > 0:
+        return rate * step / warmup
+    if step > decay:
+        return least
+    done = (step - warmup) / (decay - warmup)
+    return least + (rate - least) * (1 - done if style == "linear" else 0.5 * (math.cos(math.pi * done) + 1))
+
+
+@pytest.mark.parametrize("style", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 4}, {"warmup_ratio": 0.2}, {}], ids=["steps", "ratio", "none"])
+def test_a_schedule_ends_at_its_floor_before_the_run(style, warmup):
+    settings = OptimizerSettings(
+        1e-3, lr_scheduler_type=LrSchedulerType(style), decay_steps=20, min_learning_rate=1e-4, total_steps=30, **warmup
+    )
+    steps = 4 if warmup else 0
+    rates = [learning_rate(settings, step) for step in range(30)]
+    assert rates[:steps] == pytest.approx([1e-3 * (step + 1) / 4 for step in range(steps)])
+    expected = [megatron_rate(step, 1e-3, 1e-4, steps, 20, style) for step in range(steps, 30)]
+    assert rates[steps:] == pytest.approx(expected)
+    assert rates[20:] == pytest.approx([1e-4] * 10)
 
 
 @pytest.mark.parametrize("total", [0, 5], ids=["no end", "ends in warm-up"])
@@ -55,3 +83,10 @@ def test_moments_in_place_from_the_start_change_nothing():
             optimizer.step()
             optimizer.zero_grad()
     assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_the_critic_warms_up_by_itself():
+    optimizer = OptimizerSettings(1e-3, warmup_ratio=0.5, total_steps=8)
+    settings = TrainSettings(LearnerSettings("m", optimizer=optimizer), critic_warmup_steps=2)
+    assert [learning_rate(critic_optimizer(settings), step) for step in range(3)] == pytest.approx([5e-4, 1e-3, 1e-3])
+    assert critic_optimizer(replace(settings, critic_warmup_steps=None)) == optimizer

@@ -16,7 +16,11 @@ EVALUATION = Known(
     "the evaluations of Roost have settings of their own",
     "write eval_tasks, eval_samples and eval_temperature in train",
 )
-OPTIMIZER = Known(Effect.TRAINING, "Roost's optimizer is AdamW", "write lr_scheduler_type and warmup_steps in train")
+OPTIMIZER = Known(
+    Effect.TRAINING,
+    "Roost's optimizer is AdamW, with a constant, linear or cosine schedule over the run",
+    "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
+)
 LENGTH = Known(Effect.TRAINING, "Roost learns from whole episodes", "limit the length in train.task")
 SPEED = Known(Effect.SPEED, "speed or memory of ml-loop's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of ml-loop's learner; Roost's has its own")

@@ -29,9 +29,16 @@ BATCHES = Known(
 )
 SCHEDULE = Known(
     Effect.TRAINING,
-    "Roost's schedules run from learning_rate to 0 over all steps",
-    "write lr_scheduler_type and warmup_steps in train",
+    "Roost's schedules are constant, linear or cosine after a warm-up from 0, and weight decay is constant",
+    "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
 )
+CYCLES = replace(SCHEDULE, harmless=(None, 0.5))
+CRITIC = Known(
+    Effect.TRAINING,
+    "the critic has the policy's optimizer but for critic_learning_rate and critic_warmup_steps",
+    "remove it",
+)
+PEAK = Known(Effect.NOTHING, "RLinf's highest rate is optim.lr")
 EMBODIED = Known(
     Effect.TRAINING,
     "it belongs to RLinf's embodied algorithms, which Roost does not have",
@@ -99,12 +106,19 @@ TABLE = (
     ),
     Entry(
         SCHEDULE,
-        """{actor,critic}.optim.{min_lr,min_lr_rate,lr_warmup_steps_ratio,num_cycles,total_training_steps,warmup_style}
-        {actor,critic}.optim.{lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps,optimizer}
-        {actor,critic}.lr_sched.{lr_warmup_fraction,lr_warmup_init,lr_decay_iters,max_lr,min_lr,start_weight_decay}
-        {actor,critic}.lr_sched.{end_weight_decay,weight_decay_incr_style,lr_wsd_decay_iters,lr_wsd_decay_style}
-        critic.optim.{weight_decay,adam_beta1,adam_beta2,adam_eps,clip_grad,lr_scheduler,lr_warmup_steps}
-        critic.lr_sched.{lr_decay_style,lr_warmup_iters}""",
+        """actor.optim.{warmup_style,lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps,optimizer}
+        actor.lr_sched.{lr_warmup_init,start_weight_decay,end_weight_decay,weight_decay_incr_style}
+        actor.lr_sched.{lr_wsd_decay_iters,lr_wsd_decay_style}""",
+    ),
+    Entry(CYCLES, "{actor,critic}.optim.num_cycles"),
+    Entry(PEAK, "{actor,critic}.lr_sched.max_lr"),
+    Entry(
+        CRITIC,
+        """critic.optim.{weight_decay,adam_beta1,adam_beta2,adam_eps,clip_grad,optimizer,value_lr,critic_warmup_steps}
+        critic.optim.{lr_scheduler,min_lr,min_lr_rate,lr_warmup_steps_ratio,total_training_steps,warmup_style}
+        critic.optim.{lr_warmup_fraction,lr_decay_steps}
+        critic.lr_sched.{lr_decay_style,lr_warmup_fraction,lr_warmup_init,lr_decay_iters,min_lr,start_weight_decay}
+        critic.lr_sched.{end_weight_decay,weight_decay_incr_style,lr_wsd_decay_iters,lr_wsd_decay_style}""",
     ),
     Entry(
         EMBODIED,

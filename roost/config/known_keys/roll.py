@@ -10,7 +10,9 @@ EVALUATION = Known(Effect.TRAINING, "the evaluations of Roost have settings of t
 CORRECTION = Known(
     Effect.TRAINING, "Roost corrects by one capped weight for each token", "write old_logprobs: decoupled"
 )
-CRITIC = Known(Effect.TRAINING, "the critic has the policy's settings but for its learning rate", "remove it")
+CRITIC = Known(
+    Effect.TRAINING, "the critic has the policy's settings but for its learning rate and warm-up", "remove it"
+)
 MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers", "remove it")
 OTHER_TRAINING = Known(
     Effect.TRAINING,
@@ -21,8 +23,8 @@ JUDGE_TEMPLATE = Known(Effect.BACKEND, "a reward's engine applies its model's ow
 WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
 SCHEDULE = Known(
     Effect.TRAINING,
-    "Roost's optimizer is AdamW, and its schedules run from learning_rate to 0 over all steps",
-    "write lr_scheduler_type and warmup_steps in train",
+    "Roost's optimizer is AdamW, with a constant, linear or cosine schedule",
+    "write lr_scheduler_type, warmup_steps and min_learning_rate in train",
 )
 MODEL_CONFIG = Known(
     Effect.TRAINING, "Roost builds the model from its own config.json", "change the config.json of a copy of the model"
@@ -107,7 +109,7 @@ TABLE = (
     Entry(CORRECTION, "train_infer_correction.**"),
     Entry(
         CRITIC,
-        """critic.training_args.{weight_decay,warmup_steps,warmup_ratio,lr_scheduler_type,adam_beta1,adam_beta2}
+        """critic.training_args.{weight_decay,warmup_ratio,lr_scheduler_type,adam_beta1,adam_beta2}
         critic.training_args.{adam_epsilon,gradient_accumulation_steps,num_train_epochs}""",
     ),
     Entry(

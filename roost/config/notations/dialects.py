@@ -135,7 +135,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("importance_sampling", (None, "token"), "write importance_sampling_level: trajectory in train"),
         Unlike("actor_train.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants),
         Unlike("train_infer_correction.is_weight.enabled", instead="write old_logprobs: decoupled in train"),
-        Unlike("actor_train.training_args.warmup_ratio", instead="write warmup_steps"),
         Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
     ),
     Notation.LOOP: (

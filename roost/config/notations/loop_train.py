@@ -17,7 +17,13 @@ LEVELS = {
     "pg_per_turn": ImportanceSamplingLevel.TURN,
     "pg_per_trajectory": ImportanceSamplingLevel.TRAJECTORY,
 }
-SCHEDULES = {"get_const_lr": LrSchedulerType.CONSTANT, "get_constant_schedule": LrSchedulerType.CONSTANT}
+SCHEDULES = {
+    "get_const_lr": LrSchedulerType.CONSTANT,
+    "get_constant_schedule": LrSchedulerType.CONSTANT,
+    "get_constant_schedule_with_warmup": LrSchedulerType.CONSTANT,
+    "get_linear_schedule_with_warmup": LrSchedulerType.LINEAR,
+    "get_cosine_schedule_with_warmup": LrSchedulerType.COSINE,
+}
 EPSILON = 0.1
 MINIBATCH = 32
 DEFAULTS: Mapping[str, Any] = {
@@ -47,6 +53,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "adam_beta1": ("rl.optimization.optimizer.betas",),
     "adam_beta2": ("rl.optimization.optimizer.betas",),
     "lr_scheduler_type": ("rl.optimization.lr_scheduler._target_",),
+    "warmup_ratio": ("rl.optimization.lr_scheduler.num_warmup_steps",),
     "model": ("llm.base_model_path",),
     "lora_rank": ("llm.lora_rank",),
     "compute_dtype": ("rl.dtype",),
@@ -72,7 +79,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatches": 1 if params.values.get("strictly_on_policy") is True else None,
         "max_concurrent_episodes": _concurrency(rl, job),
         **_betas(optimization.below("optimizer").values.get("betas")),
-        "lr_scheduler_type": _schedule(optimization.below("lr_scheduler")),
+        **_schedule(optimization.below("lr_scheduler"), params),
         "lora_rank": lora_rank(job),
         "compute_dtype": compute_dtype(rl.values.get("dtype")),
         **_evaluation(root),
@@ -138,16 +145,19 @@ def _check_supported(root: Section) -> None:
         )
 
 
-def _schedule(scheduler: Section) -> LrSchedulerType | None:
+def _schedule(scheduler: Section, params: Section) -> dict[str, Any]:
+    """The schedule of transformers; ml-loop counts its steps in iterations, so the warm-up becomes a fraction."""
     target = scheduler.text("_target_")
     if target is None:
-        return None
+        return {}
     found = SCHEDULES.get(target.rsplit(".", 1)[-1])
     if found is None:
         known = ", ".join(SCHEDULES)
         fix = "write lr_scheduler_type: linear or lr_scheduler_type: cosine in train, and remove it"
         scheduler.error("RST-T013", "_target_", f"{target} is not supported", f"of these Roost knows {known}", fix)
-    return found
+    warmup = scheduler.whole_number("num_warmup_steps", 0)
+    total = params.whole_number("total_iterations", 1) or DEFAULTS["max_steps"]
+    return {"lr_scheduler_type": found, "warmup_ratio": min(1.0, warmup / total) if warmup else None}
 
 
 def _concurrency(rl: Section, job: Job) -> int | None:

@@ -22,7 +22,7 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, AdvantageLevel, Objective, OldLogprobs, Whitening
+from roost.config.train import AdvantageEstimator, AdvantageLevel, LrSchedulerType, Objective, OldLogprobs, Whitening
 
 ADV_TYPES = {
     **ESTIMATORS,
@@ -56,6 +56,10 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("algorithm.kl_penalty_type",),
     "entropy_coef": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
     "lr_scheduler_type": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
+    "warmup_steps": ("actor.optim.lr_warmup_steps", "actor.lr_sched.lr_warmup_iters"),
+    "warmup_ratio": ("actor.optim.lr_warmup_steps_ratio", "actor.lr_sched.lr_warmup_fraction"),
+    "decay_steps": ("actor.optim.total_training_steps", "actor.lr_sched.lr_decay_iters"),
+    "min_learning_rate": ("actor.optim.min_lr", "actor.optim.min_lr_rate", "actor.lr_sched.min_lr"),
     "minibatch_size": ("algorithm.n_minibatches", "actor.global_batch_size"),
     "model": ("actor.model.model_path", "rollout.model.model_path"),
     "lora_rank": ("actor.model.lora_rank",),
@@ -98,8 +102,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_old_logprobs(algorithm),
         "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
         "entropy_coef": _entropy(algorithm),
-        "lr_scheduler_type": named(actor.below("optim"), "lr_scheduler", SCHEDULES)
-        or named(actor.below("lr_sched"), "lr_decay_style", SCHEDULES),
+        **_schedule(actor, 1 if count is None or runner.values.get("task_type") == SFT else count),
         "minibatches": count,
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
         "lora_rank": lora_rank(job),
@@ -256,6 +259,76 @@ def _old_logprobs(algorithm: Section) -> dict[str, Any]:
     if algorithm.values.get("importance_sampling_fix") is True:
         return {"old_logprobs": OldLogprobs.DECOUPLED} | ({} if cap is None else {"importance_weight_cap": cap})
     return {"old_logprobs": OldLogprobs.ROLLOUT} if algorithm.values.get("recompute_logprobs") is False else {}
+
+
+MEGATRON, FSDP = "megatron", "fsdp"
+TORCH_COSINE, TORCH_COSINE_END = "torch_cosine", 1e-6  # a schedule of RLinf's without warm-up, and its last rate
+
+
+def _schedule(actor: Section, minibatches: int) -> dict[str, Any]:
+    """The learning rate: `lr_sched` is read by the Megatron actor alone, and the schedule in `optim` by the FSDP actor.
+
+    Megatron counts optimizer steps, FSDP training steps. Without a backend either may say it.
+    """
+    optim, sched, backend = actor.below("optim"), actor.below("lr_sched"), actor.values.get("training_backend")
+    _warn_unread(optim, sched, backend)
+    by_optim = backend == FSDP or (backend != MEGATRON and ("lr_scheduler" in optim or not sched.values))
+    found = _of_optim(optim, minibatches if backend == FSDP else 1) if by_optim else _of_lr_sched(sched)
+    if backend not in (MEGATRON, FSDP) and found.get("warmup_steps") is None:
+        other = (sched, "lr_warmup_iters") if by_optim else (optim, "lr_warmup_steps")
+        found["warmup_steps"] = whole_number(*other, 0)
+    falls = found["lr_scheduler_type"] not in (None, LrSchedulerType.CONSTANT)
+    if falls and found["decay_steps"] is None and backend in (MEGATRON, FSDP):
+        section, style, end = (
+            (optim, "lr_scheduler", "total_training_steps") if by_optim else (sched, "lr_decay_style", "lr_decay_iters")
+        )
+        section.findings.warn(
+            "RST-T048",
+            section.where(style),
+            f"decays over all steps of the run, for {end} is not given",
+            "RLinf would decay over " + ("0 steps" if by_optim else "100,000 iterations, whatever the run's length"),
+            f"nothing to do, or write {end}",
+        )
+    return found
+
+
+def _of_optim(optim: Section, minibatches: int) -> dict[str, Any]:
+    """The FSDP actor's schedule; a negative `lr_warmup_steps` leaves the warm-up to its ratio."""
+    total, warmup = (whole_number(optim, key, 0) for key in ("total_training_steps", "lr_warmup_steps"))
+    share, rate = optim.number("min_lr_rate"), optim.number("lr")
+    is_torch = optim.values.get("lr_scheduler") == TORCH_COSINE
+    least = optim.number("min_lr") if share is None or rate is None else share * rate
+    return {
+        "lr_scheduler_type": LrSchedulerType.COSINE if is_torch else named(optim, "lr_scheduler", SCHEDULES),
+        "warmup_steps": warmup if warmup is None or is_torch else warmup * minibatches,
+        "warmup_ratio": None if warmup or not total or is_torch else _fraction(optim, "lr_warmup_steps_ratio"),
+        "decay_steps": total * minibatches if total else None,
+        "min_learning_rate": TORCH_COSINE_END if is_torch else least,
+    }
+
+
+def _of_lr_sched(sched: Section) -> dict[str, Any]:
+    """The Megatron actor's schedule; a fraction goes before a number of iterations."""
+    fraction = _fraction(sched, "lr_warmup_fraction")
+    return {
+        "lr_scheduler_type": named(sched, "lr_decay_style", SCHEDULES),
+        "warmup_steps": whole_number(sched, "lr_warmup_iters", 0) if fraction is None else None,
+        "warmup_ratio": fraction,
+        "decay_steps": whole_number(sched, "lr_decay_iters", 1),
+        "min_learning_rate": sched.number("min_lr"),
+    }
+
+
+def _warn_unread(optim: Section, sched: Section, backend: Any) -> None:
+    """A schedule that falls, written for the other backend."""
+    falls = ("linear", "cosine", TORCH_COSINE)
+    for section, key, reader, instead in (
+        (optim, "lr_scheduler", MEGATRON, "actor.lr_sched.lr_decay_style"),
+        (sched, "lr_decay_style", FSDP, "actor.optim.lr_scheduler"),
+    ):
+        if backend == reader and section.values.get(key) in falls:
+            what, why = f"is not read with training_backend: {reader}", "RLinf does not read it there either"
+            section.findings.warn("RST-T014", section.where(key), what, why, f"write {instead}, or remove it")
 
 
 def _entropy(algorithm: Section) -> float | None:

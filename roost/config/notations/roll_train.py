@@ -241,7 +241,7 @@ DEFAULTS: Mapping[str, Any] = {
     "whiten_advantages": Whitening.NONE,
     "checkpoint_every": 50,
 }
-OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0}
+OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0, "critic_warmup_steps": 0}
 EVALUATE_EVERY = 10
 SFT_EPOCHS = 1
 OF_SFT = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
@@ -300,7 +300,11 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "dual_clip": ("dual_clip_loss",),
     "importance_sampling_level": of_policy("pg_variant"),
     "kl_coef": ("kl_loss_coef", "use_kl_loss"),
-    "lr_scheduler_type": (*of_learner("training_args.lr_scheduler_type"),),
+    "lr_scheduler_type": of_learner("training_args.lr_scheduler_type"),
+    "min_learning_rate": (
+        *of_learner("training_args.lr_scheduler_kwargs.min_lr"),
+        *of_learner("training_args.lr_scheduler_kwargs.min_lr_rate"),
+    ),
     "keep_checkpoints": ("max_ckpt_to_keep",),
     "eval_every": ("eval_steps",),
     "eval_top_k": ("validation.generating_args.top_k",),
@@ -348,6 +352,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
         "kl_coef": _kl_coef(root),
         "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
+        "min_learning_rate": _least_rate(learner.below("training_args")),
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
         "keep_checkpoints": root.whole_number("max_ckpt_to_keep", 0) or None,
         "eval_every": interval(root, "eval_steps"),
@@ -473,6 +478,13 @@ def _is_vanilla(learner: Section) -> bool:
     """Whether the loss is -A * logprob, without a ratio; only ROLL's PG workers read the key."""
     has_variants = "actor_pg_worker" in str(learner.values.get("worker_cls"))
     return has_variants and learner.values.get("pg_variant") == "vanilla"
+
+
+def _least_rate(arguments: Section) -> float | None:
+    """Where the schedule of transformers ends: a rate, or a share of the highest."""
+    limits = arguments.below("lr_scheduler_kwargs")
+    share, rate = limits.number("min_lr_rate"), arguments.number("learning_rate")
+    return limits.number("min_lr") if share is None else share * (DEFAULTS["learning_rate"] if rate is None else rate)
 
 
 def _adapter_targets(arguments: Section) -> tuple[str, ...] | None:

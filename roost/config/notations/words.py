@@ -34,6 +34,7 @@ SCHEDULES = {
     "torch_constant": LrSchedulerType.CONSTANT,
     "linear": LrSchedulerType.LINEAR,
     "cosine": LrSchedulerType.COSINE,
+    "cosine_with_min_lr": LrSchedulerType.COSINE,
 }
 # float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from roost.config.findings import Findings, Where
 from roost.config.teacher import is_teacher
-from roost.config.train import HIGHEST_RATE, AdvantageEstimator, Objective, OldLogprobs, TrainSettings, unlike_usual
+from roost.config.train import (
+    HIGHEST_RATE,
+    AdvantageEstimator,
+    LrSchedulerType,
+    Objective,
+    OldLogprobs,
+    OptimizerSettings,
+    TrainSettings,
+    unlike_usual,
+)
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.rules.rewards import check_rewards
 
@@ -252,12 +261,31 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
             findings.warn(
                 "RST-T039", at(name), unlike_usual(rate), "training is likely to diverge in its first steps", "lower it"
             )
+    _check_schedule(settings.learner.optimizer, at, findings)
     if settings.critic_learning_rate == 0:
         findings.error(
             "RST-T035",
             at("critic_learning_rate"),
             "is 0, with which the critic learns nothing",
             fix="write a number above 0, or leave it out",
+        )
+
+
+def _check_schedule(settings: OptimizerSettings, at: At, findings: Findings) -> None:
+    """Report a schedule that would rise, or that warms up beyond its end."""
+    if settings.lr_scheduler_type is LrSchedulerType.CONSTANT:
+        return
+    rate, least, warmup = settings.learning_rate, settings.min_learning_rate, settings.steps_of_warmup
+    if least > rate:
+        what = f"is {least:g}, but learning_rate is {rate:g}"
+        findings.error("RST-T077", at("min_learning_rate"), what, "the schedule would rise to it", "lower it")
+    if settings.decay_steps is not None and warmup >= settings.decay_steps:
+        findings.error(
+            "RST-T077",
+            at("decay_steps"),
+            f"is {settings.decay_steps} optimizer steps, of which the first {warmup} are warm-up",
+            "the learning rate would have no step to fall in",
+            f"write more than {warmup}, or a shorter warm-up",
         )
 
 
