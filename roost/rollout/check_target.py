@@ -278,3 +278,9 @@ AGENT = Part(
     "roost.rollout.agents.react.ReactCoder",
     "roost.rollout.agents.agent.Agent, and roost.rollout.agents.appworld_agent.AppworldAgent",
 )
+TOOL = Part(
+    "tool",
+    (Kind(("call", "close")),),
+    "roost.rollout.environments.tools.Search",
+    "roost.rollout.environments.tools.Tool",
+)

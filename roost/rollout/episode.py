@@ -106,6 +106,7 @@ class Transcript:
             self._newest = self  # the branch that was extended last
             self._is_closed = False
             self.max_length: int | None = None  # tokens of a sequence; a turn gets at most those that are left
+            self.max_response: int | None = None  # the same, of tokens after the sequence's first prompt
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -145,12 +146,21 @@ class Transcript:
 
     def _at_most(self, max_tokens: int | None) -> int | None:
         """Limit of the next turn. Raise ContextFull if the sequence has no room for one."""
-        if self._first.max_length is None:
+        left = self.room
+        if left is None:
             return max_tokens
-        left = self._first.max_length - len(self._token_ids)
         if left < 1:
-            raise ContextFull(f"{len(self._token_ids)} tokens leave no room in a sequence of {self._first.max_length}")
+            size = len(self._token_ids)
+            raise ContextFull(f"{size} tokens leave no room in a sequence of {size + left}")
         return left if max_tokens is None else min(max_tokens, left)
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that the sequence has left; None if it has no limit."""
+        first = self._first
+        prompt = self._parts[0].end if self._parts else 0
+        limits = [first.max_length, None if first.max_response is None else prompt + first.max_response]
+        return min((limit - len(self._token_ids) for limit in limits if limit is not None), default=None)
 
     def leave_out(self, start: int, count: int) -> None:
         """Mark generated tokens as given, so that they are not learnt from."""

@@ -140,9 +140,11 @@ class AgentScenario:
     """Runs tasks with agents in environments.
 
     `tasks` names a source of tasks by `_target_`, `environment` a class of `Environments`, `agent` a class of agents:
-    a new agent runs each episode, for at most `max_turns`, and until a sequence has `max_sequence_length` tokens.
-    `template` holds arguments for the chat template; see `ChatFormat` for `keeps_reasoning`. `tool_parser` and
-    `reasoning_parser` name parsers of vLLM or SGLang.
+    a new agent runs each episode, for at most `max_turns`, and until a sequence has `max_sequence_length` tokens, or
+    `max_response_length` after its first prompt. `chat_template` replaces the tokenizer's; `template` holds arguments
+    for it; see `ChatFormat` for `keeps_reasoning`. `tool_parser` and `reasoning_parser` name parsers of vLLM or SGLang.
+
+    Rewards score the policy's last turn, or an agent's `answer` if it has one.
     """
 
     config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {
@@ -163,14 +165,16 @@ class AgentScenario:
         max_sequence_length: int | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        max_response_length: int | None = None,
+        chat_template: str | None = None,
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns is {max_turns}; an episode has at least 1")
         self._tasks: TaskSource = _made(tasks)
         self._agent, self._environment, self._max_turns = dict(agent), environment, max_turns
         parser = parser_of(tokenizer, tool_parser, reasoning_parser)
-        self._format = ChatFormat(tokenizer, keeps_reasoning, template, parser)
-        self._max_length = max_sequence_length
+        self._format = ChatFormat(tokenizer, keeps_reasoning, template, parser, chat_template)
+        self._max_length, self._max_response = max_sequence_length, max_response_length
         self._environments: Environments | None = None
         self._recorder = Recorder()
 
@@ -208,7 +212,7 @@ class AgentScenario:
                 await self._environments.close()
 
     async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> EpisodeReward:
-        transcript.max_length = self._max_length
+        transcript.max_length, transcript.max_response = self._max_length, self._max_response
         first = await environment.reset(task, seed_of(task))
         agent, policy = make_agent(self._agent, task, self._recorder), ChatPolicy(transcript, self._format)
         playing: Any = agent.run_episode(policy, environment, first, self._max_turns)
@@ -222,10 +226,11 @@ class AgentScenario:
                 raise  # the task itself is too long for the engines
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
-        said = None if policy.last_reply is None else policy.last_reply.text
+        own, last = getattr(agent, "answer", None), policy.last_reply
+        said = own if isinstance(own, str) else None if last is None else last.text
         return EpisodeReward(
             await environment.score(),
-            environment.told(),
+            environment.told() or said or "",
             environment.rewards_of_turns,
             answer=said,
             parts=environment.metrics,

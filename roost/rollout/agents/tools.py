@@ -1,0 +1,160 @@
+"""Agent that lets the policy call tools, in a conversation or in plain text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from roost.rollout.agents.agent import Message, Policy
+from roost.rollout.agents.chat import ChatPolicy, RecordedReply
+from roost.rollout.agents.chat_format import BLOCK
+from roost.rollout.agents.recording import TextPolicy
+from roost.rollout.environments.environment import Environment, Observation
+from roost.rollout.episode import Task, TurnForm
+
+SEARCH = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+SEARCH_END = "</search>"
+FOUND = "\n\n<information>\n{answer}\n</information>\n<think>\n"
+RESPONSE = "\n<tool_response>\n{answer}\n</tool_response>\n"
+Call = dict[str, Any]  # `name` and `arguments`
+
+
+class Kept(StrEnum):
+    """Which part of a tool's long answer the policy is shown."""
+
+    START = "start"
+    END = "end"
+    BOTH = "both"
+
+
+def shortened(text: str, limit: int | None, kept: Kept) -> str:
+    """Cut a tool's answer to `limit` characters, and say so in it.
+
+    >>> [shortened("0123456789", 4, kept) for kept in Kept]
+    ['0123...(truncated)', '(truncated)...6789', '01...(truncated)...89']
+    """
+    if limit is None or len(text) <= limit:
+        return text
+    if kept is Kept.START:
+        return f"{text[:limit]}...(truncated)"
+    if kept is Kept.END:
+        return f"(truncated)...{text[-limit:]}"
+    half = limit // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+
+
+def tool_calls(text: str) -> list[Call | str]:
+    """Calls as Hermes and Qwen write them; for one that cannot be read, what is wrong with it.
+
+    >>> tool_calls('<tool_call>{"name": "find", "arguments": {"word": "sun"}}</tool_call> <tool_call>{}</tool_call>')
+    [{'name': 'find', 'arguments': {'word': 'sun'}}, "Failed to decode tool call: 'name'"]
+    """
+    found: list[Call | str] = []
+    for block in BLOCK.findall(text):
+        try:
+            call = json.loads(block)
+            found.append({"name": call["name"], "arguments": call["arguments"]})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            found.append(f"Failed to decode tool call: {error}")
+    return found
+
+
+def searches(text: str) -> list[Call | str]:
+    """The last search between `<search>` tags, as Search-R1 writes them.
+
+    >>> searches("<search>sun</search> or <search> moon </search>"), searches("<search></search>")
+    ([{'name': 'search', 'arguments': {'query': 'moon'}}], [])
+    """
+    asked = [one.strip() for one in SEARCH.findall(text)]
+    return [{"name": "search", "arguments": {"query": asked[-1]}}] if asked and asked[-1] else []
+
+
+PARSERS: Mapping[str, Callable[[str], list[Call | str]]] = {"tool_call": tool_calls, "search": searches}
+
+
+class ToolAgent:
+    """Calls the tools that the policy asks for until a turn has no call. The environment is a `ToolEnvironments`.
+
+    A task with messages is a conversation: the chat template shows the tools and their answers. A task whose prompt is
+    finished text goes on as text: a tool's answer is written into `answer_template`, at `{answer}`, and follows the
+    turn. `parser` is `tool_call` (Hermes and Qwen) or `search` (Search-R1). `stop` are strings that end a turn.
+
+    A call that fails is answered with its error; with `continues_at_failure: false` it ends the episode.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        parser: str = "tool_call",
+        max_parallel_calls: int | None = None,
+        max_answer_characters: int | None = None,
+        kept: str = Kept.BOTH,
+        answer_template: str | None = None,
+        stop: Sequence[str] = (),
+        continues_at_failure: bool = True,
+    ) -> None:
+        if parser not in PARSERS:
+            raise ValueError(f"parser is {parser!r}; write one of {', '.join(PARSERS)}")
+        self._task, self._calls_in = task, PARSERS[parser]
+        self._most, self._limit, self._kept = max_parallel_calls, max_answer_characters, Kept(kept)
+        usual = FOUND if parser == "search" else RESPONSE
+        self._template, self._continues = usual if answer_template is None else answer_template, continues_at_failure
+        self._form = TurnForm(tuple(dict.fromkeys([*stop, *([SEARCH_END] if parser == "search" else [])])))
+        self.answer = ""  # the policy's turns, without the tools' answers
+
+    async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
+        if not isinstance(policy, ChatPolicy):
+            raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
+        data = self._task.data
+        is_text = bool(data.get("prompt_text")) and not data.get("is_rendered")
+        talk = _Text(policy, data["prompt_text"], self._template) if is_text else _Chat(policy, self._task, first)
+        for turn in range(1, max_turns + 1):
+            reply = await talk.turn(self._form)
+            said = policy.format.text(reply.token_ids)  # with the stop string that ended it
+            self.answer += said
+            calls = self._calls_in(said)[: self._most]
+            if reply.is_cut or turn == max_turns or not calls:
+                return
+            seen = await environment.step([call for call in calls if not isinstance(call, str)])
+            told = (shortened(text, self._limit, self._kept) for text in seen.content)
+            answers = [call if isinstance(call, str) else next(told) for call in calls]
+            has_failed = bool(seen.info.get("failed")) or any(isinstance(call, str) for call in calls)
+            room = reply.transcript.room
+            if has_failed and not self._continues:
+                return
+            if room is not None and len(policy.format.ids("".join(answers))) >= room:
+                return  # as the tool's answer does not fit, the policy is not shown a part of it
+            talk.show(reply, said, answers)
+
+
+class _Chat:
+    """A conversation with tools, written by the chat template."""
+
+    def __init__(self, policy: ChatPolicy, task: Task, first: Observation) -> None:
+        self._policy, self._tools = policy, first.info.get("tools")
+        self._messages: list[Message] = list(task.data.get("messages") or [{"role": "user", "content": task.name}])
+
+    async def turn(self, form: TurnForm) -> RecordedReply:
+        return (await self._policy.samples(self._messages, tools=self._tools, form=form))[0]
+
+    def show(self, reply: RecordedReply, said: str, answers: Sequence[str]) -> None:
+        self._messages.append({"role": "assistant", "content": reply.text})
+        self._messages += [{"role": "tool", "content": answer} for answer in answers]
+
+
+class _Text:
+    """A text that the policy and the tools write in turn."""
+
+    def __init__(self, policy: ChatPolicy, prompt: str, template: str) -> None:
+        self._texts, self._prompt, self._template = TextPolicy(policy), prompt, template
+
+    async def turn(self, form: TurnForm) -> RecordedReply:
+        return (await self._texts.samples(self._prompt, form=form))[0]
+
+    def show(self, reply: RecordedReply, said: str, answers: Sequence[str]) -> None:
+        # Not str.format: answers and templates may contain braces.
+        shown = self._template.replace("{answer}", "\n\n".join(answers))
+        self._prompt += (said if reply.stop is not None else reply.text) + shown
