@@ -81,6 +81,7 @@ READ_WITH = {
         {"algorithm.adv_type": "reinpp", "algorithm.kl_beta": 0.1},
         {"algorithm.adv_type": "grpo_dynamic"},
         {"actor.training_backend": "fsdp", "actor.optim.total_training_steps": 9, "actor.optim.lr_warmup_steps": -1},
+        {"agentloop.toolcall_parser": "searchr1-qwen", "agentloop.max_turns": 3},
     ],
     Notation.ROLL: [
         *(

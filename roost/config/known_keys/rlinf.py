@@ -21,9 +21,10 @@ TEMPLATE = replace(DATA, reason="RLinf reads it for data of the type vlm only", 
 AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
 AGENT_LOOP = Known(
     Effect.TRAINING,
-    "Roost has no agent for RLinf's tools, whose servers are the user's own; without one an episode has a single turn",
+    "it belongs to an agent or a tool of RLinf's that Roost does not have; it has search servers and code judges",
     "write train.task: AgentScenario with an agent that calls them (docs/agents.md)",
 )
+TURNS = Known(Effect.NOTHING, "Roost learns from all turns of an episode, whatever their number")
 BATCHES = Known(
     Effect.TRAINING, "Roost packs samples by micro_batch_tokens and weighs tokens over the whole minibatch", "remove it"
 )
@@ -77,7 +78,7 @@ TABLE = (
         critic.use_critic_model algorithm.recompute_logprobs""",
     ),
     Entry(IMAGES, "data.{image_keys,choice_key,solution_key,system_prompt}"),
-    Entry(TABLES, "data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column} rollout.custom_chat_template"),
+    Entry(TABLES, "data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column}"),
     Entry(
         EPISODES,
         """data.{video_root,video_backend,video_fps,video_nframes,video_max_pixels,video_tolerance_s,video_in_chunk_offsets}
@@ -99,6 +100,7 @@ TABLE = (
     Entry(AGENT_LOOP, "agentloop.** tools.** agentlightning.**"),
     Entry(AGENT, "agent.** env.** eval.**"),
     Entry(LOGGING, "agentloop.print_outputs"),
+    Entry(TURNS, "agentloop.is_dynamic_rollout_batch"),
     Entry(
         BATCHES,
         """algorithm.{training_batch_size_per_gpu,max_num_gen_batches}
@@ -133,7 +135,7 @@ TABLE = (
     ),
     Entry(
         SAMPLING,
-        """algorithm.sampling_params.{stop,do_sample,repetition_penalty,presence_penalty,frequency_penalty}
+        """algorithm.sampling_params.{do_sample,repetition_penalty,presence_penalty,frequency_penalty}
         rollout.sampling_params.** rollout.{eos,padding}""",
     ),
     Entry(
@@ -171,7 +173,11 @@ TABLE = (
         runner.{num_fail_frames,fail_success_ratio}""",
     ),
     Entry(ORDER, "data.validation_shuffle"),
-    Entry(NAMES, "{actor,rollout,critic,inference,reward,env,reference}.{group_name,channel} actor.spec_name"),
+    Entry(
+        NAMES,
+        """{actor,rollout,critic,inference,reward,env,reference,agentloop}.group_name actor.spec_name
+        {actor,rollout,critic,inference,reward,env,reference}.channel""",
+    ),
     Entry(
         LEARNER,
         """{actor,critic,inference,reference}.{fsdp_config.**,megatron.**,mcore_gpt,checkpoint_save_path,load_from_actor}

@@ -7,6 +7,8 @@ from typing import Any
 
 from roost.config.job import Job
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
+from roost.config.notations.rlinf_agents import MADE_OF as OF_AGENTS
+from roost.config.notations.rlinf_agents import tool_task
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
@@ -67,6 +69,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "engine": ("rollout.rollout_backend",),
     "eval_every": ("runner.val_check_interval",),
     "checkpoint_every": ("runner.save_interval",),
+    "task": OF_AGENTS,
     "data": (
         "data.train_data_paths",
         "data.val_data_paths",
@@ -80,6 +83,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
         "data.shuffle",
         "data.seed",
         "data.type",
+        "rollout.custom_chat_template",
     ),
 }
 TEXT_DATA = ("math", "reasoning", "wideseek_r1", "rstar2")  # data types whose rows are text
@@ -116,7 +120,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What RLinf does where nothing else is said, and Roost would do otherwise."""
     found = engine_of(root.below("rollout"), "rollout_backend")
     is_fsdp = root.below("actor").values.get("training_backend") == "fsdp"
-    data = _data(root.below("data"))
+    data = _data(root.below("data"), root.below("rollout").text("custom_chat_template"))
+    found |= tool_task(root)
     if data:
         found["data"] = data
         if "eval" in data:
@@ -126,17 +131,18 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _data(section: Section) -> dict[str, Any]:
+def _data(section: Section, own_template: str | None) -> dict[str, Any]:
     """The keys of RLinf's text data sets: files one after the other, the first `data_size` rows of all."""
     kind = section.values.get("type") or TEXT_DATA[0]
     if not section.values.get("train_data_paths") or kind not in TEXT_DATA:
         return {}
     longest = section.whole_number("max_prompt_length", 1)
+    uses_template = section.flag("apply_chat_template")
     found = {
         "path": section.get("train_data_paths"),
         "prompt": section.text("prompt_key"),
         "answer": section.text("answer_key"),
-        "chat_template": section.flag("apply_chat_template"),
+        "chat_template": own_template if uses_template and own_template and kind == "rstar2" else uses_template,
         "template_arguments": dict(section.below("apply_chat_template_kwargs").values) or None,
         "max_prompt_tokens": longest,
         # RLinf cuts prompts that it does not filter at their end.
