@@ -49,6 +49,7 @@ class DataSettings:
     max_prompt_tokens: int | None = None
     min_prompt_tokens: int = 0
     overlong: str = "filter"
+    only: Mapping[str, Any] = field(default_factory=dict)  # value of a column that rows to train on have, if any
     shuffle: bool = True
     seed: int | None = None  # None: the run's
     limit: int | None = None  # rows of all sources together, before any is dropped
@@ -88,6 +89,7 @@ OTHER_KEYS = {
     "max_prompt_tokens": COUNT,
     "min_prompt_tokens": COUNT,
     "overlong": TEXT,
+    "only": MAPPING,
     "shuffle": FLAG,
     "seed": COUNT,
     "drop_last": FLAG,

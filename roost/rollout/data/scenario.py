@@ -145,7 +145,9 @@ class PromptScenario:
         limit = self._settings.max_prompt_tokens
         least = f"shorter than {self._settings.min_prompt_tokens} or " if self._settings.min_prompt_tokens else ""
         dropped = train.dropped + tried.dropped
-        why = f"; {counted(dropped, 'row')} dropped: prompts {least}longer than {limit} tokens" if dropped else ""
+        reasons = [f"prompts {least}longer than {limit} tokens"] if limit or least else []
+        reasons += [f"{key} is not {value}" for key, value in self._settings.only.items()]
+        why = f"; {counted(dropped, 'row')} dropped: {', or '.join(reasons)}" if dropped else ""
         sets = ", ".join(f"{name} {size:,}" for name, size in self._set_sizes.items())
         held = f", evaluation: {sets}" if sets else ""
         return f"data: {counted(len(train.used), 'row')}{held}{why}"
@@ -169,7 +171,8 @@ class PromptScenario:
 
     def _opened(self, split: Split) -> Loaded:
         if self._train is None or self._evaluation is None:
-            train = self._selected(self._settings.sources, self._settings.limit, self._shares())
+            only = self._settings.only
+            train = self._selected(self._settings.sources, self._settings.limit, self._shares(), only)
             if not len(train.used):
                 why = f"{counted(train.dropped, 'row')} dropped of {len(train.rows):,}"
                 raise DataError("RST-T066", "no row is left to train on", why, "raise max_prompt_tokens, or add rows")
@@ -184,7 +187,11 @@ class PromptScenario:
         return self._train if split is Split.TRAIN else self._evaluation
 
     def _selected(
-        self, sources: Sequence[DataSource], limit: int | None, shares: Mapping[str, float] | None = None
+        self,
+        sources: Sequence[DataSource],
+        limit: int | None,
+        shares: Mapping[str, float] | None = None,
+        only: Mapping[str, Any] | None = None,
     ) -> Loaded:
         """Open sources and choose their rows."""
         opened, about, starts = [], [], []
@@ -213,7 +220,7 @@ class PromptScenario:
         used: Ints = np.concatenate(taken) if taken else np.zeros(0, np.uint32)
         used = used if limit is None else used[:limit]
         loaded = Loaded(rows, tuple(about), used, 0)
-        kept, kinds = self._scanned(loaded, dict(shares or {}))
+        kept, kinds = self._scanned(loaded, dict(shares or {}), only or {})
         by_source = np.repeat([number for number, _ in starts], [count for _, count in starts])[: len(used)]
         if shares and not self._settings.mix:
             kinds = by_source.astype(np.int32)
@@ -223,8 +230,10 @@ class PromptScenario:
             kinds = kinds[kept]
         return Loaded(rows, tuple(about), used[kept], dropped, kinds)
 
-    def _scanned(self, loaded: Loaded, shares: dict[str, float]) -> tuple[npt.NDArray[np.bool_], Ints | None]:
-        """Which rows have a prompt of the right length, and the domain of each row where tasks are mixed by it."""
+    def _scanned(
+        self, loaded: Loaded, shares: dict[str, float], only: Mapping[str, Any]
+    ) -> tuple[npt.NDArray[np.bool_], Ints | None]:
+        """Which rows have a prompt of the right length and the values of `only`, and the domain of each row to mix."""
         settings = self._settings
         is_bounded = settings.max_prompt_tokens is not None and settings.overlong != "truncate"
         measures = is_bounded or settings.min_prompt_tokens > 0
@@ -236,7 +245,7 @@ class PromptScenario:
         kinds = np.full(len(loaded.used), -1, np.int32) if mixes else None
         names = {name: number for number, name in enumerate(shares)}
         for start in range(0, len(loaded.used), CHUNK):
-            if not (measures or mixes) and start >= LOOKED_AT:
+            if not (measures or mixes or only) and start >= LOOKED_AT:
                 break
             numbers = loaded.used[start : start + CHUNK].tolist()
             rows = _rows(loaded.rows, numbers)
@@ -255,6 +264,9 @@ class PromptScenario:
                     why = f"max_prompt_tokens is {settings.max_prompt_tokens}"
                     raise DataError("RST-T069", what, why, "raise it, or write overlong: filter or overlong: truncate")
                 kept[start : start + len(numbers)] = fits & (lengths >= settings.min_prompt_tokens)
+            if only:
+                has_them = [all(row.get(key, value) == value for key, value in only.items()) for row in rows]
+                kept[start : start + len(numbers)] &= has_them
         return kept, kinds
 
     def _held_out(self, train: Loaded) -> tuple[Loaded, Loaded]:
