@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from roost.config.teacher import Distillation
 from roost.config.train_choices import (
     AdvantageEstimator,
     AdvantageLevel,
@@ -56,7 +57,8 @@ def setting(default: T, description: str, **facts: Any) -> T:
     return field(default=default, metadata=metadata)
 
 
-ROLL_LEARNERS = ("actor_train", "student_train", "sft_train")  # of its pipelines for RL, distillation and SFT
+# Of its pipelines for RL, on-policy distillation, SFT, and distillation on given completions.
+ROLL_LEARNERS = ("actor_train", "student_train", "sft_train", "student")
 
 
 def of_learner(path: str) -> str:
@@ -183,6 +185,7 @@ class LossSettings:
         rlinf="algorithm.value_clip",
         roll="value_clip",
     )
+    distillation: Distillation | None = None  # of supervised training with a teacher
 
 
 USUAL_RATES = (1e-7, 1e-3)

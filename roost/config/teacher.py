@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from roost.config.data import ANY, NUMBER, TEXT, checked, words
+from roost.config.data import ANY, COUNT, FLAG, NUMBER, TEXT, checked, words
 from roost.config.findings import Findings, Where, did_you_mean, shown
-from roost.config.train_choices import KlEstimator
+from roost.config.train_choices import Divergence, KlEstimator
 
 TEACHER = "teacher"
-KEYS = {"model": TEXT, "coef": NUMBER, "estimator": TEXT, "tags": ANY}
+OF_SAMPLES = {"coef": NUMBER, "estimator": TEXT, "tags": ANY}  # keys for the policy's own samples
+OF_COMPLETIONS = {  # keys for given completions
+    "weight": NUMBER,
+    "divergence": TEXT,
+    "top_k": COUNT,
+    "temperature": NUMBER,
+    "teacher_temperature": NUMBER,
+    "adaptive_alpha": NUMBER,
+    "skew": NUMBER,
+    "on_prompt": FLAG,
+}
+KEYS = {"model": TEXT, **OF_SAMPLES, **OF_COMPLETIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,20 @@ class Teacher:
     coef: float = 1.0  # of the KL in the advantage
     estimator: KlEstimator = KlEstimator.K1
     tags: tuple[str, ...] = ()  # of the tasks that it teaches; empty: all
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """Loss from a teacher's distribution at the tokens of given completions, beside the supervised loss."""
+
+    weight: float = 0.5  # of the divergence; the supervised loss has 1 - weight
+    divergence: Divergence = Divergence.FORWARD_KL
+    top_k: int = 64  # tokens most likely to the teacher, over which both distributions are normalised; 0: all
+    temperature: float = 1.0  # of both distributions
+    teacher_temperature: float = 1.0  # of the teacher's, as well
+    adaptive_alpha: float = 0.5  # probability of the unlikely tokens together, for adaptive_kl
+    skew: float = 0.1  # share, in the mixture of a skewed KL, of the distribution that is compared with it
+    on_prompt: bool = False  # learn the tokens of prompts as well, in both losses
 
 
 def is_teacher(component: str) -> bool:
@@ -54,6 +79,44 @@ def read_teachers(values: Mapping[str, Any], where: Where, findings: Findings) -
     )
 
 
+def read_distillation(values: Mapping[str, Any], where: Where, findings: Findings) -> Distillation | None:
+    """The distillation of a supervised job, from its one teacher; None without a teacher.
+
+    >>> read_distillation({"model": "large", "weight": 0.85, "divergence": "reverse_kl"}, Where(), Findings()).weight
+    0.85
+    """
+    names = [str(key) for key, value in values.items() if isinstance(value, Mapping)]
+    if names:
+        what, why = f"has {len(names)} teachers: {', '.join(names)}", "supervised training learns from one"
+        findings.error("RST-T076", where, what, why, "write the keys of one teacher, without its name")
+    if names or not values:
+        return None
+    given = {key: values[key] for key in OF_COMPLETIONS if values.get(key) is not None and _is_right(values, key)}
+    if "divergence" in given:
+        if given["divergence"] not in tuple(Divergence):
+            what, fix = f"is {shown(given['divergence'])}", f"write one of {', '.join(Divergence)}"
+            hint = did_you_mean(given["divergence"], tuple(Divergence))
+            findings.error("RST-T076", where.under("divergence"), what, hint, fix)
+            return None
+        given["divergence"] = Divergence(given["divergence"])
+    for key in ("weight", "adaptive_alpha", "skew"):
+        if given.get(key, 0) > 1:
+            what = f"is {given[key]:g}; it must be at most 1"
+            findings.error("RST-T076", where.under(key), what, fix=f"write {key}: {_DEFAULTS[key]}")
+    for key in ("temperature", "teacher_temperature"):
+        if given.get(key) == 0:
+            findings.error("RST-T076", where.under(key), "is 0; it must be above 0", fix=f"write {key}: 1")
+    return Distillation(**given)
+
+
+_DEFAULTS = {each.name: each.default for each in fields(Distillation)}
+
+
+def _is_right(values: Mapping[str, Any], key: str) -> bool:
+    """Whether a key holds a value of its kind; if not, `read_teachers` says so."""
+    return bool(checked({key: values[key]}, OF_COMPLETIONS, Where(), Findings()))
+
+
 def merged_teachers(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the teachers of `train` over those of the notation, also within a teacher that both name.
 
@@ -66,7 +129,7 @@ def merged_teachers(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[st
 
 def _teacher(name: str, values: Mapping[str, Any], where: Where, findings: Findings) -> Teacher:
     given = checked(values, KEYS, where, findings, "RST-T076", TEACHER)
-    given.pop("model", None)  # read with the component
+    given = {key: given[key] for key in OF_SAMPLES if key in given}  # the model is read with the component
     estimator = given.pop("estimator", KlEstimator.K1.value)
     if estimator not in tuple(KlEstimator):
         fix = f"write one of {', '.join(KlEstimator)}"

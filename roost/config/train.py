@@ -202,7 +202,8 @@ class TrainSettings:
     )
     teacher: Mapping[str, Any] = setting(
         {},
-        "A placed model that the policy is distilled from: `model`, `coef`, `estimator`, `tags`; several by name.",
+        "A placed model that the policy is distilled from, on its own samples (`model`, `coef`, `estimator`, `tags`; "
+        "several by name), or with objective: sft on given completions (`model`, `weight`, `divergence`, `top_k` ...).",
     )
     rewards: Mapping[str, Any] = setting(
         {}, "Reward functions beside the task's own: by name, `_target_`, `tags`, `weight` and arguments."
@@ -305,7 +306,7 @@ class TrainSettings:
 # Settings without a meaning in supervised training: there are no engines, rewards and advantages.
 NOT_IN_SFT = frozenset(
     (
-        *("rewards", "teacher", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),
+        *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),
         "critic_warmup_steps",
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),

@@ -85,6 +85,17 @@ class KlEstimator(StrEnum):
     ABS = "abs"  # the absolute value of k1
 
 
+class Divergence(StrEnum):
+    """Divergence of the policy's distribution from a teacher's, in supervised training."""
+
+    FORWARD_KL = "forward_kl"  # KL(teacher || policy)
+    REVERSE_KL = "reverse_kl"  # KL(policy || teacher)
+    ADAPTIVE_KL = "adaptive_kl"  # both, weighed by how far apart the likely and the unlikely tokens are
+    SKEWED_FORWARD_KL = "skewed_forward_kl"  # KL(teacher || mixture of both)
+    SKEWED_REVERSE_KL = "skewed_reverse_kl"  # KL(policy || mixture of both)
+    JS = "js_divergence"  # mean KL of both to their mean
+
+
 class OldLogprobs(StrEnum):
     """The log-probs in the denominator of the importance ratio."""
 

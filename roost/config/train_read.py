@@ -11,7 +11,7 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
 from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
-from roost.config.teacher import merged_teachers, read_teachers
+from roost.config.teacher import OF_COMPLETIONS, OF_SAMPLES, merged_teachers, read_distillation, read_teachers
 from roost.config.train import (
     NOT_IN_SFT,
     SETTINGS,
@@ -112,6 +112,7 @@ def read_training(
         values["teacher"] = merged_teachers(usual["teacher"], values["teacher"])
     values = {**usual, **values}
     read_teachers(values.get("teacher", {}), setting_location("teacher", job), root.findings)
+    _note_idle_keys(values, setting_location("teacher", job), root)
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
     if values.get("data"):
@@ -134,6 +135,19 @@ def read_training(
         return None, ()
     settings = _settings(values, job, root)
     return settings, resolve_settings(settings, root, job.notation, written, values)
+
+
+def _note_idle_keys(values: Values, place: Where, root: Section) -> None:
+    """Note keys of the teacher that are for the other objective."""
+    is_sft = values.get("objective") is Objective.SFT
+    of_other, objective = (OF_SAMPLES, "rl") if is_sft else (OF_COMPLETIONS, "sft")
+    own = root.below("train", "teacher").values
+    below = [each for each in own.values() if isinstance(each, Mapping)]
+    keys = dict.fromkeys(key for each in (own, *below) for key in each if key in of_other)
+    if keys:
+        what = f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not used"
+        why = f"it is for objective: {objective}" if len(keys) == 1 else f"they are for objective: {objective}"
+        root.findings.note("RST-T077", place, what, why, "remove what is not for another command")
 
 
 # The loss is the negative log-likelihood: a policy gradient with advantage 1 and no ratio, at temperature 1.
@@ -353,6 +367,9 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
     total_steps = (steps or 0) * values.get("ppo_epochs", 1) * minibatches
     old_logprobs = OldLogprobs.DECOUPLED if values.get("max_staleness") else OldLogprobs.RECOMPUTE
     loss = {"old_logprobs": old_logprobs, **part("learner.loss")}
+    if values.get("objective") is Objective.SFT:
+        place = setting_location("teacher", job)
+        loss["distillation"] = read_distillation(values.get("teacher", {}), place, root.findings)
     if "clip_range" in loss:
         loss.setdefault("clip_range_high", loss["clip_range"])
     is_gae = values.get("advantage_estimator") is AdvantageEstimator.GAE

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from roost.config.teacher import Distillation
 from roost.learner.attention import ARGUMENT, Segments
+from roost.learner.losses import distillation_losses
 from roost.learner.packing import Packed
+from roost.learner.sample import Sample
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,12 +30,21 @@ class Rows:
     segments: Segments
     rows: Tensor
     targets: Tensor
+    teacher_logits: Tensor | None = None  # of each row
+    teacher_ids: Tensor | None = None
 
     @classmethod
-    def of(cls, packed: Packed, device: torch.device) -> Rows:
+    def of(cls, packed: Packed, device: torch.device, samples: Sequence[Sample] = ()) -> Rows:
+        """Rows of the packed samples, with the teacher's distribution if `samples` have it."""
         arrays = (packed.token_ids, packed.positions, packed.rows, packed.targets)
         token_ids, positions, rows, targets = (torch.from_numpy(array).to(device) for array in arrays)
-        return cls(token_ids, positions, Segments.of(packed.borders, device), rows, targets)
+        taught = [sample.distribution for sample in samples if sample.distribution is not None]
+        logits, ids = (
+            [each.logits for each in taught],
+            [each.token_ids for each in taught if each.token_ids is not None],
+        )
+        teacher = [torch.from_numpy(np.concatenate(each)).to(device) if each else None for each in (logits, ids)]
+        return cls(token_ids, positions, Segments.of(packed.borders, device), rows, targets, *teacher)
 
 
 class Outputs(nn.Module):
@@ -60,7 +74,10 @@ class Outputs(nn.Module):
 
 
 class PolicyOutputs(Outputs):
-    """Log-probs of the targets at a temperature, and the entropy of their distribution."""
+    """Log-probs of the targets at a temperature, and the entropy of their distribution.
+
+    For rows with a teacher's distribution, the divergence from it as well.
+    """
 
     def __init__(
         self,
@@ -71,19 +88,31 @@ class PolicyOutputs(Outputs):
         chunk: int,
         temperature: float,
         learns_entropy: bool,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__(model, body, last)
         self._chunk = chunk
         self._temperature = temperature
         self._learns_entropy = learns_entropy
+        self._distillation = distillation or Distillation()
+        self._most_likely: tuple[int, int] | None = None  # k, and the size of the vocabulary
 
-    def forward(self, batch: Rows) -> tuple[Tensor, Tensor]:
-        hidden = self.hidden(batch)
+    def forward(self, batch: Rows) -> tuple[Tensor, ...]:
+        columns = (self.hidden(batch), batch.targets, batch.teacher_logits, batch.teacher_ids)
+        of_chunk = self._of_chunk if self._most_likely is None else self._top
         # Run even without rows, so that every weight gets a gradient on every rank.
-        chunks = zip(hidden.split(self._chunk), batch.targets.split(self._chunk), strict=True)
-        parts = [checkpoint(self._of_chunk, *each, use_reentrant=False) for each in chunks]
-        logprobs, entropy = (torch.cat(each) for each in zip(*parts, strict=True))
-        return logprobs, entropy
+        chunks = zip(*(repeat(None) if each is None else each.split(self._chunk) for each in columns), strict=False)
+        parts = [checkpoint(of_chunk, *each, use_reentrant=False) for each in chunks]
+        return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+    @contextmanager
+    def telling(self, top_k: int, vocabulary: int) -> Iterator[None]:
+        """Context in which the outputs are the `top_k` highest logits and their tokens; 0: all logits alone."""
+        self._most_likely = (top_k, vocabulary)
+        try:
+            yield
+        finally:
+            self._most_likely = None
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -94,12 +123,26 @@ class PolicyOutputs(Outputs):
         finally:
             self._temperature = usual
 
-    def _of_chunk(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _top(self, hidden: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
+        top_k, vocabulary = self._most_likely or (0, 0)
+        logits = self._parts[1](hidden).float()[:, :vocabulary]
+        if not top_k:
+            return (logits,)
+        highest, token_ids = logits.topk(min(top_k, logits.shape[-1]))
+        return highest, token_ids.int()
+
+    def _of_chunk(
+        self, hidden: Tensor, targets: Tensor, teacher: Tensor | None, teacher_ids: Tensor | None
+    ) -> tuple[Tensor, ...]:
         logits = self._parts[1](hidden).float() / self._temperature
         logprobs = torch.log_softmax(logits, dim=-1)
         with torch.set_grad_enabled(self._learns_entropy and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+        said = (logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy)
+        if teacher is None:
+            return said
+        own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())
+        return (*said, distillation_losses(own * self._temperature, teacher, self._distillation))
 
 
 class ValueOutputs(Outputs):

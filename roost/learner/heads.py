@@ -43,8 +43,8 @@ def part_of_loss(
 def policy_part(
     said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy loss; `said` are log-probs and entropies."""
-    logprobs, entropy = said
+    """Policy loss; `said` are log-probs and entropies, and with a teacher the divergence from it."""
+    logprobs, entropy, *distilled = said
     device = logprobs.device
     batch = PolicyBatch(
         logprobs=logprobs,
@@ -55,6 +55,7 @@ def policy_part(
         turn=torch.from_numpy(packed.turn).to(device),
         entropy=entropy,
         reference_logprobs=_of_all(samples, "reference_logprobs", device),
+        distillation=distilled[0] if distilled else None,
     )
     return policy_loss(batch, settings, totals)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.losses import Totals
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
-from roost.learner.sample import Floats, Sample
+from roost.learner.sample import Distribution, Floats, Sample
 
 PARTS = ("weight", "grad", "optimizer")
 
@@ -329,6 +330,24 @@ class Learner:
         self._require(Head.VALUE, "values")
         return self._said(samples)
 
+    def distributions(self, samples: Sequence[Sample], top_k: int, vocabulary: int) -> list[Distribution | None]:
+        """Logits of the `top_k` tokens that are most likely at each predicted token; 0: of the whole vocabulary.
+
+        None for a sample without predicted tokens. Logits beyond the tokenizer's `vocabulary` are padding.
+        """
+        self._require_loaded("weight")
+        if not isinstance(self._outputs, PolicyOutputs):
+            raise ValueError("distributions come from a model with head policy")
+        found: dict[int, Distribution] = {}
+        with torch.no_grad(), self._outputs.telling(top_k, vocabulary):
+            for part in self._rounds(samples):
+                ends = np.cumsum([predicted(sample).sum() for sample in part])[:-1]
+                logits, *ids = (np.split(each.cpu().numpy(), ends) for each in self._forward(pack(part)))
+                taught = zip(logits, ids[0] if ids else repeat(None), strict=False)
+                found |= {id(sample): Distribution(*each) for sample, each in zip(part, taught, strict=False)}
+        self._reshard()
+        return [found.get(id(sample)) for sample in samples]
+
     def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a minibatch, whose size over all ranks is `totals`.
 
@@ -344,7 +363,8 @@ class Learner:
         tokens = sequences = 0
         for part in self._rounds(samples):
             packed = pack(part)
-            loss, of_part = part_of_loss(self._head, self._forward(packed), part, packed, self._settings.loss, totals)
+            said = self._forward(packed, part)
+            loss, of_part = part_of_loss(self._head, said, part, packed, self._settings.loss, totals)
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * world_size()).backward()
             metrics.append(of_part)
@@ -430,9 +450,12 @@ class Learner:
             for part in self._rounds(samples):
                 values = self._forward(pack(part))[0].cpu().numpy()
                 said |= {id(sample): array for sample, array in zip(part, spread(part, values), strict=True)}
+        self._reshard()
+        return [said[id(sample)] for sample in samples]
+
+    def _reshard(self) -> None:
         if isinstance(self._outputs, FSDPModule):
             self._outputs.reshard()  # without a backward pass, the weights of the root stay gathered
-        return [said[id(sample)] for sample in samples]
 
     def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Yield micro-batches; all ranks have the same number, and the last ones may be empty."""
@@ -441,9 +464,9 @@ class Learner:
         for number in range(most(len(parts))):
             yield [useful[index] for index in parts[number]] if number < len(parts) else []
 
-    def _forward(self, packed: Packed) -> tuple[Tensor, ...]:
+    def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
         with self._precision():
-            said: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device))
+            said: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device, samples))
             return said
 
     def _precision(self) -> AbstractContextManager[object]:

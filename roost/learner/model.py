@@ -153,4 +153,5 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head) -> O
         chunk=settings.logit_tokens,
         temperature=settings.temperature,
         learns_entropy=settings.loss.entropy_coef != 0,
+        distillation=settings.loss.distillation,
     )

@@ -13,6 +13,14 @@ Floats = npt.NDArray[np.float32]
 NOT_MADE = -1  # turn of a token that the policy did not generate
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Distribution:
+    """A teacher's logits at each predicted token of a sample, [tokens, k]."""
+
+    logits: Floats
+    token_ids: npt.NDArray[np.int32] | None  # whose logits these are; None: of the whole vocabulary, in order
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Prompt, turns and observations as the engine saw them; every array has one entry per token.
@@ -30,6 +38,7 @@ class Sample:
     teacher_penalty: Floats | None = None  # KL from the teachers, times their coefficients
     returns: Floats | None = None  # targets of the critic
     values: Floats | None = None  # the critic's values
+    distribution: Distribution | None = None  # the teacher's, in supervised training
 
     def __post_init__(self) -> None:
         sizes = {len(array) for array in self._arrays()}
