@@ -30,7 +30,7 @@ from roost.learner.heads import Head
 from roost.learner.learner import Learner, in_buckets
 from roost.learner.losses import Totals
 from roost.learner.model import float_type
-from roost.learner.sample import Floats, Sample
+from roost.learner.sample import Distribution, Floats, Sample
 from roost.placement.routes import WeightRoute
 from roost.runtime.worker import Worker
 from roost.transport import current
@@ -96,6 +96,9 @@ class LearnerWorker(Worker):
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
         return self._learner.values(samples)
+
+    def distributions(self, samples: Sequence[Sample], top_k: int, vocabulary: int) -> list[Distribution | None]:
+        return self._learner.distributions(samples, top_k, vocabulary)
 
     def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
         return self._learner.learn(samples, totals)

@@ -15,7 +15,7 @@ from roost.engines.weights.probe import Probe
 from roost.engines.weights.release import Release
 from roost.engines.weights.send import Sent
 from roost.learner.losses import Totals
-from roost.learner.sample import Floats, Sample
+from roost.learner.sample import Distribution, Floats, Sample
 from roost.placement.routes import ServerRoute, WeightRoute
 from roost.runtime.worker import WorkerGroup
 from roost.trainer.guards import check_policy
@@ -94,6 +94,10 @@ class Learners:
     async def values(self, samples: Sequence[Sample]) -> list[Floats]:
         return await self._spread("values", samples)
 
+    async def distributions(self, samples: Sequence[Sample], top_k: int, vocabulary: int) -> list[Distribution | None]:
+        """The most likely tokens at each predicted token of every sample, in the order given."""
+        return await self._spread("distributions", samples, top_k, vocabulary)
+
     async def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
         """Run one optimizer step on a minibatch."""
         parts = shares([len(sample) for sample in samples], self.world_size)
@@ -101,7 +105,7 @@ class Learners:
         statistics: dict[str, float] = of_ranks[0]
         return statistics
 
-    async def _spread(self, method: str, samples: Sequence[Sample], *more: Any) -> list[Floats]:
+    async def _spread(self, method: str, samples: Sequence[Sample], *more: Any) -> list[Any]:
         parts = shares([len(sample) for sample in samples], self.world_size)
         of_ranks = await self._each(method, [([samples[index] for index in part], *more) for part in parts])
         found = {

@@ -97,7 +97,7 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
     hand_over = HandOver(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
     switch = DeviceSwitch(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
-    sharing = tuple(name for name in (ACTOR, *scorers) if _devices(plan, name) & _devices(plan, ROLLOUT))
+    sharing = tuple(name for name in (ACTOR, *scorers) if devices_of(plan, name) & devices_of(plan, ROLLOUT))
     return Layout(engines, switch, on_gpu, scorers, sharing, threads)
 
 
@@ -120,7 +120,7 @@ def _offloads(plan: Plan, name: str, settings: TrainSettings) -> tuple[str, ...]
     return plan[name].model.offloads if name == CRITIC else tuple(settings.learner.offloads)
 
 
-def _devices(plan: Plan, name: str) -> set[tuple[int, int]]:
+def devices_of(plan: Plan, name: str) -> set[tuple[int, int]]:
     return {device for process in plan[name].table for device in process.devices}
 
 
@@ -164,7 +164,7 @@ def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[
     )
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
     for name in layout.scorers:
-        groups[name] = _scorer(plan, name, learner, critic_optimizer(settings), layout.threads)
+        groups[name] = scorer_group(plan, name, learner, critic_optimizer(settings), layout.threads)
     return groups
 
 
@@ -175,7 +175,7 @@ def critic_optimizer(settings: TrainSettings) -> OptimizerSettings:
     return found if warmup is None else replace(found, warmup_steps=warmup, warmup_ratio=0.0)
 
 
-def _scorer(
+def scorer_group(
     plan: Plan, name: str, learner: LearnerSettings, critic: OptimizerSettings, threads: int | None
 ) -> GroupSpec:
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from roost.config.model_files import resolve_model
+from roost.config.teacher import TEACHER
 from roost.config.train import TrainSettings
 from roost.learner.heads import Head
 from roost.learner.sample import NOT_MADE, Sample
@@ -36,13 +37,13 @@ from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.learners import Learners, totals_of
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.saving import Saver
-from roost.trainer.setup import PATIENT, has_gpus
+from roost.trainer.setup import PATIENT, devices_of, has_gpus, scorer_group
 from roost.trainer.watching import Watching
 from roost.transport import current
 from roost.transport.failure import Address
 
 ASSISTANT = "assistant"
-TOLD = ("loss/total", "grad/norm", "learning_rate", "entropy", "steps/skipped")
+TOLD = ("loss/total", "loss/distillation", "grad/norm", "learning_rate", "entropy", "steps/skipped")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Conversations:
     tokenizer: Any
     completion: str = ""  # column of the completion; by default the assistant's messages, else `answer`
     most_tokens: int | None = None
+    learns_prompts: bool = False  # as well as what the assistant says
 
     def size(self, split: Split) -> int:
         return int(call(self.scenario.size, split))
@@ -76,6 +78,7 @@ class Conversations:
     def samples(self, split: Split, indices: Sequence[int]) -> tuple[list[Sample], int]:
         """Samples of the tasks at these indices, and the number left out because they are too long."""
         found = [sample for index in indices for sample in self.samples_of(task_of(self.scenario, split, index))]
+        found = [replace(each, turns=np.maximum(each.turns, 0)) for each in found] if self.learns_prompts else found
         kept = [sample for sample in found if self.most_tokens is None or len(sample) <= self.most_tokens]
         return kept, len(found) - len(kept)
 
@@ -160,6 +163,10 @@ class SftTrainer(Stoppable):
         self._recorder = current.get().recorder
         self._saver = Saver(run, settings, False, state.step, self._recorder)
         self._skipped = SkippedSteps()
+        self._distillation = settings.learner.loss.distillation
+        self._teacher: Learners | None = None
+        # A teacher with devices of its own scores the rows of a step while those before it are learnt.
+        self._scores_ahead = bool(self._distillation) and not devices_of(plan, self._name) & devices_of(plan, TEACHER)
         self._order = data.order(settings.seed)
         self._size = getattr(self._order, "used", 0) or data.size(Split.TRAIN)  # rows of an epoch
 
@@ -177,15 +184,20 @@ class SftTrainer(Stoppable):
         threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))
         self._watching.note("starting learners")
         group = LearnerWorker.create_group(learner, Head.POLICY, threads)
-        options = {} if on_gpu else {self._name: LaunchOptions(env=PATIENT)}
-        launched = self._cluster.launch(self._plan, {self._name: group}, options)
+        groups = {self._name: group}
+        if self._distillation is not None:
+            groups[TEACHER] = scorer_group(self._plan, TEACHER, learner, learner.optimizer, threads)
+        options = {} if on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
+        launched = self._cluster.launch(self._plan, groups, options)
         self._learners = Learners(launched[self._name], {}, _no_engine)
+        if self._distillation is not None:
+            self._teacher = Learners(launched[TEACHER], {}, _no_engine)
         self._began = began
 
     async def train(self) -> None:
         """From the processes of `launch` to the end of the run, or until it is stopped."""
         with first_signal(partial(self.stop, asyncio.current_task())):
-            await self._learners.ready()
+            await asyncio.gather(*(each.ready() for each in (self._learners, self._teacher) if each is not None))
             if self.state.step:
                 await self._learners.all("restore", str(self._saver.at(self.state.step).learner))
             self._watching.note(f"learners are ready after {time.perf_counter() - self._began:.0f} s")
@@ -217,7 +229,18 @@ class SftTrainer(Stoppable):
         """Samples of the step after `step`, read and tokenized in a thread while the learner works."""
         rows = self._settings.rollout.prompts_per_step
         indices = [self._order.index(number) for number in range(step * rows, (step + 1) * rows)]
-        return await asyncio.to_thread(self._data.samples, Split.TRAIN, indices)
+        samples, left_out = await asyncio.to_thread(self._data.samples, Split.TRAIN, indices)
+        if self._scores_ahead and step < self._settings.step_count:
+            samples = await self._taught(samples)
+        return samples, left_out
+
+    async def _taught(self, samples: list[Sample]) -> list[Sample]:
+        """The samples with the teacher's distribution, if there is a teacher."""
+        if self._teacher is None or self._distillation is None or any(each.distribution for each in samples):
+            return samples
+        vocabulary = len(self._data.tokenizer)
+        found = await self._teacher.distributions(samples, self._distillation.top_k, vocabulary)
+        return [replace(sample, distribution=each) for sample, each in zip(samples, found, strict=True)]
 
     async def _step(self, ahead: asyncio.Task[tuple[list[Sample], int]]) -> asyncio.Task[tuple[list[Sample], int]]:
         settings, began = self._settings, time.perf_counter()
@@ -225,13 +248,18 @@ class SftTrainer(Stoppable):
         with self._recorder.timer("read", "work", True, step=self.state.step):
             samples, left_out = await ahead
         read = time.perf_counter()
+        if self._teacher is not None:
+            self._watching.phase("score")
+            with self._recorder.timer("score", "work", True, step=self.state.step):
+                samples = await self._taught(samples)
+        scored = time.perf_counter()
         following = asyncio.create_task(self._read(self.state.step + 1))
         try:
             figures = await self._learn(samples)
         except BaseException:
             following.cancel()
             raise
-        seconds = {"read": read - began, "learn": time.perf_counter() - read}
+        seconds = {"read": read - began, "score": scored - read, "learn": time.perf_counter() - scored}
         state = TrainerState(self.state.step + 1, self.state.version + 1)
         trained = float(sum(sample.made for sample in samples))
         figures |= {
@@ -243,6 +271,7 @@ class SftTrainer(Stoppable):
         }
         figures |= of_time(seconds, time.perf_counter() - began, float(sum(map(len, samples))))
         figures |= of_memory(self._name, await self._learners.all("memory"))
+        figures |= {} if self._teacher is None else of_memory(TEACHER, await self._teacher.all("memory"))
         figures |= of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
         try:
             check_skipped(self._skipped, settings)
@@ -270,7 +299,10 @@ class SftTrainer(Stoppable):
                     self._skipped = self._skipped.after(told[-1], self.state.step)
         found = of_learning(told)
         figures = {name: found[name] for name in TOLD if name in found}
-        return {"loss/supervised": figures["loss/total"], **figures} if "loss/total" in figures else figures
+        if "loss/total" not in figures:
+            return figures
+        supervised = found["loss/policy"] if self._teacher is not None else figures["loss/total"]
+        return {"loss/supervised": supervised, **figures}
 
     async def _evaluate(self) -> None:
         """Mean loss of a token on held-out rows, unless this step was evaluated before."""

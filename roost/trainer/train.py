@@ -292,8 +292,13 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
                 watching = Watching(run, sinks, live, decoder(launch.tokenizer))
                 running: Attempt
                 if settings.objective is Objective.SFT:
+                    distilled = settings.learner.loss.distillation
                     rows = Conversations(
-                        launch.scenario, launch.tokenizer, settings.completion, settings.max_sequence_tokens
+                        launch.scenario,
+                        launch.tokenizer,
+                        settings.completion,
+                        settings.max_sequence_tokens,
+                        distilled is not None and distilled.on_prompt,
                     )
                     running = SftTrainer(cluster, plan, settings, run, start, watching, rows)
                 else:

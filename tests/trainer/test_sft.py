@@ -10,8 +10,11 @@ from transformers import AutoTokenizer
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
+from roost.config.teacher import Distillation
 from roost.config.train import ImportanceSamplingLevel, LossAggregation, Objective
+from roost.config.train_choices import Divergence
 from roost.learner.sample import NOT_MADE
+from roost.placement.planner import try_plan
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.episode import Split, Task
@@ -89,6 +92,21 @@ def test_long_conversations_are_left_out_and_counted(tokenizer):
     data = Conversations(Arithmetic(tokenizer, 9), tokenizer, most_tokens=6)
     samples, left_out = data.samples(Split.TRAIN, [0, 99])  # 9+9=18 has 7 tokens
     assert (len(samples), left_out) == (1, 1)
+
+
+def test_prompts_are_learnt_if_wanted(tokenizer):
+    data = Conversations(Arithmetic(tokenizer, 2), tokenizer, learns_prompts=True)
+    (sample,) = data.samples(Split.TRAIN, [4])[0]
+    assert shown(tokenizer, sample) == ("1+1=2<end>", "1+1=2<end>")
+
+
+def test_rows_with_another_value_in_a_column_are_left_out(tokenizer, tmp_path):
+    rows = [{"prompt": str(n), "answer": "2", "split": "test" if n % 3 else "train"} for n in range(9)]
+    path = data_file(tmp_path / "rows.jsonl", [*rows, {"prompt": "9", "answer": "2"}])
+    scenario = PromptScenario(tokenizer, path=path, only={"split": "train"}, eval=path, shuffle=False)
+    texts = [scenario.task(Split.TRAIN, index).data["prompt_text"] for index in range(scenario.size(Split.TRAIN))]
+    assert texts == ["0", "3", "6", "9"] and scenario.size(Split.EVALUATION) == 10
+    assert scenario.told().endswith("6 rows dropped: split is not train")
 
 
 def test_a_row_without_a_completion_names_its_columns(tokenizer):
@@ -252,3 +270,113 @@ def test_rolls_role_for_supervised_training_is_followed():
     }
     told = [finding.what for finding in findings.found if finding.code == "RST-T014"]
     assert not told, "every key is followed"
+
+
+STUDENT = {
+    "device_mapping": [0, 1],
+    "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}},
+    "training_args": {"num_train_epochs": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    "data_args": {"file_name": ["rows.json"], "template": "qwen2_5"},
+}
+DISTILLING = {
+    "num_nodes": 1,
+    "num_gpus_per_node": 2,
+    "student_pretrain": "some/small",
+    "teacher_pretrain": "some/large",
+    "question_key": "question_zh",
+    "answer_key": "answer_zh",
+    "sequence_length": 512,
+    "student": STUDENT,
+    "teacher": {"device_mapping": [0, 1], "strategy_args": {"strategy_name": "megatron_infer"}},
+}
+WRITTEN = {
+    "distill_loss_weight": 0.85,
+    "kd_objective": "skewed_reverse_kl",
+    "kd_temperature": 2,
+    "teacher_temperature": 0.5,
+    "logits_topk": 0,
+    "adaptive_kl_alpha": 0.3,
+    "skew_lambda": 0.2,
+    "distill_on_prompt": True,
+}
+
+
+def distilling(values):
+    findings = Findings()
+    job = read_job(load(values, (), findings), findings, trains=True)
+    return job, findings
+
+
+def test_rolls_distillation_on_given_answers_is_followed():
+    job, findings = distilling(DISTILLING | WRITTEN)
+    assert not findings.has_errors, findings.found
+    settings = job.training
+    assert (settings.objective, settings.max_epochs, settings.max_steps) == (Objective.SFT, 3, None)
+    assert (settings.learner.model, settings.completion, settings.max_sequence_tokens) == (
+        "some/small",
+        "answer_zh",
+        512,
+    )
+    assert settings.rollout.prompts_per_step == 2 * 4, "two devices hold one copy of the model"
+    assert dict(settings.data) == {
+        "path": ["rows.json"],
+        "prompt": "question_zh",
+        "only": {"split": "train"},
+        "chat_template": True,
+        "drop_last": True,
+    }
+    assert settings.learner.loss.distillation == Distillation(
+        0.85, Divergence.SKEWED_REVERSE_KL, 0, 2.0, 0.5, 0.3, 0.2, True
+    )
+    plan = try_plan(job, findings)
+    assert plan["teacher"].model.path == "some/large"
+    assert not [finding for finding in findings.found if finding.code == "RST-T014"], "every key is followed"
+
+
+def test_rolls_defaults_of_distillation():
+    job, _ = distilling(DISTILLING)
+    assert job.training.learner.loss.distillation == Distillation()
+    assert job.training.learner.optimizer.max_grad_norm == 0, "ROLL does not clip unless told to"
+
+
+def test_single_keys_of_the_teacher_are_changed_in_train():
+    job, findings = distilling(DISTILLING | {"train": {"teacher": {"top_k": 8}}} | WRITTEN)
+    found = job.training.learner.loss.distillation
+    assert (found.top_k, found.weight) == (8, 0.85) and not findings.has_errors
+
+
+def test_prompts_with_images_are_a_finding():
+    role = STUDENT | {"data_args": {"file_name": "rows/", "template": "qwen2-vl"}}
+    _, findings = distilling(DISTILLING | {"student": role})
+    (found,) = [finding for finding in findings.found if finding.code == "RST-T078"]
+    assert found.what == "'qwen2-vl' is for prompts with images" and findings.has_errors
+
+
+BESIDE = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": 0, "teacher": 1}}}
+
+
+def test_a_teacher_distills_in_supervised_training():
+    settings, findings = read(BESIDE, teacher={"model": "large", "weight": 1, "coef": 0.5})
+    assert settings.learner.loss.distillation == Distillation(weight=1)
+    (found,) = findings.found
+    assert (found.code, found.what) == ("RST-T077", "coef is not used")
+    assert read(PLACED)[0].learner.loss.distillation is None
+    train = {"objective": "sft", "model": "m", "teacher": {"model": "large"}, "data": {"path": "rows.jsonl"}}
+    findings = Findings()
+    try_plan(read_job(load({**PLACED, "train": train}, (), findings), findings), findings)
+    assert "RST-T072" in {finding.code for finding in findings.found}, "it is not placed"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "what"),
+    [
+        ({"divergence": "forward"}, "is 'forward'"),
+        ({"weight": 2}, "is 2; it must be at most 1"),
+        ({"temperature": 0}, "is 0; it must be above 0"),
+        ({"top_k": "all"}, "is 'all'; it must be a whole number"),
+        ({"math": {"model": "a"}, "code": {"model": "b"}}, "has 2 teachers: math, code"),
+    ],
+)
+def test_wrong_keys_of_distillation_are_findings(teacher, what):
+    _, findings = read(BESIDE, teacher=teacher)
+    assert [finding.what for finding in findings.found if finding.code == "RST-T076"] == [what]

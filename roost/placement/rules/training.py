@@ -53,6 +53,7 @@ def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             f"a minibatch of {settings.minibatch_size} rows cannot be spread over {learner.world_size} learners",
             fix="use larger minibatches, or fewer learners",
         )
+    check_teachers(settings, parts, at, findings)
     _check_types(settings, at, findings)
     _check_learners(settings, parts, at, findings)
 
@@ -89,9 +90,8 @@ def check_teachers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         component = parts.get(teacher.name)
         if component is None:
             what = f"needs {teacher.name}, which is not placed"
-            findings.error(
-                "RST-T072", at("teacher"), what, "it scores what the policy generates", f"place {teacher.name}"
-            )
+            learnt = "is learnt" if settings.objective is Objective.SFT else "the policy generates"
+            findings.error("RST-T072", at("teacher"), what, f"it scores what {learnt}", f"place {teacher.name}")
         elif component.model.path is None:
             what, fix = f"{teacher.name} has no model", "write model: the folder or hub name of the teacher"
             findings.error("RST-T073", at("teacher"), what, fix=fix)
