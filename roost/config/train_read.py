@@ -147,7 +147,7 @@ def _note_idle_keys(values: Values, place: Where, root: Section) -> None:
     if keys:
         what = f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not used"
         why = f"it is for objective: {objective}" if len(keys) == 1 else f"they are for objective: {objective}"
-        root.findings.note("RST-T077", place, what, why, "remove what is not for another command")
+        root.findings.note("RST-T081", place, what, why, "remove what is not for another command")
 
 
 # The loss is the negative log-likelihood: a policy gradient with advantage 1 and no ratio, at temperature 1.

@@ -60,7 +60,7 @@ def test_every_real_key_is_followed_or_has_a_reason(notation):
     assert not unexplained
 
 
-PLAIN = {"train_env_manager": None, "sft_train": None}
+PLAIN = {"train_env_manager": None, "sft_train": None, "student": None}
 NOT_DISTILLED = dict.fromkeys(("student_train", "student_infer", "is_pure_opd", "teacher"), None)
 
 READERS = {Notation.RLINF: read_rlinf, Notation.ROLL: read_roll, Notation.LOOP: read_loop}
@@ -94,18 +94,22 @@ READ_WITH = {
                     "use_kl_loss": True,
                     "use_pg_clip_range": True,
                     "actor_infer.strategy_args.strategy_name": "vllm",
-                    "train_env_manager": None,
-                    "sft_train": None,
+                    **PLAIN,
                     "actor_train.data_args.file_name": "train.jsonl",
                 },
-                {
-                    "sft_train.device_mapping": [0],
-                    "sft_train.data_args.file_name": "rows.json",
-                    "train_env_manager": None,
-                },
+                *(
+                    {
+                        **{role: None for role in ("sft_train", "student") if role != learner},
+                        f"{learner}.device_mapping": [0],
+                        f"{learner}.data_args.file_name": "rows.json",
+                        "train_env_manager": None,
+                    }
+                    for learner in ("sft_train", "student")
+                ),
                 {
                     "train": {},
                     "sft_train": None,
+                    "student": None,
                     "train_env_manager.tags": ["*"],
                     "val_env_manager.tags": ["*"],
                     "custom_envs.*.env_type": "frozen_lake",
@@ -113,7 +117,7 @@ READ_WITH = {
                     "custom_envs.*.next_step_template": "",
                 },
                 *(
-                    {"train_env_manager": None, "sft_train": None, "rewards.*.worker_cls": f"roll.{name}", **more}
+                    {**PLAIN, "rewards.*.worker_cls": f"roll.{name}", **more}
                     for name, more in (
                         ("CodeSandboxRewardWorker", {"rewards.*.use_local": False}),
                         ("CrossThinkQARuleRewardWorker", {"rewards.*.reward_type": "soft"}),
@@ -123,13 +127,12 @@ READ_WITH = {
                 {
                     "adv_estimator": "reinforce",
                     "actor_train.worker_cls": None,
-                    "train_env_manager": None,
-                    "sft_train": None,
+                    **PLAIN,
                     "add_token_level_kl": True,
                     "difficulty_mask": True,
                     "error_max_len_clip": True,
                 },
-                {"adv_estimator": "gigpo", "actor_infer.generating_args": None, "sft_train": None},
+                {"adv_estimator": "gigpo", "actor_infer.generating_args": None, "sft_train": None, "student": None},
             ]
         ),
         {**NOT_DISTILLED, **PLAIN, "use_opd": True, "reference.device_mapping": [0]},
@@ -183,9 +186,9 @@ def keys_read(notation, paths, written):
     config, looked_for, findings = CONFIGS[notation], set(), Findings()
     for path, value in written.items():
         config = config if value is None else merged(config, path.split("."), value)
-    absent = tuple(path for path, value in written.items() if value is None)
+    absent = tuple(f"{path}." for path, value in written.items() if value is None)
     for path in paths:
-        if "." in path and not path.startswith(absent):
+        if "." in path and not f"{path}.".startswith(absent):
             config = merged(config, [*path.split(".")[:-1], "_"], None)
     source = load(config, (), findings)
     root = Section.root(replace(source, values=Recorded(source.values, looked_for)), findings)

@@ -805,6 +805,7 @@ READ_ONLY_WITH = {
     "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
     "algorithm.filter_rewards": {"runner.task_type": "embodied"},
     "actor_train.pg_variant": PG_WORKER,
+    "student_train.pg_variant": PG_WORKER,
 }
 
 
@@ -814,6 +815,9 @@ READ_ONLY_WITH = {
 )
 def test_what_roost_does_not_follow_is_said(notation, unlike):
     config = with_all(config_of(notation), READ_ONLY_WITH.get(unlike.path, {}))
+    if unlike.path.startswith("student_"):  # the learner and the engine, where the policy is taught
+        roles = {"actor_train": "student_train", "actor_infer": "student_infer"}
+        config = {roles.get(name, name): value for name, value in config.items()} | {"is_pure_opd": False}
     without = whats(read(config)[1])
     for value in unlike.harmless:
         assert whats(read(with_all(config, {unlike.path: value}))[1]) == without

@@ -149,8 +149,8 @@ def test_what_is_not_written_is_as_the_settings_say():
 def config_with(path, notation, **train):
     """A config that may have the key: a role of ROLL's must be placed."""
     config = config_of(notation, **train)
-    if path[0] == "student_train":  # the learner, where it is taught
-        return {"student_train" if name == "actor_train" else name: value for name, value in config.items()} | {
+    if path[0] in ("student_train", "student"):  # the learner, where it is taught
+        return {path[0] if name == "actor_train" else name: value for name, value in config.items()} | {
             "is_pure_opd": False
         }
     role = path[0] if notation is Notation.ROLL and path[0] in ("critic", "sft_train") else None

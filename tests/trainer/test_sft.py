@@ -348,7 +348,7 @@ def test_single_keys_of_the_teacher_are_changed_in_train():
 def test_prompts_with_images_are_a_finding():
     role = STUDENT | {"data_args": {"file_name": "rows/", "template": "qwen2-vl"}}
     _, findings = distilling(DISTILLING | {"student": role})
-    (found,) = [finding for finding in findings.found if finding.code == "RST-T078"]
+    (found,) = [finding for finding in findings.found if finding.code == "RST-T082"]
     assert found.what == "'qwen2-vl' is for prompts with images" and findings.has_errors
 
 
@@ -359,7 +359,7 @@ def test_a_teacher_distills_in_supervised_training():
     settings, findings = read(BESIDE, teacher={"model": "large", "weight": 1, "coef": 0.5})
     assert settings.learner.loss.distillation == Distillation(weight=1)
     (found,) = findings.found
-    assert (found.code, found.what) == ("RST-T077", "coef is not used")
+    assert (found.code, found.what) == ("RST-T081", "coef is not used")
     assert read(PLACED)[0].learner.loss.distillation is None
     train = {"objective": "sft", "model": "m", "teacher": {"model": "large"}, "data": {"path": "rows.jsonl"}}
     findings = Findings()

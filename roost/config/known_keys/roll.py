@@ -16,7 +16,7 @@ CRITIC = Known(
 MODEL_CHANGE = Known(Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers", "remove it")
 OTHER_TRAINING = Known(
     Effect.TRAINING,
-    "it belongs to ROLL's DPO, or its distillation on given answers, which Roost does not have",
+    "it belongs to ROLL's DPO, which Roost does not have",
     "remove it",
 )
 JUDGE_TEMPLATE = Known(Effect.BACKEND, "a reward's engine applies its model's own chat template")
@@ -35,6 +35,8 @@ UNUSED = Known(Effect.NOTHING, "ROLL reads it for no prompt of RLVR; the trainin
 COPIES = Known(Effect.NOTHING, "it makes batches divisible by copying samples; Roost's need not be divisible")
 OVERWRITTEN = Known(Effect.NOTHING, "ROLL overwrites it")
 SOURCE = Known(Effect.NOTHING, "only other keys refer to it")
+POLICIES = "{actor_train,student_train}"  # roles that learn from rewards or on their own samples
+LEARNERS = "{actor_train,student_train,sft_train,student}"
 LEARNER = Known(Effect.BACKEND, "set-up of ROLL's learner; Roost's has its own")
 STRATEGY = Known(Effect.BACKEND, "options of a backend that Roost does not use, or sets up by itself")
 
@@ -47,7 +49,8 @@ TABLE = (
     ),
     Entry(
         PLACING,
-        """num_gpus_per_node num_nodes async_generation_ratio pretrain reward_pretrain train.** system_envs.**
+        """num_gpus_per_node num_nodes async_generation_ratio pretrain reward_pretrain teacher_pretrain train.**
+        system_envs.**
         prompt_length response_length sequence_length adv_estimator enable_reference use_kl_loss
         ROLE.{device_mapping,num_gpus_per_worker,world_size,system_envs.**}
         ROLE.strategy_args.strategy_name
@@ -91,8 +94,10 @@ TABLE = (
     ),
     Entry(
         SAMPLING,
-        """{actor_infer,validation}.generating_args.{stop_strings,include_stop_str_in_output,repetition_penalty}
-        {actor_infer,validation}.generating_args.{presence_penalty,frequency_penalty,min_p,eos_token_id,pad_token_id}""",
+        """ENGINE.generating_args.{stop_strings,include_stop_str_in_output,repetition_penalty}
+        ENGINE.generating_args.{presence_penalty,frequency_penalty,min_p,eos_token_id,pad_token_id}""".replace(
+            "ENGINE", "{actor_infer,student_infer,validation}"
+        ),
     ),
     Entry(
         EVALUATION,
@@ -102,9 +107,9 @@ TABLE = (
         LOSS,
         """mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
         use_topr_loss l2 minibatch_data_iter_num
-        teachers_kl_coef opsd_mode
-        actor_train.{topr_positive_weight,topr_negative_weight,tis_lower_bound,tis_upper_bound,cispo_epsilon_low}
-        actor_train.{cispo_epsilon_high,cispo_use_unified_mask,kimi15_tau}""",
+        teachers_kl_coef
+        LEARNER.{topr_positive_weight,topr_negative_weight,tis_lower_bound,tis_upper_bound,cispo_epsilon_low}
+        LEARNER.{cispo_epsilon_high,cispo_use_unified_mask,kimi15_tau}""".replace("LEARNER", POLICIES),
     ),
     Entry(CORRECTION, "train_infer_correction.**"),
     Entry(
@@ -114,18 +119,22 @@ TABLE = (
     ),
     Entry(
         MODEL_CHANGE,
-        "actor_train.model_args.{lora_dropout,additional_target,freeze_module_prefix,adapter_name_or_path,moe_aux_loss_coef}",
+        f"{LEARNERS}.model_args.{{lora_dropout,additional_target,freeze_module_prefix,adapter_name_or_path,"
+        "moe_aux_loss_coef}",
     ),
     Entry(
         OTHER_TRAINING,
-        """question_key answer_key chosen_key rejected_key beta ipo label_smoothing
-        distill_loss_weight distill_on_prompt kd_objective kd_temperature logits_topk logits_transfer_backend
-        student_pretrain teacher_pretrain student.** dpo.** sft_loss_weight""",
+        "chosen_key rejected_key beta ipo label_smoothing dpo.** sft_loss_weight",
     ),
+    Entry(
+        Known(Effect.TRAINING, "the teacher sees the policy's own prompt, without a solution", "remove it"),
+        "opsd_mode opsd_solution_key opsd_max_solution_length",
+    ),
+    Entry(Known(Effect.BACKEND, "Roost sends the teacher's distribution through Ray"), "logits_transfer_backend"),
     Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
     Entry(START, "resume_from_checkpoint"),
-    Entry(SCHEDULE, "actor_train.training_args.{optim,lr_scheduler_kwargs.**}"),
-    Entry(MODEL_CONFIG, "actor_train.model_args.model_config_kwargs.**"),
+    Entry(SCHEDULE, f"{LEARNERS}.training_args.{{optim,lr_scheduler_kwargs.**}}"),
+    Entry(MODEL_CONFIG, f"{LEARNERS}.model_args.model_config_kwargs.**"),
     Entry(LOGGING, "track_with tracker_kwargs.** logging_dir logging_steps report_length_and_rewards"),
     Entry(
         FILES,
@@ -156,8 +165,9 @@ TABLE = (
     ),
     Entry(
         OVERWRITTEN,
-        """actor_infer.generating_args.num_return_sequences validation.generating_args.max_new_tokens
-        actor_train.training_args.{num_train_epochs,max_steps,seed}
+        f"""{{actor_infer,student_infer}}.generating_args.num_return_sequences
+        validation.generating_args.max_new_tokens student.training_args.{{max_steps,seed}}
+        {POLICIES}.training_args.{{num_train_epochs,max_steps,seed}}
         ROLE.checkpoint_config.**""",
     ),
     Entry(

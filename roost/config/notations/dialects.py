@@ -67,7 +67,7 @@ def _without_environments(root: Section, values: Values) -> bool:
 
 def _with_variants(root: Section, values: Values) -> bool:
     """Only this worker of ROLL's reads `pg_variant`."""
-    return "actor_pg_worker" in str(root.below("actor_train").values.get("worker_cls"))
+    return "actor_pg_worker" in str(root.below(training_roll.learner_role(root)).values.get("worker_cls"))
 
 
 def _with_dynamic_batches(root: Section, values: Values) -> bool:
@@ -98,6 +98,7 @@ class Unlike:
 
 
 _STALENESS = "write max_staleness in train, or remove it"
+_POLICIES, _ENGINES = ("actor_train", "student_train"), ("actor_infer", "student_infer")  # roles of ROLL's
 _TASK = "let the scenario of train.task do it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
@@ -128,14 +129,14 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("difficulty_loss_weight"),
         Unlike("length_loss_weight"),
         Unlike("critic_warmup"),
-        Unlike("actor_train.model_update_frequency", (None, 1), _STALENESS),
-        Unlike("actor_train.apply_loss_scale", (None, True)),
+        *(Unlike(f"{role}.model_update_frequency", (None, 1), _STALENESS) for role in _POLICIES),
+        *(Unlike(f"{role}.apply_loss_scale", (None, True)) for role in _POLICIES),
         Unlike("is_use_additional_prompts"),
         Unlike("force_disable_old_logprobs_recompute", instead="write importance_sampling_level: none in train"),
         Unlike("importance_sampling", (None, "token"), "write importance_sampling_level: trajectory in train"),
-        Unlike("actor_train.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants),
+        *(Unlike(f"{role}.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants) for role in _POLICIES),
         Unlike("train_infer_correction.is_weight.enabled", instead="write old_logprobs: decoupled in train"),
-        Unlike("actor_infer.generating_args.repetition_penalty", (None, 1)),
+        *(Unlike(f"{role}.generating_args.repetition_penalty", (None, 1)) for role in _ENGINES),
     ),
     Notation.LOOP: (
         Unlike("rl.eval.n_iterations", (None, 0, 1)),
@@ -150,7 +151,7 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
 HALF = ("fp16", "float16", "16", "fp16-mixed", "16-mixed")
 PRECISIONS = {
     Notation.RLINF: ("actor", "model", "precision"),
-    Notation.ROLL: ("actor_train", "model_args", "dtype"),
+    Notation.ROLL: ("", "model_args", "dtype"),
     Notation.LOOP: ("rl", "dtype"),
 }
 
@@ -173,7 +174,7 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
 
 def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
     *above, key = PRECISIONS.get(notation, ("",))
-    section = root.below(*above)
+    section = root.below(*(part or training_roll.learner_role(root) for part in above))
     value = section.values.get(key)
     if str(value).lower().removeprefix("torch.") in HALF and "compute_dtype" not in values:
         root.findings.warn(

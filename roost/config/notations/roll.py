@@ -31,6 +31,8 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
     arguments = section.below("model_args")
     shared = "reward_pretrain" if name.startswith("reward") else "pretrain"
     path = first_text((arguments, "model_name_or_path"), (root, shared))
+    if section.path == ("student",):
+        path = first_text((arguments, "model_name_or_path"), (root, "student_pretrain"))
     if is_teacher(name):
         own = first_text((arguments, "model_name_or_path"), (root, "teacher_pretrain"))
         path = teacher_model(root, name) or own
@@ -102,6 +104,7 @@ CANONICAL_NAMES = {
     "actor_infer": "rollout",
     "student_train": "actor",
     "student_infer": "rollout",
+    "student": "actor",
 }
 # Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
 MAX_RATIO = 1_000
@@ -120,7 +123,9 @@ MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
 
 def read_roll(root: Section, strict: bool = False) -> Job:
     """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error."""
-    root.warn_near_misses(("num_gpus_per_node", "num_nodes", "async_generation_ratio", *USUAL_ROLES))
+    root.warn_near_misses(
+        ("student_pretrain", "num_gpus_per_node", "num_nodes", "async_generation_ratio", *USUAL_ROLES)
+    )
     components: dict[str, Component] = {}
     for role, section in _roles(root):
         component = _read_role(root, role, section, strict)

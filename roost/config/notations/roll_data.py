@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from roost.config.section import Section
 PROMPT_LENGTH = 1024
 FEWEST_TOKENS = 6  # ROLL drops prompts of 5 tokens or fewer
 DOMAIN = "math_rule"  # of rows that no reward lists
+VISION = re.compile(r"[-_]vl\b", re.IGNORECASE)  # in names of templates
 NATIVE: Mapping[str, Any] = {"chat_template": True}
 TEMPLATES: Mapping[str, Mapping[str, Any]] = {
     "native": NATIVE,
@@ -46,23 +48,36 @@ def data_settings(root: Section, learner: str) -> dict[str, Any]:
     return {"data": data} | ({"eval_tasks": 0} if "eval" in data else {})
 
 
-def supervised_data(root: Section, learner: str) -> dict[str, Any]:
-    """`data` of the supervised pipeline: rows in the order of their files, the last incomplete batch left out."""
+def supervised_data(root: Section, learner: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` of the supervised pipelines: the columns of the prompt, and the order of rows.
+
+    The last incomplete batch is left out.
+    """
     arguments, validation = root.below(learner, "data_args"), root.below("validation", "data_args")
     if not arguments.values.get("file_name"):
         return {}
     found = {
         "path": arguments.get("file_name"),
-        "prompt": root.text("prompt_key") or "instruction",
-        "query": root.text("query_key"),
+        **columns,
         "system_column": root.text("system_key"),
         **_template(root, arguments),
-        "shuffle": False,
         "drop_last": True,
         "eval": validation.get("file_name") or None,
     }
     data = {key: value for key, value in found.items() if value is not None}
     return {"data": data} | ({"eval_tasks": 0} if "eval" in data else {})
+
+
+def of_instructions(root: Section) -> dict[str, Any]:
+    """Columns of ROLL's supervised pipeline, which takes rows in the order of their files."""
+    return {"prompt": root.text("prompt_key") or "instruction", "query": root.text("query_key"), "shuffle": False}
+
+
+def of_questions(root: Section) -> dict[str, Any]:
+    """Columns of ROLL's distillation, which shuffles rows and leaves out those of other splits than `train`."""
+    prompt, question = root.text("prompt_key"), root.text("question_key") or "question"
+    columns = {"prompt": question} if prompt is None else {"prompt": prompt, "query": question}
+    return {**columns, "only": {"split": "train"}}
 
 
 def _columns(arguments: Section) -> dict[str, str]:
@@ -95,7 +110,10 @@ def _named(section: Section, key: str) -> Mapping[str, Any] | None:
     name = section.text(key) if key in section else None
     if name is None:
         return None
-    if name not in TEMPLATES:
+    if VISION.search(name):
+        what, why = f"{shown(name)} is for prompts with images", "Roost's policies read text alone"
+        section.error("RST-T082", key, what, why, "use a text model and a text data set")
+    elif name not in TEMPLATES:
         why = f"Roost has {', '.join(TEMPLATES)}"
         fix = did_you_mean(name, TEMPLATES) or "write its text as chat_template in train.data, in Jinja"
         section.error("RST-T013", key, f"{shown(name)} is not supported", why, fix)

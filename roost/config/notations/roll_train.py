@@ -10,7 +10,7 @@ from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
-from roost.config.notations.roll_data import data_settings, supervised_data
+from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
 from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
@@ -39,6 +39,7 @@ from roost.config.train import (
     RewardScope,
     Whitening,
 )
+from roost.config.train_choices import Divergence
 
 # ROLL's own estimators but gae normalise nothing; what is done to rewards before them decides.
 SAME = ("reinforce", "grpo", "step_reinforce", "gigpo")  # without environments these are one computation
@@ -224,6 +225,7 @@ def _kl_penalty(root: Section) -> dict[str, Any]:
 
 ENGINES = ("actor_infer", "student_infer")
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
+STUDENT = "student"  # that of its distillation on given completions
 CLIP = 0.2
 PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
@@ -244,6 +246,13 @@ DEFAULTS: Mapping[str, Any] = {
 OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0, "critic_warmup_steps": 0}
 EVALUATE_EVERY = 10
 SFT_EPOCHS = 1
+DISTILLED = {  # keys of `teacher` in train that are numbers
+    "weight": "distill_loss_weight",
+    "temperature": "kd_temperature",
+    "teacher_temperature": "teacher_temperature",
+    "adaptive_alpha": "adaptive_kl_alpha",
+    "skew": "skew_lambda",
+}
 OF_SFT = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
 
 
@@ -253,7 +262,7 @@ def of_learner(path: str) -> tuple[str, ...]:
 
 def of_policy(path: str) -> tuple[str, ...]:
     """A key of the learner that supervised training does not read."""
-    return tuple(f"{role}.{path}" for role in ROLL_LEARNERS if role != SFT_ROLE)
+    return tuple(f"{role}.{path}" for role in ROLL_LEARNERS if role not in (SFT_ROLE, STUDENT))
 
 
 def of_engine(path: str) -> tuple[str, ...]:
@@ -261,11 +270,15 @@ def of_engine(path: str) -> tuple[str, ...]:
 
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
-    "teacher": ("opd_kl_coef", "use_opd", "is_pure_opd", "teacher.opd_kl_coef", "teacher.tag_included", "kl_penalty"),
+    "teacher": (
+        *("opd_kl_coef", "use_opd", "is_pure_opd", "teacher.opd_kl_coef", "teacher.tag_included", "kl_penalty"),
+        *(*DISTILLED.values(), "logits_topk", "kd_objective", "distill_on_prompt"),
+    ),
     "rewards": tuple(ROLL_KEYS.split()),
     "dynamic_sampling": ROLL_FILTERS,
-    "objective": ("sft_train.device_mapping",),
-    "max_epochs": ("sft_train.training_args.num_train_epochs",),
+    "objective": ("sft_train.device_mapping", "student.device_mapping"),
+    "completion": ("answer_key",),
+    "max_epochs": ("sft_train.training_args.num_train_epochs", "student.training_args.num_train_epochs"),
     "max_sequence_tokens": ("sequence_length",),
     "prompts_per_step": ("rollout_batch_size",),
     "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
@@ -309,9 +322,9 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "eval_every": ("eval_steps",),
     "eval_top_k": ("validation.generating_args.top_k",),
     "checkpoint_every": ("save_steps",),
-    "model": ("pretrain",),
-    "lora_rank": of_policy("model_args.lora_rank"),
-    "lora_target_modules": of_policy("model_args.lora_target"),
+    "model": ("pretrain", "student_pretrain"),
+    "lora_rank": (*of_policy("model_args.lora_rank"), f"{STUDENT}.model_args.lora_rank"),
+    "lora_target_modules": (*of_policy("model_args.lora_target"), f"{STUDENT}.model_args.lora_target"),
     "compute_dtype": of_learner("model_args.dtype"),
     "engine": of_engine("strategy_args.strategy_name"),
     **GAMES_MADE_OF,
@@ -323,6 +336,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
         *of_learner("data_args.template"),
         "prompt_key",
         "query_key",
+        "question_key",
         "system_key",
         *of_policy("data_args.tag"),
         *of_policy("data_args.domain_interleave_probs"),
@@ -337,13 +351,13 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     low, high = (root.number("pg_clip_low"), root.number("pg_clip_high")) if is_range else (clip, clip)
     ratio = job.settings.get("async_generation_ratio")
     around = 1 + 2 * (CLIP if clip is None else clip)
-    is_supervised = SFT_ROLE in root
-    learner = root.below(learner_role(root))
+    role = learner_role(root)
+    learner = root.below(role)
     return {
         "rewards": roll_rewards(root),
         "dynamic_sampling": roll_filters(root),
         **_groups(root),
-        **(_supervised(root) if is_supervised else _sampling(root)),
+        **(_supervised(root, role) if role in (SFT_ROLE, STUDENT) else _sampling(root)),
         "minibatch_size": _minibatch(learner.below("training_args"), job),
         **advantage_settings(root),
         "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
@@ -368,11 +382,13 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What ROLL does where nothing else is said."""
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below(_engine_role(root), "strategy_args"), "strategy_name")
-    if SFT_ROLE in root:
+    role = learner_role(root)
+    if role in (SFT_ROLE, STUDENT):
         by_epochs = {"max_steps": None, "max_epochs": values.get("max_epochs", SFT_EPOCHS)}
         evaluated = {"eval_every": EVALUATE_EVERY} if "validation" in root else {}
-        rows = supervised_data(root, SFT_ROLE)
-        return {name: found[name] for name in OF_SFT} | by_epochs | {"completion": "output"} | evaluated | rows
+        own = {"completion": "output"} if role == SFT_ROLE else {"completion": "answer", **_distillation(root)}
+        rows = supervised_data(root, role, of_instructions(root) if role == SFT_ROLE else of_questions(root))
+        return {name: found[name] for name in OF_SFT} | by_epochs | own | evaluated | rows
     found |= _teachers(root)
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
@@ -404,11 +420,23 @@ def _engine_role(root: Section) -> str:
     return next((role for role in reversed(ENGINES) if role in root), ENGINES[0])
 
 
-def _supervised(root: Section) -> dict[str, Any]:
-    """ROLL's supervised pipeline runs by epochs."""
+def _distillation(root: Section) -> dict[str, Any]:
+    """`teacher` in train for given completions, and no clip of the gradient's norm; other defaults are Roost's."""
+    found: dict[str, Any] = {name: root.number(key) for name, key in DISTILLED.items()}
+    found |= {
+        "divergence": named(root, "kd_objective", {each.value: each.value for each in Divergence}),
+        "top_k": root.whole_number("logits_topk", 0),
+        "on_prompt": root.flag("distill_on_prompt"),
+    }
+    return {"teacher": {name: value for name, value in found.items() if value is not None}, "max_grad_norm": 0.0}
+
+
+def _supervised(root: Section, role: str) -> dict[str, Any]:
+    """ROLL's pipelines for given completions run by epochs."""
     return {
         "objective": Objective.SFT,
-        "max_epochs": root.below(SFT_ROLE, "training_args").whole_number("num_train_epochs", 1),
+        "completion": root.text("answer_key") if role == STUDENT else None,
+        "max_epochs": root.below(role, "training_args").whole_number("num_train_epochs", 1),
         "max_sequence_tokens": whole_number(root, "sequence_length", 1),
     }
 
