@@ -33,6 +33,7 @@ from roost.config.train_choices import LrSchedulerType as LrSchedulerType
 from roost.config.train_choices import Objective as Objective
 from roost.config.train_choices import OldLogprobs as OldLogprobs
 from roost.config.train_choices import RewardScope as RewardScope
+from roost.config.train_choices import RolloutLogprobs as RolloutLogprobs
 from roost.config.train_choices import Whitening as Whitening
 
 IN_FLIGHT = ("drop", "drain", "hold")
@@ -142,6 +143,12 @@ class RolloutSettings:
     episode_attempts: int = setting(3, "Attempts per episode before it counts as failed.", minimum=1)
     max_concurrent_episodes: int = setting(256, "Episodes that run at the same time.", minimum=1)
     episode_timeout_s: float = setting(3600.0, "Time limit of an episode, in seconds.")
+    rollout_logprobs: RolloutLogprobs = setting(
+        RolloutLogprobs.AUTO, "Samples whose log-probs are requested from the engine, which cost vLLM much time."
+    )
+    request_seeds: bool | None = setting(
+        None, "Seed each request, to sample the same again. Default: on the built-in engine; slow on vLLM."
+    )
 
 
 @dataclass(frozen=True, slots=True)

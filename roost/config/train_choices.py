@@ -104,6 +104,14 @@ class OldLogprobs(StrEnum):
     DECOUPLED = "decoupled"  # the learner's, weighted by their ratio to the engine's (decoupled PPO, for stale samples)
 
 
+class RolloutLogprobs(StrEnum):
+    """Samples whose log-probs are requested from the engine."""
+
+    AUTO = "auto"  # all, unless vLLM or SGLang generates single turns and the loss does not use them: then some
+    ALL = "all"
+    SOME = "some"  # those of a few groups per step, for the mismatch of engine and learner
+
+
 class LrSchedulerType(StrEnum):
     """Learning rate after the warm-up."""
 

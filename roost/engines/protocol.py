@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -65,6 +66,7 @@ class Sampling:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()  # strings that end a completion; the token in which one ends is its last
     json_schema: str | None = None  # guided decoding: the completion is JSON of this schema
+    logprobs: bool = True  # return the log-prob of each token
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -109,13 +111,18 @@ class Completion:
     """Generated tokens, each with its log-prob under the distribution it was sampled from."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...]  # NaN if they were not requested
     finish: Finish
     versions: tuple[VersionSpan, ...]
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} tokens came with {len(self.logprobs)} log-probabilities")
+
+
+def unknown_logprobs(count: int) -> tuple[float, ...]:
+    """Log-probs of tokens whose log-probs were not requested."""
+    return (math.nan,) * count
 
 
 def joined_spans(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:

@@ -26,6 +26,7 @@ from roost.engines.protocol import (
     UpdateFailed,
     VersionSpan,
     listed_routes,
+    unknown_logprobs,
 )
 from roost.engines.version_ledger import version_number
 from roost.engines.weights.payload import (
@@ -69,7 +70,8 @@ def sampling_fields(sampling: Sampling) -> Body:
 
 def generate_request(token_ids: Sequence[int], sampling: Sampling, request_id: str | None, adapter: str | None) -> Body:
     """Request body for /generate."""
-    body: Body = {"input_ids": list(token_ids), "sampling_params": sampling_fields(sampling), "return_logprob": True}
+    body: Body = {"input_ids": list(token_ids), "sampling_params": sampling_fields(sampling)}
+    body["return_logprob"] = sampling.logprobs
     if request_id is not None:
         body["rid"] = request_id
     if adapter is not None:
@@ -84,12 +86,16 @@ def score_request(token_ids: Sequence[int], adapter: str | None) -> Body:
     return {**body, "logprob_start_len": 0}
 
 
-def completion(answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None) -> Completion:
+def completion(
+    answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None, has_logprobs: bool = True
+) -> Completion:
     """Parse a completion; `unknown` are the version spans if the server does not report them."""
     reply = answer["meta_info"]
     token_ids = tuple(answer.get("output_ids") or ())
     spans = unknown if unknown is not None else version_spans(reply["weight_versions"])
     logprobs = tuple(entry[0] for entry in reply.get("output_token_logprobs") or ())
+    if not has_logprobs:
+        logprobs = unknown_logprobs(len(token_ids))
     return Completion(token_ids, logprobs, _finish(reply.get("finish_reason")), spans)
 
 
@@ -227,9 +233,9 @@ class SglangEngine(ServerClient):
             with known.refusing(len(token_ids)):
                 answer = await self._ask(body, about)
             if tells_spans(answer):
-                return completion(answer, None)
+                return completion(answer, None, sampling.logprobs)
             spans = self._versions.spans(ticket, len(answer.get("output_ids") or ()))
-            return completion(answer, spans)
+            return completion(answer, spans, sampling.logprobs)
 
     async def generate_n(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, adapter: str | None = None

@@ -27,6 +27,7 @@ from roost.engines.protocol import (
     UpdateFailed,
     VersionSpan,
     listed_routes,
+    unknown_logprobs,
 )
 from roost.engines.version_ledger import version_number
 from roost.engines.weights.payload import (
@@ -71,12 +72,14 @@ def tokens_request(
     token_ids: Sequence[int], sampling: Sampling, model: str, request_id: str | None, n: int = 1
 ) -> Body:
     """Request body for /inference/v1/generate."""
-    body = {
+    body: Body = {
         "model": model,
         "token_ids": list(token_ids),
         # Stop strings are found in text, so the server has to write it.
-        "sampling_params": {**sampling_fields(sampling, n), "logprobs": 0, "detokenize": bool(sampling.stop)},
+        "sampling_params": {**sampling_fields(sampling, n), "detokenize": bool(sampling.stop)},
     }
+    if sampling.logprobs:
+        body["sampling_params"]["logprobs"] = 0  # of the sampled token only
     return body if request_id is None else {**body, "request_id": request_id}
 
 
@@ -88,7 +91,7 @@ def completions_request(
         "model": model,
         "prompt": list(token_ids),
         **sampling_fields(sampling, n),
-        "logprobs": 1,
+        "logprobs": 1 if sampling.logprobs else None,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
@@ -112,14 +115,19 @@ def request_names(request_id: str) -> tuple[str, ...]:
     return request_id, f"generate-tokens-{request_id}", f"cmpl-{request_id}-0"
 
 
-def completion(choice: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None) -> Completion:
+def completion(
+    choice: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None, has_logprobs: bool = True
+) -> Completion:
     """Parse a choice of either route; `unknown` are the version spans if the server does not report them."""
+    token_ids = tuple(choice["token_ids"] or ())
     logprobs = choice.get("logprobs") or {}
     found = logprobs.get("token_logprobs")
     if found is None:
         found = [entry["logprob"] for entry in logprobs.get("content") or ()]
+    if not has_logprobs:
+        found = unknown_logprobs(len(token_ids))
     spans = unknown if unknown is not None else version_spans(choice.get("weight_versions") or ())
-    return Completion(tuple(choice["token_ids"] or ()), tuple(found), finish(choice["finish_reason"]), spans)
+    return Completion(token_ids, tuple(found), finish(choice["finish_reason"]), spans)
 
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -259,10 +267,10 @@ class VllmEngine(ServerClient):
             if len(choices) != n:
                 raise EngineError(f"{self.url}: {n} completions were requested, {len(choices)} came back")
             if known.tells_spans:
-                return tuple(completion(choice) for choice in choices)
+                return tuple(completion(choice, has_logprobs=sampling.logprobs) for choice in choices)
             counts = [len(choice["token_ids"] or ()) for choice in choices]
             return tuple(
-                completion(choice, unknown=self._versions.spans(ticket, count))
+                completion(choice, self._versions.spans(ticket, count), sampling.logprobs)
                 for choice, count in zip(choices, counts, strict=True)
             )
 

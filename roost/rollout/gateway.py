@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from roost.engines.http_calls import HttpCalls
-from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan
+from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan, unknown_logprobs
 from roost.net.server import LoopServer
 from roost.rollout.episode import Draw, TurnForm
 from roost.rollout.episode_runner import OpenPolicy
@@ -128,19 +129,24 @@ class GatewayDraws:
 
 
 def encode_completion(built: Completion) -> dict[str, Any]:
-    """Convert a completion to JSON.
+    """Convert a completion to JSON, which has no NaN.
 
     >>> done = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
     >>> completion_of(encode_completion(done)) == done
     True
+    >>> json.dumps(encode_completion(replace(done, logprobs=unknown_logprobs(1))), allow_nan=False)
+    '{"token_ids": [5], "logprobs": null, "finish": "stop", "versions": [[3, 0, 1]]}'
     """
     spans = [(span.version, span.start, span.end) for span in built.versions]
-    return {"token_ids": built.token_ids, "logprobs": built.logprobs, "finish": built.finish.value, "versions": spans}
+    logprobs = None if any(map(math.isnan, built.logprobs)) else built.logprobs
+    return {"token_ids": built.token_ids, "logprobs": logprobs, "finish": built.finish.value, "versions": spans}
 
 
 def completion_of(reply: Mapping[str, Any]) -> Completion:
     spans = tuple(VersionSpan(*span) for span in reply["versions"])
-    return Completion(tuple(reply["token_ids"]), tuple(reply["logprobs"]), Finish(reply["finish"]), spans)
+    token_ids, found = tuple(reply["token_ids"]), reply["logprobs"]
+    logprobs = unknown_logprobs(len(token_ids)) if found is None else tuple(found)
+    return Completion(token_ids, logprobs, Finish(reply["finish"]), spans)
 
 
 async def _body(receive: Receive) -> bytes:

@@ -144,12 +144,16 @@ def of_teachers(parts: Sequence[Learnt]) -> dict[str, float]:
 
 def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:
     """Difference between the engine's and the learner's log-probs, where both are known."""
-    known = [sample for sample in samples if sample.old_logprobs is not None]
-    engine = [sample.logprobs[predicted(sample)] for sample in known]
-    learner = [sample.old_logprobs[predicted(sample)] for sample in known if sample.old_logprobs is not None]
-    if not known:
+    pairs = [
+        (sample.logprobs[where], sample.old_logprobs[where])
+        for sample in samples
+        if sample.old_logprobs is not None
+        and not np.isnan(sample.logprobs[where := predicted(sample)]).any()  # requested from the engine
+    ]
+    if not pairs:
         return {}
-    found = mismatch(np.concatenate(engine), np.concatenate(learner))
+    engine, learner = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    found = mismatch(engine, learner)
     return {f"{reason}/{name}": value for name, value in found.items()}
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from roost.config.train import SamplingSettings, TrainSettings
+from roost.config.train import OldLogprobs, RolloutLogprobs, SamplingSettings, TrainSettings
+from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
 from roost.engines.protocol import Completion, Sampling
@@ -37,20 +38,29 @@ from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
 ANY_FORM = TurnForm()
 JOINT_TOKENS = 64  # longest completions that are requested together
+COMPARED_GROUPS = 4  # of a step at least, for the mismatch of log-probs
+LONGEST_INTERVAL = 16  # groups from one that is compared to the next, so that large steps compare more
 GATHER_S = 0.002  # after the first turn of a group, if slots are too scarce for all of its episodes
 
 
 class FleetSamplers:
     """Opens samplers for episodes. Episodes of a group use one engine, which has their prompt in its cache.
 
-    With `group_size`, the first turns of a group's episodes are one request for several completions.
+    With `group_size`, the first turns of a group's episodes are one request for several completions. Log-probs are
+    requested for every `logprobs_every`-th group; 0: for none. Without a seed, the engine's own randomness is used.
     """
 
     def __init__(
-        self, fleet: Fleet, settings: SamplingSettings, seed: int, label: str = "group", group_size: int = 1
+        self,
+        fleet: Fleet,
+        settings: SamplingSettings,
+        seed: int | None,
+        label: str = "group",
+        group_size: int = 1,
+        logprobs_every: int = 1,
     ) -> None:
         self._fleet, self._settings, self._seed, self._label = fleet, settings, seed, label
-        self._group_size = group_size
+        self._group_size, self._logprobs_every = group_size, logprobs_every
         self._gathering: dict[tuple[Any, ...], GroupRequest] = {}
 
     def open(self, number: int, episode: int, attempt: int) -> Draw:
@@ -68,9 +78,10 @@ class FleetSamplers:
                 top_k=settings.top_k,
                 min_p=settings.min_p,
                 # Engines number the completions of one request in the same way.
-                seed=sample_seed(self._seed, number, attempt, turn) + episode,
+                seed=None if self._seed is None else sample_seed(self._seed, number, attempt, turn) + episode,
                 stop=form.stop,
                 json_schema=form.json_schema,
+                logprobs=self._logprobs_every > 0 and number % self._logprobs_every == 0,
             )
             if self._group_size > 1 and turn == attempt == 0:
                 return await self._with_group(number, episode, tuple(token_ids), sampling)
@@ -258,8 +269,32 @@ def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> di
         top_p=shared.top_p if own.eval_top_p is None else own.eval_top_p,
         top_k=shared.top_k if own.eval_top_k is None else own.eval_top_k,
     )
-    training = FleetSamplers(fleet, shared, settings.seed, TRAINING, joint_generations(settings, scenario))
-    return {TRAINING: training, EVALUATION: FleetSamplers(fleet, tried, settings.seed, EVALUATION)}
+    is_seeded = settings.rollout.request_seeds
+    seed = settings.seed if is_seeded or (is_seeded is None and settings.engine == EngineKind.TORCH) else None
+    every = logprob_interval(settings, scenario)
+    joint = joint_generations(settings, scenario)
+    return {
+        TRAINING: FleetSamplers(fleet, shared, seed, TRAINING, joint, every),
+        EVALUATION: FleetSamplers(fleet, tried, seed, EVALUATION, logprobs_every=1 if every == 1 else 0),
+    }
+
+
+def logprob_interval(settings: TrainSettings, scenario: Scenario) -> int:
+    """Number of groups of which one has its log-probs requested from the engine.
+
+    vLLM packs, decodes and writes each token's log-prob in Python, which takes longer than to generate it. If the loss
+    uses only the learner's own log-probs, those of a few groups are enough to measure the mismatch.
+    """
+    wanted = settings.rollout.rollout_logprobs
+    if wanted is RolloutLogprobs.AUTO:
+        are_used = settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
+        are_seen = not getattr(scenario, "single_turn", False)  # agents may read them
+        wanted = (
+            RolloutLogprobs.ALL if are_used or are_seen or settings.engine == EngineKind.TORCH else RolloutLogprobs.SOME
+        )
+    if wanted is RolloutLogprobs.ALL:
+        return 1
+    return min(max(1, settings.rollout.prompts_per_step // COMPARED_GROUPS), LONGEST_INTERVAL)
 
 
 def joint_generations(settings: TrainSettings, scenario: Scenario) -> int:

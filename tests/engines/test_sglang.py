@@ -1,6 +1,7 @@
 """The client of SGLang against a stand-in that insists on the documented order and bodies."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -28,6 +29,8 @@ def test_what_is_generated_comes_back_with_log_probabilities_and_versions():
         assert done.logprobs == pytest.approx([logprob_of(OLD, token) for token in done.token_ids])
         assert done.finish is Finish.LENGTH
         assert done.versions == (VersionSpan(0, 0, 4),)
+        silent = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0, logprobs=False))
+        assert silent.token_ids == done.token_ids and all(map(math.isnan, silent.logprobs))
         stopped = await engine.generate(PROMPT, Sampling(max_tokens=9, stop_token_ids=(done.token_ids[1],)))
         assert (stopped.token_ids, stopped.finish) == (done.token_ids[:2], Finish.STOP)
         made = state.tokens_made

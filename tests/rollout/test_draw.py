@@ -3,9 +3,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from roost.config.train import RolloutSettings, SamplingSettings
+from roost.config.train import (
+    LearnerSettings,
+    LossSettings,
+    OldLogprobs,
+    RolloutLogprobs,
+    RolloutSettings,
+    SamplingSettings,
+    TrainSettings,
+)
 from roost.engines.protocol import EngineRefused
-from roost.trainer.rollout_workers import FleetSamplers, joint_generations
+from roost.trainer.rollout_workers import FleetSamplers, joint_generations, logprob_interval, samplers_of
 from tests.rollout.script import completion, ran
 
 
@@ -172,3 +180,44 @@ def test_generations_are_joint_only_where_none_is_waited_for(rollout, single_tur
     sampling = SamplingSettings(max_new_tokens=rollout.pop("max_new_tokens", 64))
     settings = SimpleNamespace(rollout=RolloutSettings(num_generations=8, **rollout), sampling=sampling)
     assert joint_generations(settings, SimpleNamespace(single_turn=single_turn)) == count
+
+
+def test_log_probs_are_requested_of_every_nth_group_and_seeds_only_if_there_is_one():
+    fleet = NotingFleet()
+    draws = FleetSamplers(fleet, SamplingSettings(), seed=None, logprobs_every=4)
+    for number in range(8, 14):
+        ran(draws.open(number, 0, 0)([1], 0, None))
+    assert [sampling.logprobs for _, sampling, _ in fleet.asked] == [True, False, False, False, True, False]
+    assert {sampling.seed for _, sampling, _ in fleet.asked} == {None}
+
+
+@pytest.mark.parametrize(
+    ("engine", "train", "single_turn", "every"),
+    [
+        pytest.param("vllm", {}, True, 8, id="a few of many"),
+        pytest.param("vllm", {"prompts_per_step": 1024}, True, 16, id="more of very many"),
+        pytest.param("vllm", {"prompts_per_step": 3}, True, 1, id="all of few"),
+        pytest.param("vllm", {"old_logprobs": OldLogprobs.DECOUPLED}, True, 1, id="the loss uses them"),
+        pytest.param("vllm", {}, False, 1, id="agents may read them"),
+        pytest.param("torch", {}, True, 1, id="cheap on the built-in engine"),
+        pytest.param("vllm", {"rollout_logprobs": RolloutLogprobs.ALL}, True, 1, id="all as written"),
+        pytest.param("torch", {"rollout_logprobs": RolloutLogprobs.SOME}, False, 8, id="some as written"),
+    ],
+)
+def test_log_probs_that_nobody_uses_are_not_requested(engine, train, single_turn, every):
+    loss = LossSettings(old_logprobs=train.pop("old_logprobs", OldLogprobs.RECOMPUTE))
+    rollout = RolloutSettings(**{"prompts_per_step": 32, **train})
+    settings = TrainSettings(LearnerSettings("model", loss=loss), engine=engine, rollout=rollout)
+    assert logprob_interval(settings, SimpleNamespace(single_turn=single_turn)) == every
+
+
+@pytest.mark.parametrize(
+    ("engine", "wanted", "is_seeded"),
+    [("torch", None, True), ("vllm", None, False), ("vllm", True, True), ("torch", False, False)],
+)
+def test_requests_are_seeded_where_it_is_cheap_or_written(engine, wanted, is_seeded):
+    fleet = NotingFleet()
+    settings = TrainSettings(LearnerSettings("model"), engine=engine, rollout=RolloutSettings(request_seeds=wanted))
+    for draws in samplers_of(fleet, settings, SimpleNamespace(single_turn=True)).values():
+        ran(draws.open(0, 0, 0)([1], 1, None))
+    assert {sampling.seed is not None for _, sampling, _ in fleet.asked} == {is_seeded}

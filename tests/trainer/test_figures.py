@@ -137,6 +137,9 @@ def test_mismatch_is_of_the_tokens_that_both_know():
     other = [replace(same.samples[0], old_logprobs=same.samples[0].logprobs + 0.5), batch.samples[1]]
     assert of_mismatch(other) != of_mismatch(same.samples)
     assert all(name.startswith("mismatch/") for name in of_mismatch(other))
+    unknown = replace(same.samples[1], logprobs=np.full_like(same.samples[1].logprobs, np.nan))
+    assert of_mismatch([other[0], unknown]) == of_mismatch(other), "its log-probs were not requested"
+    assert of_mismatch([unknown]) == {}
 
 
 def _with_prompt(logprobs, value):

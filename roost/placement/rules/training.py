@@ -13,6 +13,7 @@ from roost.config.train import (
     Objective,
     OldLogprobs,
     OptimizerSettings,
+    RolloutLogprobs,
     TrainSettings,
     unlike_usual,
 )
@@ -199,6 +200,14 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             "is recompute, but samples may be of an older policy",
             f"max_staleness is {settings.max_staleness}: the learner no longer has the weights that made them",
             "write old_logprobs: decoupled, or old_logprobs: rollout",
+        )
+    if settings.rollout.rollout_logprobs is RolloutLogprobs.SOME and loss.old_logprobs is not OldLogprobs.RECOMPUTE:
+        findings.error(
+            "RST-T083",
+            at("rollout_logprobs"),
+            "is some, but the loss uses the log-probs of every sample",
+            f"old_logprobs is {loss.old_logprobs.value}",
+            "write rollout_logprobs: all, or leave it out",
         )
     if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_range_high:
         findings.error(

@@ -1,6 +1,7 @@
 """The same questions to every real engine, with transformers as the judge of the answers; and its key."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,15 @@ def test_a_stop_token_ends_a_completion_and_is_its_last_token(running_engine):
 
 
 @pytest.mark.long
+def test_log_probs_that_are_not_requested_are_unknown(running_engine):
+    def generate(sampling):
+        return running_engine.run(lambda engine: engine.generate([1, 2, 3], sampling))
+
+    with_them, without = generate(GREEDY), generate(replace(GREEDY, logprobs=False))
+    assert without.token_ids == with_them.token_ids
+    assert [math.isnan(logprob) for logprob in without.logprobs] == [True] * len(without.token_ids)
+
+
 def test_a_completion_ends_where_the_context_is_full(running_engine):
     prompt = [1] * (MAX_CONTEXT - 5)
     done = running_engine.run(lambda engine: engine.generate(prompt, LONG))
