@@ -166,6 +166,20 @@ class LossSettings:
         "Dual clip: for negative advantages, bound the loss at this multiple of the advantage.",
         rlinf="algorithm.clip_ratio_c",
     )
+    log_ratio_clip: float = setting(
+        20.0, "Clamp log-ratios to at least minus this, before ratios are computed from them.", maximum=80
+    )
+    log_ratio_clip_high: float = setting(
+        20.0, "Clamp log-ratios to at most this.", maximum=80, rlinf="algorithm.clip_log_ratio_max"
+    )
+    max_mean_ratio: float = setting(
+        0.0, "Skip the optimizer step of a minibatch whose mean importance ratio is above this; 0: never."
+    )
+    early_stop_kl: float = setting(
+        0.0,
+        "Skip an optimizer step, and all further ones of the step, if the KL from the old policy is above this: the "
+        "magnitude of the mean of old less new log-probs of a sample, summed over its tokens. 0: never.",
+    )
     loss_aggregation: LossAggregation = setting(LossAggregation.SEQ_MEAN, "How token losses are reduced to one number.")
     old_logprobs: OldLogprobs = setting(
         OldLogprobs.RECOMPUTE,
@@ -243,6 +257,12 @@ class OptimizerSettings:
     )
     max_grad_norm: float = setting(
         1.0, "Gradient-norm clip.", rlinf="actor.optim.clip_grad", roll="max_grad_norm", loop="rl.params.max_grad_norm"
+    )
+    skip_outlier_gradients: bool = setting(
+        False,
+        "Skip optimizer steps whose gradient norm is above max_grad_norm, or more than 5 standard deviations above the "
+        "mean of earlier ones.",
+        loop="rl.params.skip_outlier_grads",
     )
     lr_scheduler_type: LrSchedulerType = setting(LrSchedulerType.CONSTANT, "Learning-rate schedule after the warm-up.")
     warmup_steps: int = setting(0, "Optimizer steps of linear warm-up.", roll=of_learner("training_args.warmup_steps"))

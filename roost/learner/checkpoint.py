@@ -24,6 +24,7 @@ from roost.learner.distributed import rank, world_size
 from roost.procs.files import DiskFull, FileSystem, chain_of, disk_full, is_disk_full, put_in_place, unfinished
 
 RANDOM = "random"
+NORMS = "gradient_norms"  # present if outliers among gradients are skipped
 
 
 def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Tensor, device: torch.device) -> State:
@@ -45,8 +46,11 @@ def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: 
 def fill(state: State, folder: Path, device: torch.device) -> None:
     """Read a checkpoint into a state, and restore the random generators."""
     check_whole(folder)
-    if f"{RANDOM}.{rank()}.{device.type}" not in saved_names(folder):
+    saved = saved_names(folder)
+    if f"{RANDOM}.{rank()}.{device.type}" not in saved:
         del state[RANDOM]  # not saved by such a rank: keep the current random state
+    if NORMS not in saved:
+        state.pop(NORMS, None)  # the run did not skip outliers until now
     load_state(state, folder)
     if RANDOM in state:
         _set_random_states(state[RANDOM][str(rank())], device)

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
-from roost.learner.checkpoint import CheckpointWriter, State, fill, learner_state, state_bytes
+from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, state_bytes
 from roost.learner.distributed import added_up, most, together, world_size
 from roost.learner.export import export, export_whole
 from roost.learner.forward import PolicyOutputs, Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
-from roost.learner.losses import Totals
+from roost.learner.losses import Totals, overstepped
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
 from roost.learner.sample import Distribution, Floats, Sample
@@ -243,6 +243,40 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
+OUTLIER = "steps/outlier"
+OUTLIER_DEVIATIONS = 5.0
+OUTLIER_COUNT = 2  # no norm is far from the mean of so few
+
+
+class GradientNorms:
+    """Running mean and variance of the gradient norms of optimizer steps, by which outliers are told.
+
+    >>> norms = GradientNorms()
+    >>> for norm in (1.0, 1.1, 0.9):
+    ...     norms.add(norm)
+    >>> norms.is_outlier(1.4, 2.0), norms.is_outlier(1.5, 2.0), norms.is_outlier(1.0, 0.5)
+    (False, True, True)
+    """
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(3, dtype=torch.float64)  # count, mean, sum of squared deviations; as in checkpoints
+
+    def is_outlier(self, norm: float, limit: float) -> bool:
+        """Whether a norm is above a limit other than 0, or far above the mean."""
+        count, mean, squares = self.state.tolist()
+        is_far = count > OUTLIER_COUNT and norm > mean + OUTLIER_DEVIATIONS * math.sqrt(squares / count)
+        return 0 < limit < norm or bool(is_far)
+
+    def add(self, norm: float) -> None:
+        """Count the norm of a step that was taken; one of 0 says nothing."""
+        if norm <= 0:
+            return
+        count, mean, squares = self.state.tolist()
+        moved = mean + (norm - mean) / (count + 1)
+        new = (count + 1, moved, squares + (norm - mean) * (norm - moved))
+        self.state.copy_(torch.tensor(new, dtype=torch.float64))
+
+
 # Allowed difference of log-probs between packed and separate sequences; bfloat16 rounds differently.
 PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
 
@@ -265,6 +299,7 @@ class Learner:
         self._optimizer = self._new_optimizer()
         self._residence = Residence(self._outputs, self._optimizer, device)
         self._writer = CheckpointWriter()
+        self._norms = GradientNorms() if settings.optimizer.skip_outlier_gradients else None
         self.step = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps skipped because loss or gradient was not finite
         if head is Head.POLICY:
@@ -352,8 +387,9 @@ class Learner:
         """Take one optimizer step on this rank's share of a minibatch, whose size over all ranks is `totals`.
 
         Returns statistics of the whole minibatch, the same on every rank: those of the loss, `grad/norm` (before
-        clipping), `lr`, `tokens`, `sequences` and `skipped`. If loss or norm is not finite, the step is skipped.
-        A `max_grad_norm` of 0 disables clipping.
+        clipping), `lr`, `tokens`, `sequences` and `skipped`. The step is skipped if loss or norm is not finite, if the
+        minibatch exceeds a limit of the loss settings, or if its gradient is an outlier and these are skipped; names
+        that begin with `steps/` say which. A `max_grad_norm` of 0 disables clipping.
         """
         if not self._learns:
             raise ValueError("this one only scores; make it with learns=True")
@@ -370,7 +406,9 @@ class Learner:
             metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
         statistics = added_up(together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}]))
-        return statistics | self._update(math.isfinite(statistics.get("loss", 0.0)))
+        limits = overstepped(statistics, self._settings.loss)
+        is_finite = math.isfinite(statistics.get("loss", 0.0))
+        return statistics | limits | self._update(is_finite, is_wanted=not any(limits.values()))
 
     def offload(self, parts: Sequence[str] = PARTS) -> None:
         """Move parts to the host and free their device memory; moments are kept unchanged."""
@@ -422,25 +460,31 @@ class Learner:
 
     def _state(self) -> State:
         progress = torch.tensor([self.step, self.skipped])
-        return learner_state(self.module, self._optimizer, progress, self._device)
+        state = learner_state(self.module, self._optimizer, progress, self._device)
+        return state if self._norms is None else {**state, NORMS: self._norms.state}
 
-    def _update(self, is_finite: bool) -> dict[str, float]:
-        """Apply the gradients, unless they are not finite."""
+    def _update(self, is_finite: bool, is_wanted: bool = True) -> dict[str, float]:
+        """Apply the gradients, unless they are not finite, not wanted, or outliers that are skipped."""
         settings = self._settings.optimizer
         parameters = [each for each in self._outputs.parameters() if each.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
-        rate = learning_rate(settings, self.step)
-        is_finite = is_finite and bool(torch.isfinite(norm))
-        if is_finite:
+        rate, size = learning_rate(settings, self.step), float(norm)
+        is_finite = is_finite and math.isfinite(size)
+        told = {"grad/norm": size, "lr": rate, "skipped": float(not is_finite)}
+        is_outlier = self._norms is not None and is_finite and self._norms.is_outlier(size, settings.max_grad_norm)
+        if self._norms is not None:
+            told[OUTLIER] = float(is_outlier and is_wanted)
+        if is_finite and is_wanted and not is_outlier:
             if settings.max_grad_norm > 0:
                 torch.nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
             self.step += 1
-        else:
-            self.skipped += 1
+            if self._norms is not None:
+                self._norms.add(size)
+        self.skipped += not is_finite
         self._optimizer.zero_grad()
-        return {"grad/norm": float(norm), "lr": rate, "skipped": float(not is_finite)}
+        return told
 
     def _said(self, samples: Sequence[Sample]) -> list[Floats]:
         """First output of the model for each token, without gradients."""

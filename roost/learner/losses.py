@@ -70,7 +70,14 @@ def shares_of_means(
 LARGEST_LOG_RATIO = 20.0
 
 
-def ratios(logprobs: Tensor, old: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
+def ratios(
+    logprobs: Tensor,
+    old: Tensor,
+    sequence: Tensor,
+    turn: Tensor,
+    level: ImportanceSamplingLevel,
+    clamp: tuple[float, float] = (-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO),
+) -> Tensor:
     """Importance ratios per token, turn or sequence, with one entry per token.
 
     >>> turns = torch.tensor([0, 0, 1])
@@ -80,7 +87,7 @@ def ratios(logprobs: Tensor, old: Tensor, sequence: Tensor, turn: Tensor, level:
     [4.0, 4.0, 2.0]
     """
     total = level_sums(logprobs - old, sequence, turn, level)
-    return total.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    return total.clamp(*clamp).exp()
 
 
 @torch.no_grad()
@@ -219,7 +226,8 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     """
     level = settings.importance_sampling_level
     old = _old_logprobs(batch, settings.old_logprobs)
-    ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level)
+    clamp = (-settings.log_ratio_clip, settings.log_ratio_clip_high)
+    ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level, clamp)
     losses = policy_losses(batch.logprobs, ratio, batch.advantages, settings)
     metrics = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
     if settings.old_logprobs is OldLogprobs.DECOUPLED:
@@ -250,7 +258,30 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     weights = token_weights(batch.sequence, batch.turn, level, settings.loss_aggregation, totals)
     loss = (weights * losses).sum()
     means = shares_of_means(metrics, weights, settings.loss_aggregation, totals)
-    return loss, {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
+    told = {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
+    if settings.max_mean_ratio:
+        told[MEAN_RATIO] = ratio.detach().sum() / totals.tokens
+    if settings.early_stop_kl:
+        told[SEQUENCE_KL] = (old - batch.logprobs.detach()).sum() / totals.sequences
+    return loss, told
+
+
+MEAN_RATIO, SEQUENCE_KL = "mean_ratio", "sequence_kl"  # over all tokens, and summed over the tokens of a sample
+OVER_RATIO, OVER_KL = "steps/over_ratio", "steps/over_kl"
+
+
+def overstepped(told: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
+    """Which limits a minibatch exceeds, as 1.0 or 0.0, by the statistics of its policy loss; then no step is taken.
+
+    >>> overstepped({"mean_ratio": 6.0, "sequence_kl": -3.0}, LossSettings(max_mean_ratio=5, early_stop_kl=20))
+    {'steps/over_ratio': 1.0, 'steps/over_kl': 0.0}
+    """
+    found = {}
+    if settings.max_mean_ratio and MEAN_RATIO in told:
+        found[OVER_RATIO] = float(told[MEAN_RATIO] > settings.max_mean_ratio)
+    if settings.early_stop_kl and SEQUENCE_KL in told:
+        found[OVER_KL] = float(abs(told[SEQUENCE_KL]) > settings.early_stop_kl)
+    return found
 
 
 def policy_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Tensor:

@@ -46,6 +46,7 @@ def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]
 
 PHASES = ("read", "generate", "switch", "score", "learn", "sync")
 PERCENTILES = (50, 90, 99)
+COUNTED = "steps/"  # prefix of counts of optimizer steps
 DRIFT = "drift"  # like mismatch, but the learner's weights have moved since generation
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
@@ -158,13 +159,13 @@ def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, 
 
 
 def of_learning(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine statistics of optimizer steps: mean, but maximum for `max/` and sum for skipped."""
+    """Combine statistics of optimizer steps: mean, but maximum for `max/`, and sum for skipped and `steps/`."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in metrics for name in part):
         values = [part[name] for part in metrics if name in part]
         if name in ("tokens", "sequences"):
             continue
-        if name in SKIPPED:
+        if name in SKIPPED or name.removeprefix("critic/").startswith(COUNTED):
             found["steps/skipped" if name == "skipped" else name] = sum(values)
         elif name.startswith("max/"):
             found[f"loss/{name.removeprefix('max/')}_max"] = max(values)

@@ -18,7 +18,7 @@ from roost.engines.fleet import Fleet
 from roost.engines.residency import HandOver
 from roost.engines.weights.release import Release
 from roost.learner.advantages import adapted_kl_coef
-from roost.learner.losses import Totals
+from roost.learner.losses import OVER_KL, Totals
 from roost.learner.sample import Floats, Sample
 from roost.rollout.episode import Group
 from roost.rollout.order import sample_seed
@@ -44,6 +44,7 @@ from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_sk
 from roost.trainer.learners import ALL_PARTS, Learners, totals_of
 
 Figures = dict[str, float]
+DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlier one of the step exceeded early_stop_kl
 
 
 async def no_figures() -> Mapping[str, float]:
@@ -116,6 +117,7 @@ class Loop:
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     _seconds: dict[str, float] = field(default_factory=dict)
+    _is_stopped_early: bool = False  # whether the rest of this step is not learnt from
 
     async def run(self) -> TrainerState:
         """Run the remaining steps, or until stopped."""
@@ -125,7 +127,7 @@ class Loop:
 
     async def _step(self) -> None:
         began = time.perf_counter()
-        self._seconds = {}
+        self._seconds, self._is_stopped_early = {}, False
         version = self.state.version
         self.feed.begin(version)
         groups, learnt, kl_coef = await self._learn_all(version)
@@ -299,9 +301,14 @@ class Loop:
                 seed = sample_seed(settings.seed, self.state.step, part, epoch)
                 for samples in minibatches(chosen, cut_into, seed):
                     totals = totals_of(samples, settings.sampling.max_new_tokens)
-                    if totals.tokens and not self.skipped.exceeds(settings):
-                        metrics.append(await self._optimizer_step(samples, totals))
-                        self.skipped = self.skipped.after(metrics[-1], self.state.step)
+                    if not totals.tokens or self.skipped.exceeds(settings):
+                        continue
+                    if self._is_stopped_early:
+                        metrics.append({DROPPED: 1.0})
+                        continue
+                    metrics.append(await self._optimizer_step(samples, totals))
+                    self.skipped = self.skipped.after(metrics[-1], self.state.step)
+                    self._is_stopped_early = bool(metrics[-1].get(OVER_KL))
         return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:

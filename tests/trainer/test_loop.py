@@ -38,6 +38,7 @@ class Model:
         self._events = events
         self.learnt = []
         self.mismatches = []
+        self.over_kl = ()
 
     async def score(self, samples, as_reference=False):
         self._events.append(f"{self._name} scores" + (" as reference" if as_reference else ""))
@@ -54,7 +55,8 @@ class Model:
         await settled()
         self._events.append(f"{self._name} learnt")
         self.learnt.append([int(sample.token_ids[1]) * 100 + int(sample.token_ids[2]) for sample in samples])
-        return {"loss": float(len(samples)), "tokens": float(totals.tokens)}
+        over = {"steps/over_kl": 1.0} if len(self.learnt) in self.over_kl else {}
+        return {"loss": float(len(samples)), "tokens": float(totals.tokens), **over}
 
     async def release(self, version):
         return SimpleNamespace(version=version)
@@ -124,6 +126,7 @@ class Run:
     is_truncated: bool = False
     wrong_weights: list = field(default_factory=list)  # what a check of the engines finds, one time after the other
     mismatches: list = field(default_factory=list)  # of the log-probabilities that the policy scores with, likewise
+    over_kl: tuple = ()  # optimizer steps of the policy, from 1, that exceed early_stop_kl
     events: list = field(default_factory=list)
     told: list = field(default_factory=list)
     after: list = field(default_factory=list)
@@ -132,7 +135,7 @@ class Run:
         self.scenario = Script(self._play, is_truncated=self.is_truncated)
         self.scenario.version = self.state.version
         self.policy, self.critic = Model("policy", self.events), Model("critic", self.events)
-        self.policy.mismatches = self.mismatches
+        self.policy.mismatches, self.policy.over_kl = self.mismatches, self.over_kl
         models = Models(
             Engines(self.scenario, self.events, self.engines_take_updates, self.wrong_weights),
             self.policy,

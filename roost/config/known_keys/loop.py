@@ -22,6 +22,7 @@ OPTIMIZER = Known(
     "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
 )
 LENGTH = Known(Effect.TRAINING, "Roost learns from whole episodes", "limit the length in train.task")
+UNREAD = Known(Effect.TRAINING, "ml-loop reads it in rl.params alone", "write it in rl.params")
 SPEED = Known(Effect.SPEED, "speed or memory of ml-loop's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of ml-loop's learner; Roost's has its own")
 ENGINE = Known(Effect.BACKEND, "set-up of ml-loop's servers", "write engine_options in train")
@@ -36,9 +37,9 @@ TABLE = (
     Entry(TASK, "rl.{scenario_runner,scenario_sampler}.** rl.extra_appworld_datasets.** appworld.**"),
     Entry(
         LOSS,
-        """rl.params.{high_kl_threshold,skip_outlier_grads} rl.abs_log_prob_diff_threshold
-        rl.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda}""",
+        "rl.abs_log_prob_diff_threshold",
     ),
+    Entry(UNREAD, "rl.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda}"),
     Entry(SAMPLING, "llm.vllm_class.{frequency_penalty,presence_penalty,stop,**} llm.frequency_penalty"),
     Entry(TOKENIZER, "llm.{chat_template,tokenizer_path}"),
     Entry(ADAPTER, "llm.{lora_dropout,lora_bias} llm.lora.**"),

@@ -140,8 +140,8 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        """algorithm.{loss_type,loss_scales,clip_log_ratio_max,clip_log_ratio_min,down_sampling.**}
-        algorithm.{critic_warmup_steps,early_stop_imp_ratio,use_valid_token_scale,entropy_bonus_type}""",
+        """algorithm.{loss_type,loss_scales,down_sampling.**}
+        algorithm.{critic_warmup_steps,use_valid_token_scale,entropy_bonus_type}""",
     ),
     Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
     Entry(ONLY_EVAL, "runner.only_eval"),

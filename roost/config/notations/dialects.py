@@ -103,7 +103,6 @@ _TASK = "let the scenario of train.task do it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     Notation.RLINF: (
-        Unlike("algorithm.early_stop_imp_ratio", read_by_other=_on_megatron),
         Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
         Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
         Unlike("algorithm.loss_type", (None, "actor"), "write advantage_estimator in train"),
@@ -140,8 +139,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     ),
     Notation.LOOP: (
         Unlike("rl.eval.n_iterations", (None, 0, 1)),
-        Unlike("rl.params.high_kl_threshold"),
-        Unlike("rl.params.skip_outlier_grads"),
         Unlike("rl.abs_log_prob_diff_threshold", (None, float("inf"))),
         Unlike("rl.learning_max_seq_len"),
         Unlike("llm.vllm_class.frequency_penalty"),

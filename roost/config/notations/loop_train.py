@@ -35,6 +35,7 @@ DEFAULTS: Mapping[str, Any] = {
     "weight_decay": 0.01,
     "max_grad_norm": 0.1,
     "min_abs_advantage": 0.01,
+    "early_stop_kl": 20.0,
     "max_new_tokens": 1500,
     "checkpoint_every": 1,
     "keep_checkpoints": 10,
@@ -50,6 +51,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "clip_range": ("rl.params.ppo_epsilon",),
     "clip_range_high": ("rl.params.ppo_epsilon",),
     "old_logprobs": ("rl.recompute_rollout_probs",),
+    "early_stop_kl": ("rl.params.high_kl_threshold",),
     "adam_beta1": ("rl.optimization.optimizer.betas",),
     "adam_beta2": ("rl.optimization.optimizer.betas",),
     "lr_scheduler_type": ("rl.optimization.lr_scheduler._target_",),
@@ -74,6 +76,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "advantage_estimator": named(params, "baseline", ESTIMATORS),
         "importance_sampling_level": named(params, "loss_type", LEVELS) if clips else ImportanceSamplingLevel.NONE,
         **({} if epsilon is None else _clip(epsilon)),
+        "early_stop_kl": _limit(params, "high_kl_threshold"),
         "old_logprobs": OldLogprobs.ROLLOUT if rl.values.get("recompute_rollout_probs") is False else None,
         "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
         "minibatches": 1 if params.values.get("strictly_on_policy") is True else None,
@@ -181,6 +184,11 @@ def _evaluation(root: Section) -> dict[str, Any]:
         "eval_samples": samples or own.whole_number("rollouts_per_scenario", 1) or DEFAULTS["num_generations"],
         "eval_temperature": root.below("llm").number("temperature") if temperature is None else temperature,
     }
+
+
+def _limit(section: Section, key: str) -> float | None:
+    """A limit; infinity switches it off, which is 0 here."""
+    return 0.0 if section.get(key) == math.inf else section.number(key)
 
 
 def _betas(written: Any) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roost.config.findings import shown
 from roost.config.job import Job
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
 from roost.config.notations.rlinf_agents import MADE_OF as OF_AGENTS
@@ -35,6 +36,7 @@ ADV_TYPES = {
 LEVELS = {"turn": AdvantageLevel.SAMPLE, "trajectory": AdvantageLevel.EPISODE}
 STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
 SFT = "sft"  # the task type of supervised training
+MEGATRON, FSDP = "megatron", "fsdp"
 FSDP_DUAL_CLIP = 3.0
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
@@ -53,6 +55,8 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "loss_aggregation": ("algorithm.loss_agg_func",),
     "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
     "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
+    "log_ratio_clip": ("algorithm.clip_log_ratio_min",),
+    "max_mean_ratio": ("algorithm.early_stop_imp_ratio",),
     "old_logprobs": ("algorithm.recompute_logprobs", "algorithm.importance_sampling_fix"),
     "importance_weight_cap": ("algorithm.importance_sampling_clip",),
     "kl_estimator": ("algorithm.kl_penalty_type",),
@@ -103,6 +107,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_advantages(algorithm, any(part.name == "critic" for part in job.components)),
         "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
         **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
+        "log_ratio_clip": _log_ratio_clip(algorithm),
+        "max_mean_ratio": None if is_fsdp(actor) else algorithm.number("early_stop_imp_ratio"),
         **_old_logprobs(algorithm),
         "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
         "entropy_coef": _entropy(algorithm),
@@ -116,17 +122,21 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     }
 
 
+def is_fsdp(actor: Section) -> bool:
+    """Whether RLinf's FSDP actor trains, which does not read some keys of the Megatron actor."""
+    return actor.values.get("training_backend") == FSDP
+
+
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """What RLinf does where nothing else is said, and Roost would do otherwise."""
     found = engine_of(root.below("rollout"), "rollout_backend")
-    is_fsdp = root.below("actor").values.get("training_backend") == "fsdp"
     data = _data(root.below("data"), root.below("rollout").text("custom_chat_template"))
     found |= tool_task(root)
     if data:
         found["data"] = data
         if "eval" in data:
             found["eval_tasks"] = 0  # all
-    if is_fsdp and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
+    if is_fsdp(root.below("actor")) and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
         found["dual_clip"] = FSDP_DUAL_CLIP
     return found
 
@@ -267,7 +277,6 @@ def _old_logprobs(algorithm: Section) -> dict[str, Any]:
     return {"old_logprobs": OldLogprobs.ROLLOUT} if algorithm.values.get("recompute_logprobs") is False else {}
 
 
-MEGATRON, FSDP = "megatron", "fsdp"
 TORCH_COSINE, TORCH_COSINE_END = "torch_cosine", 1e-6  # a schedule of RLinf's without warm-up, and its last rate
 
 
@@ -335,6 +344,17 @@ def _warn_unread(optim: Section, sched: Section, backend: Any) -> None:
         if backend == reader and section.values.get(key) in falls:
             what, why = f"is not read with training_backend: {reader}", "RLinf does not read it there either"
             section.findings.warn("RST-T014", section.where(key), what, why, f"write {instead}, or remove it")
+
+
+def _log_ratio_clip(algorithm: Section) -> float | None:
+    """RLinf writes the lower clamp as a negative number."""
+    written = algorithm.get("clip_log_ratio_min")
+    if isinstance(written, int | float) and not isinstance(written, bool) and written <= 0:
+        return float(-written)
+    if written is not None:
+        what = f"is {shown(written)}; it must be a number that is at most 0"
+        algorithm.error("RST-T007", "clip_log_ratio_min", what, fix="write clip_log_ratio_min: -20")
+    return None
 
 
 def _entropy(algorithm: Section) -> float | None:
