@@ -186,3 +186,18 @@ def test_keys_of_an_agent_that_is_not_there_are_not_followed():
     job, findings = read({**JOB, "train": own})
     assert job.training.task == own["task"]
     assert "tools.search.server_addr" in [warning.where.key_path for warning in findings.warnings]
+
+
+@pytest.mark.parametrize(
+    ("scales", "aggregation", "warned"),
+    [
+        (None, "token-mean", 0),
+        (["group_level", "agent_level", "turn_level"], "seq-mean-token-mean", 0),
+        (["group_level"], "token-mean", 1),
+    ],
+)
+def test_scales_of_turns(scales, aggregation, warned):
+    keys = {"adv_type": "grpo_dynamic", "loss_agg_func": "token-mean", "loss_scales": scales}
+    job, findings = read(changed("algorithm", **keys))
+    assert job.training.learner.loss.loss_aggregation == aggregation
+    assert [found.where.key_path for found in findings.warnings] == ["algorithm.loss_scales"] * warned

@@ -140,7 +140,7 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        """algorithm.{loss_type,loss_scales,down_sampling.**}
+        """algorithm.{loss_type,down_sampling.**}
         algorithm.{critic_warmup_steps,use_valid_token_scale,entropy_bonus_type}""",
     ),
     Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),

@@ -72,8 +72,8 @@ def tool_task(root: Section) -> dict[str, Any]:
 
 def _warn_unused(root: Section, names: list[str]) -> None:
     """Warn of keys that only an agent with tools follows."""
-    why = "train.task runs the episodes" if names else "no tools are named, so that an episode has one turn"
-    fix = "remove train.task, or the tools" if names else "write tools.search.server_addr, or remove it"
+    why = "train.task runs the episodes" if names else "only agents with tools follow it, and no tools are named"
+    fix = "remove train.task, or the tools" if names else "remove it, or name the tools"
     for path in MADE_OF:
         *above, key = path.split(".")
         section = root.below(*above)

@@ -25,7 +25,15 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, AdvantageLevel, LrSchedulerType, Objective, OldLogprobs, Whitening
+from roost.config.train import (
+    AdvantageEstimator,
+    AdvantageLevel,
+    LossAggregation,
+    LrSchedulerType,
+    Objective,
+    OldLogprobs,
+    Whitening,
+)
 
 ADV_TYPES = {
     **ESTIMATORS,
@@ -38,6 +46,7 @@ STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: a
 SFT = "sft"  # the task type of supervised training
 MEGATRON, FSDP = "megatron", "fsdp"
 FSDP_DUAL_CLIP = 3.0
+ALL_SCALES = ("group_level", "agent_level", "turn_level")
 
 MADE_OF: Mapping[str, tuple[str, ...]] = {
     "rewards": tuple(RLINF_KEYS.split()),
@@ -52,7 +61,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "kl_penalty_estimator": ("algorithm.kl_penalty_type",),
     "gamma": ("algorithm.gamma",),
     "gae_lambda": ("algorithm.gae_lambda",),
-    "loss_aggregation": ("algorithm.loss_agg_func",),
+    "loss_aggregation": ("algorithm.loss_agg_func", "algorithm.loss_scales"),
     "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
     "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
     "log_ratio_clip": ("algorithm.clip_log_ratio_min",),
@@ -105,7 +114,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_length(runner, root.below("train").values.get("max_steps") is not None),
         "objective": Objective.SFT if runner.values.get("task_type") == SFT else None,
         **_advantages(algorithm, any(part.name == "critic" for part in job.components)),
-        "loss_aggregation": named(algorithm, "loss_agg_func", AGGREGATIONS),
+        "loss_aggregation": _aggregation(algorithm),
         **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
         "log_ratio_clip": _log_ratio_clip(algorithm),
         "max_mean_ratio": None if is_fsdp(actor) else algorithm.number("early_stop_imp_ratio"),
@@ -355,6 +364,24 @@ def _log_ratio_clip(algorithm: Section) -> float | None:
         what = f"is {shown(written)}; it must be a number that is at most 0"
         algorithm.error("RST-T007", "clip_log_ratio_min", what, fix="write clip_log_ratio_min: -20")
     return None
+
+
+def _aggregation(algorithm: Section) -> LossAggregation | None:
+    """How losses of tokens are added up.
+
+    `loss_scales` weigh the turns of an episode, each of them a sample of RLinf's: all three together weigh every token
+    of an episode, and every episode, the same. In Roost an episode is one sequence.
+    """
+    found: LossAggregation | None = named(algorithm, "loss_agg_func", AGGREGATIONS)
+    scales = algorithm.get("loss_scales")
+    if not scales:
+        return found
+    if found is LossAggregation.TOKEN_MEAN and tuple(scales) == ALL_SCALES:
+        return LossAggregation.SEQ_MEAN
+    what = f"is {shown(scales)}, which Roost does not follow"
+    why, fix = "it has all three together, with token-mean", f"write loss_scales: [{', '.join(ALL_SCALES)}]"
+    algorithm.findings.warn("RST-T014", algorithm.where("loss_scales"), what, why, fix)
+    return found
 
 
 def _entropy(algorithm: Section) -> float | None:
