@@ -3,7 +3,8 @@
 python scripts/try_files.py FILE... [--out FOLDER] [--relative-to FOLDER]
 
 Each file is changed by overrides alone: paths of models and data, numbers of devices, sizes, and the engine. The model
-is tiny and random; the data are a few rows in the file's own format, with the columns that the file names.
+is tiny and random; the data are a few rows in the file's own format, with the columns that the file names. A server
+stands in for judges, search servers and code judges.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ STEPS, ROWS, GROUP = 2, 24, 2
 PROMPT, RESPONSE, EPISODE = 192, 16, 4096  # tokens; a token is a byte here
 TURNS, TURN_TOKENS = 2, 8
 LIMIT_S = 900
-WORDS = ("\n\n", "\\boxed{1}", "\\boxed{2}", "<answer>", "</answer>", "Right", "Down", "yes", ", ")
+CALL = {"name": "python_code_with_standard_io", "arguments": {"code": "6 * 7", "input": ""}}
+CALLS = tuple(
+    word
+    for number in range(4)  # several of each, so that some are said
+    for word in (f"<search>sun {number}</search>", f"<tool_call>{' ' * number}{json.dumps(CALL)}</tool_call>")
+)
+WORDS = ("\n\n", "\\boxed{1}", "\\boxed{2}", "<answer>", "</answer>", "Right", "Down", "yes", ", ", *CALLS)
 
 NOT_FOLLOWED, USED = "not followed", ("read for placing", "followed")  # effects of keys
 
@@ -117,10 +124,10 @@ def compact(devices: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 
 class Tiny:
-    """The tiny models and data files, made once in a folder."""
+    """The tiny models and data files, made once in a folder; `port` is that of the server that stands in for others."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
 
     def model(self) -> str:
         from roost.engines.tiny_model import write_tiny_model
@@ -177,22 +184,34 @@ def rlinf_overrides(values: Mapping[str, Any], tiny: Tiny) -> dict[str, Any]:
     count = 1 + max((rank for used in compacted.values() for rank in used), default=0)
     found |= {f"cluster.component_placement.{name}": spell_ranks(used) for name, used in compacted.items()}
     found["+cluster.num_gpus_per_node"] = count
+    servers = {
+        "search": {"server_addr": f"127.0.0.1:{tiny.port}"},
+        "codejudge": {"host_addr": "127.0.0.1", "host_port": tiny.port},
+    }
+    for tool in values.get("tools") or {}:
+        found |= {f"tools.{tool}.{key}": value for key, value in servers.get(tool, {}).items()}
+        if tool in servers:  # prompts show the tools, and responses their answers
+            found |= dict.fromkeys(("runner.seq_length", "actor.model.seq_length"), 2 * EPISODE)
+            found["data.max_prompt_length"] = EPISODE
     data = values.get("data", {})
     is_chat = bool(data.get("apply_chat_template"))
+    answers = ("yes", "Right") if values.get("reward", {}).get("reward_type") == "searchr1" else WORDS[1:3]
     for key in ("train_data_paths", "val_data_paths", "eval_data_paths"):
         paths = data.get(key)
         if paths:
             first = paths if isinstance(paths, str) else paths[0]
-            rows = [_rlinf_row(data, number, is_chat) for number in range(ROWS if key.startswith("train") else 4)]
-            file = tiny.rows(f"{key}-{is_chat}-{data.get('prompt_key')}", rows, Path(first).suffix or ".jsonl")
+            count = ROWS if key.startswith("train") else 4
+            rows = [_rlinf_row(data, number, is_chat, answers[number % 2]) for number in range(count)]
+            name = f"{key}-{is_chat}-{data.get('prompt_key')}-{data.get('answer_key')}-{answers[0].strip(chr(92))}"
+            file = tiny.rows(name, rows, Path(first).suffix or ".jsonl")
             found[f"data.{key}"] = file if isinstance(paths, str) else [file]
     return found
 
 
-def _rlinf_row(data: Mapping[str, Any], number: int, is_chat: bool) -> dict[str, Any]:
+def _rlinf_row(data: Mapping[str, Any], number: int, is_chat: bool, answer: str) -> dict[str, Any]:
     question = f"What is {number} + 1? Box it."
     prompt: Any = [{"role": "user", "content": question}] if is_chat else f"<|user|>{question}<|end|><|assistant|>"
-    return {str(data.get("prompt_key")): prompt, str(data.get("answer_key")): [f"\\boxed{{{1 + number % 2}}}"]}
+    return {str(data.get("prompt_key")): prompt, str(data.get("answer_key")): [answer]}
 
 
 def roll_overrides(values: Mapping[str, Any], tiny: Tiny) -> dict[str, Any]:
@@ -310,9 +329,9 @@ def ignored_keys(file: Path, overrides: list[str]) -> tuple[tuple[str, str, str]
     return tuple((use.where.key_path, use.known.effect.value, use.known.reason) for use in uses if use.is_set)
 
 
-def try_file(file: Path, name: str, folder: Path) -> Outcome:
-    """Check a file and train it for two steps."""
-    tiny = Tiny(folder / "inputs")
+def try_file(file: Path, name: str, folder: Path, port: int) -> Outcome:
+    """Check a file and train it for two steps; a server at `port` stands in for those that the file names."""
+    tiny = Tiny(folder / "inputs", port)
     notation, overrides = overrides_of(file, tiny)
     facts: dict[str, Any] = {"overrides": tuple(overrides)}
     if not notation:
@@ -368,19 +387,26 @@ def table(outcomes: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, *(f"| `{key}` | {why} |" for key, why in sorted(reasons.items()))])
 
 
-class Judge(BaseHTTPRequestHandler):
-    """A judge that always gives 7 points, in place of the service that `reward_type: code_offline` asks."""
+class StandIn(BaseHTTPRequestHandler):
+    """A judge that always gives 7 points, a search server with one document, and a code judge that prints 42."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        said = "<evaluation><score>7</score></evaluation>"
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
-        body = json.dumps({"id": "1", "object": "chat.completion", "choices": [choice]}).encode()
+        body = json.dumps(self._answer()).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _answer(self) -> dict[str, Any]:
+        if self.path == "/retrieve":
+            return {"result": [[{"contents": "The sun is a star.", "url": "sun"}]]}
+        if self.path == "/run/long-batch":
+            return {"results": [{"success": True, "run_success": True, "stdout": "42", "stderr": "", "cost": 0.1}]}
+        said = "<evaluation><score>7</score></evaluation>"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+        return {"id": "1", "object": "chat.completion", "choices": [choice]}
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -395,13 +421,13 @@ def main() -> None:
     folder = arguments.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    judge = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=judge.serve_forever, daemon=True).start()
-    os.environ |= {"LLMASJUDGE_API_URL": f"http://127.0.0.1:{judge.server_port}/v1", "LLMASJUDGE_API_KEY": "none"}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ |= {"LLMASJUDGE_API_URL": f"http://127.0.0.1:{server.server_port}/v1", "LLMASJUDGE_API_KEY": "none"}
     results = folder / "results.json"
     for file in arguments.files:
         name = os.path.relpath(file.resolve(), arguments.relative_to.resolve())
-        outcome = try_file(file.resolve(), name, folder)
+        outcome = try_file(file.resolve(), name, folder, server.server_port)
         print(f"{'ran ' if outcome.ran else 'FAIL'} {outcome.seconds:4.0f} s  {name}  {outcome.reason}", flush=True)
         kept = json.loads(results.read_text()) if results.exists() else {}
         results.write_text(json.dumps(kept | {name: asdict(outcome)}, indent=1))

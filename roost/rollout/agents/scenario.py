@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from roost.config.findings import Findings, Where
 from roost.engines.protocol import ContextFull
 from roost.rollout.agents.agent import Agent
 from roost.rollout.agents.appworld_agent import AppworldAdapter
@@ -40,7 +41,7 @@ class WatchedEnvironment:
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         first = await self._environment.reset(task, seed)
-        self._seen = first.content
+        self._seen, self.metrics = first.content, first.info.get("metrics", {})
         return first
 
     async def step(self, action: Any) -> Observation:
@@ -186,6 +187,17 @@ class AgentScenario:
 
     def order(self, split: Split, seed: int) -> Order:
         return order_of(self._tasks, split, seed)
+
+    def open_data(self, where: Where, findings: Findings) -> None:
+        """Open the data of the tasks, where they have some; report what is wrong with them."""
+        if hasattr(self._tasks, "open_data"):
+            self._tasks.open_data(where, findings)
+
+    @property
+    def eval_sets(self) -> dict[str, range]:
+        """Evaluation tasks of each named set of the data."""
+        found: dict[str, range] = getattr(self._tasks, "eval_sets", {})
+        return found
 
     def use_environments(self, environments: Environments) -> None:
         """Use these environments instead of creating them here. Call it before the first episode."""

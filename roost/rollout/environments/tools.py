@@ -221,23 +221,28 @@ class ToolEnvironment:
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         functions = [
-            {"name": name, "description": tool.description, "parameters": dict(tool.parameters)}
+            {"name": name, "description": tool.description, "parameters": tool.parameters}
             for name, tool in self._tools.items()
         ]
-        return Observation("", info={"tools": [{"type": "function", "function": each} for each in functions]})
+        functions = [{key: value for key, value in each.items() if value} for each in functions]
+        offered = [{"type": "function", "function": each} for each in functions]
+        return Observation("", info={"tools": offered, "metrics": self._metrics})
 
     async def step(self, action: Sequence[Mapping[str, Any]]) -> Observation:
         answers = await asyncio.gather(*(self._called(str(one["name"]), one["arguments"]) for one in action))
         failed = sum(not is_right for is_right, _ in answers)
         self._calls, self._failed = self._calls + len(answers), self._failed + failed
-        metrics = {"tool_calls": float(self._calls), "failed_tool_calls": float(self._failed)}
-        return Observation([text for _, text in answers], info={"failed": failed, "metrics": metrics})
+        return Observation([text for _, text in answers], info={"failed": failed, "metrics": self._metrics})
 
     async def score(self) -> float:
         return 0.0
 
     async def close(self) -> None:
         """Do nothing: episodes share the tools."""
+
+    @property
+    def _metrics(self) -> dict[str, float]:
+        return {"tool_calls": float(self._calls), "failed_tool_calls": float(self._failed)}
 
     async def _called(self, name: str, arguments: Any) -> tuple[bool, str]:
         """Whether a call succeeded, and what the policy is shown."""

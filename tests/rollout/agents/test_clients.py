@@ -12,9 +12,11 @@ from roost.engines.vllm import VllmEngine
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.agents.recording import Recorder
-from roost.rollout.episode import NOT_MADE, Transcript, TurnForm
+from roost.rollout.agents.scenario import AgentScenario
+from roost.rollout.episode import NOT_MADE, Task, Transcript, TurnForm
 from tests.rollout.agents.talk import QWEN_TOKENIZER, user
 from tests.rollout.agents.taught import ANSWER, ASKS, CALL, COUNT, COUNTED, FIND, TOOLS, write_taught_model
+from tests.rollout.agents.world import Tasks
 from tests.rollout.script import ran
 from tests.torch_engine.running_server import running_server
 
@@ -224,3 +226,37 @@ def test_errors_have_the_form_that_anthropic_s_client_knows(server):
     kind, counted = ran(run_episode())
     assert kind == "invalid_request_error"
     assert counted == len(ChatFormat(QWEN_TOKENIZER).opening([COUNT]))
+
+
+class Find:
+    """The tool that the model was taught to call."""
+
+    description, parameters = "", FIND["parameters"]
+
+    async def call(self, arguments):
+        return {"sun": "yellow"}[arguments["word"]]
+
+    async def close(self):
+        pass
+
+
+def test_a_tool_agent_on_the_built_in_engine(server):
+    async def playing():
+        async with episode_on(server) as (_, transcript):
+            scenario = AgentScenario(
+                QWEN_TOKENIZER,
+                Tasks(1),
+                {"_target_": "roost.rollout.agents.tools.ToolAgent", "stop": [" blue"]},
+                {
+                    "_target_": "roost.rollout.environments.tools.ToolEnvironments",
+                    "tools": {"find": {"_target_": f"{__name__}.Find"}},
+                },
+            )
+            score = await scenario.run_episode(Task("sun", {"messages": [ASKS]}), transcript)
+            await scenario.close()
+        return score, transcript
+
+    score, transcript = ran(playing())
+    assert made(transcript) == [f"{CALL}{END}{ANSWER}{END}"], "one sequence, without what the tool says"
+    assert "<tool_response>\nyellow\n</tool_response>" in QWEN_TOKENIZER.decode(transcript.token_ids)
+    assert (score.answer, score.parts["tool_calls"]) == (CALL + ANSWER, 1.0)

@@ -9,6 +9,7 @@ import pytest
 from roost.config.findings import Findings, Where
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.check_target import ENVIRONMENT, check_target
+from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.episode import NOT_MADE, Task, Transcript
 from tests.rollout.agents.talk import QWEN_TOKENIZER, ids
 from tests.rollout.script import completion, ran
@@ -125,8 +126,8 @@ def test_a_search_continues_the_text_with_what_was_found(address):
 
 @pytest.mark.parametrize(("max_turns", "asked"), [(1, 0), (2, 1)])
 def test_the_last_turn_calls_nothing(address, max_turns, asked):
-    run_episode(ASKS, ASKS, tools=search(address), task=TEXT, parser="search", max_turns=max_turns)
-    assert len(Servers.asked) == asked
+    score, _, _, _ = run_episode(ASKS, ASKS, tools=search(address), task=TEXT, parser="search", max_turns=max_turns)
+    assert len(Servers.asked) == score.parts["tool_calls"] == asked
 
 
 def test_nothing_found_is_said(address):
@@ -207,6 +208,16 @@ def test_only_so_many_calls_of_a_turn_are_made_and_shown_at_this_length(address)
     )
     assert [body["queries"] for _, body in Servers.asked] == [["sun"]]
     assert "<tool_response>\n[Doc ...(truncated)\n</tool_response>" in text
+
+
+def test_data_of_tasks_are_opened_before_a_run(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a question that is too long"}) + "\n")
+    tasks = PromptScenario(QWEN_TOKENIZER, path=str(file), max_prompt_tokens=3)
+    findings = Findings()
+    environment = {"_target_": f"{TOOLS}.ToolEnvironments", "tools": search(None)}
+    AgentScenario(QWEN_TOKENIZER, tasks, {"_target_": AGENT}, environment).open_data(Where(), findings)
+    assert [found.what for found in findings.errors] == ["no row is left to train on"]
 
 
 @pytest.mark.parametrize(
