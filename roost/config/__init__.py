@@ -1,1 +1,1 @@
-"""What the user wrote: three notations read into one `Job`, every mistake with its place in the file."""
+"""Configs in three notations, read into one `Job`; every mistake is reported with its position in the file."""

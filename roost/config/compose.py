@@ -43,7 +43,7 @@ class DefaultEntry:
         return bool(self.written == "_self_")
 
     def is_chosen_by(self, overrides: Sequence[str]) -> bool:
-        """Whether the command line picks another option of this group, so that the one written does not matter.
+        """Return True if the command line selects another option of this group, so that the one written is unused.
 
         An entry written as a file (`model/pi0@actor.model`) is no group to Hydra, and cannot be chosen again.
         """
@@ -64,7 +64,7 @@ def find_config(path: str, directories: Sequence[Path]) -> Path | None:
 
 
 def nearest_choice(text: str, directories: Sequence[Path]) -> str:
-    """What was meant by a group of configs, or an option of one, that Hydra says is not there; empty if nothing is.
+    """Suggestion for a missing config group or option; empty if there is none.
 
     >>> nearest_choice("Could not find 'appworld/agent/defalt'", [OWN_CONFIGS])
     'did you mean default?'
@@ -83,7 +83,7 @@ def nearest_choice(text: str, directories: Sequence[Path]) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file or folder is there; a name that the system refuses is not."""
+    """Return True if a file or folder exists; False for names that the system refuses."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -122,7 +122,7 @@ def missing_files(entry: DefaultEntry, directories: Sequence[Path]) -> list[str]
 
 
 def check_includes(source: Source, directories: Sequence[Path], overrides: Sequence[str], findings: Findings) -> bool:
-    """Whether all files that the defaults lists and the command line bring in can be read, and come to an end.
+    """Return True if all files of the defaults lists and the command line can be read, without a cycle.
 
     Hydra reads them itself, without limits, and says little about what is wrong with them.
     """
@@ -423,7 +423,7 @@ def _near_key(what: str, values: Mapping[Any, Any]) -> str:
 
 
 def _in_words(error: Exception, directories: Sequence[Path]) -> tuple[str, str, str]:
-    """What a library's error says, why, and the fix; addresses and pointers into a text are left out."""
+    """Message, reason and fix of a library's error, without addresses and pointers into a text."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and "://" not in line and set(line) != {"^"}] or [type(error).__name__]
     near = nearest_choice(lines[0], directories)

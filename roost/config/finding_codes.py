@@ -1,4 +1,4 @@
-"""What each code of a finding means. The texts are read only when somebody asks: planning knows the codes alone."""
+"""Explanations of finding codes. The texts are loaded on demand: planning uses the codes alone."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millio
 
 
 class Severity(StrEnum):
-    """How bad a finding is: an error stops the plan, a warning is printed and carried in it.
+    """Severity of a finding: an error stops the plan, a warning is printed and kept in it.
 
     A note is carried and printed too, but nothing need be done about it.
     """
@@ -157,7 +157,7 @@ class Findings:
 
     @property
     def num_errors(self) -> int:
-        """How many errors there are so far; to tell whether a step has added any."""
+        """Number of errors so far, to detect whether a step has added any."""
         return sum(finding.severity is Severity.ERROR for finding in self.collected)
 
     @property

@@ -289,7 +289,7 @@ def _map_text(value: Any, change: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 class _Weights:
-    """How many references a text leads through at most.
+    """Longest chain of references from a text.
 
     References are taken by the names in them, however they are spelled (absolute, relative, through a resolver): each
     name counts as the heaviest value that is kept under it anywhere.

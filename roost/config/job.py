@@ -87,7 +87,7 @@ class CpuWorkers:
 
 @dataclass(frozen=True, slots=True)
 class ParallelSizes:
-    """How many devices one copy of a model is cut over."""
+    """Parallel sizes of one copy of a model."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -100,7 +100,7 @@ class ParallelSizes:
 
 
 class Role(StrEnum):
-    """What a component does in the loop of generating and learning, and so in which phases it works."""
+    """Role of a component in training, which decides the phases it is active in."""
 
     LEARNER = "learner"  # trains: actor, critic
     ENGINE = "engine"  # generates: rollout, a judge served by an engine
@@ -109,7 +109,7 @@ class Role(StrEnum):
 
 
 class Sharding(StrEnum):
-    """How a learner's state is cut over its processes."""
+    """Sharding of a learner's state over its processes."""
 
     FULL = "full"  # weights, gradients and optimizer state over all processes (FSDP)
     OPTIMIZER = "optimizer"  # weights and gradients over the model sizes, optimizer state over all (Megatron)
@@ -118,7 +118,7 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What a config says of a component's model and its memory; None where it says nothing."""
+    """A component's model and its memory as the config has them; None where it has nothing."""
 
     path: str | None = None
     config: Mapping[str, Any] | None = None  # the model's config.json, where its folder is on this machine
@@ -182,7 +182,7 @@ class NodeGroup:
 
 
 class Layout(StrEnum):
-    """How RLinf component placements become processes: as written, or by the parallel sizes of the models."""
+    """Rule by which RLinf component placements become processes: as written, or by the models' parallel sizes."""
 
     AS_WRITTEN = "as_written"
     MODEL_PARALLEL = "model_parallel"
@@ -190,7 +190,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelParallelSettings:
-    """What the model-parallel layout needs to know beside the ranks."""
+    """Inputs of the model-parallel layout beside the ranks."""
 
     recompute_logprobs: bool = False
     auto_scheduler: bool = False

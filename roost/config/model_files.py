@@ -1,4 +1,4 @@
-"""What a config says of a component's model: folder, precision, and the `config.json` where the folder is here."""
+"""Model of a component: folder, precision, and its `config.json` if the folder is on this machine."""
 
 from __future__ import annotations
 

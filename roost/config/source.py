@@ -107,7 +107,7 @@ def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None
 
 
 def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
-    """Whether values given by a program are such as a file could hold: none inside itself, none beyond reason."""
+    """Return True if values given by a program could stand in a file: no cycles, no unreasonable depth or size."""
     level: list[Any] = [values]
     count = 0
     for _ in range(MAX_DEPTH):

@@ -113,7 +113,7 @@ _DEFAULTS = {each.name: each.default for each in fields(Distillation)}
 
 
 def _is_right(values: Mapping[str, Any], key: str) -> bool:
-    """Whether a key holds a value of its kind; if not, `read_teachers` says so."""
+    """Return True if a key holds a value of its kind; `read_teachers` reports the others."""
     return bool(checked({key: values[key]}, OF_COMPLETIONS, Where(), Findings()))
 
 

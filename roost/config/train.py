@@ -268,7 +268,7 @@ class TrainSettings:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether KL from the reference is in the loss or in the rewards."""
+        """True if the KL from the reference is in the loss or in the rewards."""
         return self.learner.loss.kl_coef != 0 or self.advantage.kl_penalty_coef != 0
 
     @property

@@ -405,7 +405,7 @@ def _adapter(values: Values) -> AdapterSettings | None:
 
 
 def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Section) -> int:
-    """How many optimizer steps a step's samples are cut into."""
+    """Optimizer steps (minibatches) per training step."""
     size, count = values.get("minibatch_size"), values.get("minibatches")
     samples = rollout.prompts_per_step * rollout.num_generations
     place = setting_location("minibatch_size", job)

@@ -236,7 +236,7 @@ def unmasked(batch: Batch, settings: AdvantageSettings) -> Flags:
 
 
 def _is_by_token(batch: Batch, settings: AdvantageSettings) -> bool:
-    """Whether the tokens of a sample may have different advantages."""
+    """Return True if the tokens of a sample may have different advantages."""
     if settings.advantage_estimator is AdvantageEstimator.GAE or batch.teacher_kl:
         return True
     return settings.gamma != 1 or settings.kl_penalty_coef != 0 or settings.whiten_rewards

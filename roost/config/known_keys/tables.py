@@ -14,7 +14,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 class Effect(StrEnum):
-    """Whether a key counts, and what it would change."""
+    """Effect of a key that Roost does not follow."""
 
     FOLLOWED = "followed"
     PLACING = "read for placing"
@@ -40,7 +40,7 @@ class Known:
     harmless: tuple[Any, ...] = field(default=(), compare=False)  # a plan file leaves it out
 
     def counts(self, value: Any) -> bool:
-        """Whether a key with this value is worth a word."""
+        """Return True if a key with this value is reported."""
         return value not in self.harmless if self.harmless else bool(value) and value != -1
 
 
@@ -55,7 +55,7 @@ class KeyUse:
     hint: str = ""  # for an unknown key: the known key that was probably meant
 
     def is_unused(self, trains: bool) -> bool:
-        """Whether the key counts for nothing; without a section `train` only placing counts."""
+        """Return True if the key has no effect; without a section `train`, only placement keys have one."""
         followed = (Effect.FOLLOWED, Effect.PLACING) if trains else (Effect.PLACING,)
         return not self.places and self.known.effect not in followed
 

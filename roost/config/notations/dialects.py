@@ -26,7 +26,7 @@ MADE_OF: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
 
 
 def derived(root: Section, job: Job) -> dict[str, Any]:
-    """What the notation's own keys amount to, in Roost's names; what is not given is left out.
+    """Settings derived from the notation's own keys, by Roost's names; those not given are left out.
 
     `minibatches` is there where a notation counts them rather than their samples.
     """
@@ -35,7 +35,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 
 def defaults(root: Section, notation: Notation, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the other program does where nothing else is said, and Roost would do otherwise; `values` is what is."""
+    """Defaults of the other program that differ from Roost's; `values` are the settings that were given."""
     found: dict[str, Any] = _DIALECTS[notation].defaults(root, values)
     return found
 

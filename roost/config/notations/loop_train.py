@@ -90,7 +90,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What ml-loop does where nothing else is said."""
+    """ml-loop's defaults."""
     found: dict[str, Any] = dict(DEFAULTS) | _task(root)
     if "clip_range" not in values:
         found |= _clip(EPSILON)

@@ -28,7 +28,7 @@ ROLL_FILTERS = ("rewards.*.query_filter_config",)
 
 
 def is_replaced(root: Section, section: Section) -> bool:
-    """Whether `train` says how answers are scored; the notation's own rewards are not used then, which is noted."""
+    """Return True if `train` has rewards; the notation's own are then unused, which is reported."""
     train = root.below("train")
     by = next((key for key in ("rewards", "task") if train.values.get(key) is not None), None)
     if by is None or not section.values:
@@ -156,7 +156,7 @@ def roll_rewards(root: Section) -> Keys | None:
 
 
 def roll_filters(root: Section) -> bool | None:
-    """Whether a `query_filter_config` has groups replaced, as `dynamic_sampling` does."""
+    """Return True if a `query_filter_config` replaces groups, as `dynamic_sampling` does."""
     found: bool | None = None
     for name in root.below("rewards").values:
         block = root.below("rewards", str(name), "query_filter_config")

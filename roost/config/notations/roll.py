@@ -1,4 +1,4 @@
-"""What a ROLL role says of its model: folder, precision, memory, adapter, and whether anything uses it."""
+"""Model facts of ROLL roles (folder, precision, memory, adapter), and which roles are used."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ def read_roll(root: Section, strict: bool = False) -> Job:
 
 
 def holds_role(values: object) -> bool:
-    """Whether a mapping looks like a role: it has a key that says how many workers it has."""
+    """Return True if a mapping looks like a role: it has a key for its number of workers."""
     return isinstance(values, Mapping) and any(key in values for key in ROLE_KEYS)
 
 
 def has_roles(values: Mapping[Any, Any]) -> bool:
-    """Whether a config has roles, at the top or where ROLL nests them."""
+    """Return True if a config has roles, at the top or where ROLL nests them."""
     nested = [values[key] for key in NESTED_ROLES if isinstance(values.get(key), Mapping)]
     groups = [values, *nested]
     return any(
@@ -166,7 +166,7 @@ def has_roles(values: Mapping[Any, Any]) -> bool:
 
 
 def _has_misspelt_key(values: object) -> bool:
-    """Whether a role has no placement key, but a near miss of one."""
+    """Return True if a role has no placement key, but a near miss of one."""
     return isinstance(values, Mapping) and any(did_you_mean(key, ROLE_KEYS, NEAR_MISS) for key in values)
 
 

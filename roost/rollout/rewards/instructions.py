@@ -26,7 +26,7 @@ def _sentences(text: str) -> int:
 
 
 def _counted(count: int, wanted: int, quantifier: str, spread: int = 0) -> bool:
-    """Whether a count is "at least", "at most" or "around" a number; `spread` is how far "around" may be off."""
+    """Compare a count with a number by "at least", "at most" or "around", which may be off by `spread`."""
     match quantifier:
         case "at least":
             return count >= wanted
@@ -123,7 +123,7 @@ ARGUMENTS = {  # in the order of the checks' parameters
 
 
 def follows(text: str, instruction: dict[str, Any]) -> bool:
-    """Whether a text follows an instruction: `func_name`, and the arguments of that check.
+    """Return True if a text follows an instruction: `func_name`, and the arguments of that check.
 
     >>> follows("No comma here.", {"func_name": "validate_no_commas"})
     True

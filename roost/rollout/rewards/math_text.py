@@ -122,7 +122,7 @@ def as_float(text: str) -> float | None:
 
 
 def same_plainly(said: str, right: str) -> bool | None:
-    """Whether two cleaned answers are equal, where it takes no algebra; None if that has to decide.
+    """Compare two cleaned answers without algebra; None if algebra has to decide.
 
     >>> same_plainly("50", "0.5"), same_plainly("(B)", "B"), same_plainly("3", "4"), same_plainly("x+1", "1+x")
     (True, True, False, None)
@@ -146,7 +146,7 @@ def _unbracketed(text: str) -> str:
 
 
 def same(said: str, right: str, is_same: Same) -> bool:
-    """Whether two cleaned answers are equal; `is_same` compares what takes algebra."""
+    """Return True if two cleaned answers are equal; `is_same` compares by algebra."""
     plainly = same_plainly(said, right)
     if plainly is not None:
         return plainly
@@ -184,7 +184,7 @@ def _elements(text: str) -> list[str] | None:
 
 
 def symbolic(said: str, right: str) -> bool:
-    """Whether two expressions are equal by algebra, or within the tolerance; an error is no equality."""
+    """Return True if two expressions are equal by algebra or within the tolerance; False on an error."""
     from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
     from sympy import N, simplify  # type: ignore[import-untyped]
 
@@ -208,5 +208,5 @@ def symbolic(said: str, right: str) -> bool:
 
 
 def is_right(said: str, right: list[str]) -> bool:
-    """Whether an extracted and cleaned answer equals one of the right ones."""
+    """Return True if an extracted and cleaned answer equals one of the correct ones."""
     return any(same(said, one, symbolic) for one in right)
