@@ -142,6 +142,25 @@ class AdvantageSettings:
         "Learn only from samples with reward 1, and from those with reward 0 and fewer generated tokens than this.",
         minimum=1,
     )
+    drop_equal_groups: bool = setting(
+        False,
+        "Do not learn from groups whose samples all have the same reward; with dynamic_sampling others replace them.",
+    )
+    keep_generations: int = setting(
+        0,
+        "Learn from so many samples of each group: from those with a reward above 0 and from the others in their "
+        "proportion, those that were generated first. 0: from all.",
+    )
+    keep_positive: int = setting(
+        0, "With keep_generations, keep at least so many samples with a reward above 0, if there are."
+    )
+    keep_others: int = setting(0, "With keep_generations, keep at least so many samples with a reward of 0 or less.")
+    keep_by_tool_errors: bool = setting(
+        False, "With keep_generations, prefer samples with a reward above 0 whose tools returned fewer errors."
+    )
+    max_learn_tokens: int | None = setting(
+        None, "Learn from the first tokens of longer samples alone, prompt and all.", minimum=1
+    )
     min_abs_advantage: float = setting(
         0.0, "Drop samples whose absolute advantage is smaller.", loop="rl.params.abs_adv_threshold"
     )
@@ -184,6 +203,11 @@ class LossSettings:
     old_logprobs: OldLogprobs = setting(
         OldLogprobs.RECOMPUTE,
         "Log-probs in the denominator of the importance ratio. Default: decoupled if max_staleness is above 0.",
+    )
+    max_logprob_mismatch: float = setting(
+        0.0,
+        "Stop the run if the log-probs of a token, of engine and learner with the same weights, differ by more. "
+        "Without recomputed log-probs the first step alone is checked. 0: never.",
     )
     importance_weight_cap: float = setting(
         2.0, "Cap on the importance weight of a token, with old_logprobs: decoupled."

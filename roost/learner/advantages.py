@@ -388,3 +388,25 @@ def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings, am
         not_positive=int(unwanted.sum()),
         masked=int(masked.sum()),
     )
+
+
+def kept_of_group(rewards: Sequence[float], penalties: Sequence[float], settings: AdvantageSettings) -> list[int]:
+    """Indices of the samples of a group that `keep_generations` keeps, in order.
+
+    Samples with a reward above 0 and the others are kept in their proportion, but at least `keep_positive` and
+    `keep_others` of each; the former by penalty, the others as they come.
+
+    >>> settings = AdvantageSettings(keep_generations=4, keep_others=2)
+    >>> kept_of_group([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0], [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], settings)
+    [1, 3, 4, 7]
+    """
+    count, size = settings.keep_generations, len(rewards)
+    if not 0 < count < size:
+        return list(range(size))
+    positive = sorted((index for index in range(size) if rewards[index] > 0), key=lambda index: penalties[index])
+    others = [index for index in range(size) if rewards[index] <= 0]
+    share = round(len(positive) * count / size)
+    share = min(share, count - min(settings.keep_others, len(others)))
+    share = max(share, min(settings.keep_positive, len(positive)))
+    share = min(max(share, count - len(others)), len(positive))
+    return sorted([*positive[:share], *others[: count - share]])

@@ -27,6 +27,7 @@ from roost.learner.advantages import (
     discounted,
     discounted_turns,
     is_alone,
+    kept_of_group,
     kl_estimates,
     normalised_rewards,
     rewards_of_tokens,
@@ -38,9 +39,10 @@ from roost.learner.advantages import (
 )
 from roost.learner.packing import predicted
 from roost.learner.sample import NOT_MADE, Floats, Ints, Sample
-from roost.rollout.episode import EpisodeReward, Group, Tokens
+from roost.rollout.episode import Episode, EpisodeReward, Group, Tokens
 
 NO_TAGS: Mapping[str, str] = {}
+TOOL = "tool"  # role of the messages that tools answer with
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Batch:
     stopped_in: Mapping[int, Ints] = field(default_factory=dict)  # episode: last state of a cut-off episode
     values_after: Mapping[int, float] = field(default_factory=dict)  # episode: the critic's value of that state
     teacher_kl: Mapping[str, Floats] = field(default_factory=dict)  # teacher: k1 of all tokens that it scored
+    cut: int = 0  # samples that are longer than what is learnt from them
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -90,20 +93,47 @@ class Batch:
         return list(found.values())
 
 
-def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS) -> Batch:
+def down_sampled(groups: Sequence[Group], settings: AdvantageSettings) -> list[Group]:
+    """The groups that are learnt from, with the episodes that are."""
+    kept = [group for group in groups if not (settings.drop_equal_groups and group.is_equal)]
+    if not settings.keep_generations:
+        return kept
+    found = []
+    for group in kept:
+        by_errors = settings.keep_by_tool_errors
+        penalties = [tool_error_share(episode) if by_errors else 0.0 for episode in group.episodes]
+        chosen = kept_of_group(group.rewards, penalties, settings)
+        found.append(replace(group, episodes=tuple(group.episodes[index] for index in chosen)))
+    return found
+
+
+def tool_error_share(episode: Episode) -> float:
+    """Share of the answers of tools that speak of an error; a half where no tool was called."""
+    answers = [
+        text for tokens in episode.sequences for part in tokens.parts for role, text in part.messages if role == TOOL
+    ]
+    return sum("error" in text.lower() for text in answers) / len(answers) if answers else 0.5
+
+
+def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS, longest: int | None = None) -> Batch:
     """Turn every sequence of every finished episode into a sample, without an advantage yet.
 
-    `tags` replaces tags of tasks: tasks of one reward count as of one kind.
+    `tags` replaces tags of tasks: tasks of one reward count as of one kind. Of a sequence the first `longest` tokens
+    are taken.
     """
     episodes = [(group, episode) for group in groups for episode in group.episodes]
     found = [
-        (_sample(tokens), Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, own))
+        (
+            _sample(tokens, longest),
+            Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, own),
+        )
         for index, (group, episode) in enumerate(episodes)
         for tag, own in [(group.task.tag, str(group.task.data.get("row_tag", group.task.tag)))]
         for tokens in episode.sequences
     ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
-    return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found), stops)
+    cut = sum(len(tokens.token_ids) > longest for _, each in episodes for tokens in each.sequences) if longest else 0
+    return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found), stops, cut=cut)
 
 
 def reward_of_tag(rewards: Mapping[str, Any]) -> dict[str, str]:
@@ -431,8 +461,9 @@ def minibatches(batch: Batch, count: int, seed: int) -> list[tuple[Sample, ...]]
     return [tuple(batch.samples[int(index)] for index in sorted(part)) for part in parts]
 
 
-def _sample(tokens: Tokens) -> Sample:
-    return Sample(tokens.token_ids, tokens.turns, tokens.logprobs, np.zeros(len(tokens.token_ids), np.float32))
+def _sample(tokens: Tokens, longest: int | None) -> Sample:
+    arrays = (tokens.token_ids[:longest], tokens.turns[:longest], tokens.logprobs[:longest])
+    return Sample(*arrays, np.zeros(len(arrays[0]), np.float32))
 
 
 def _from_critic(batch: Batch, rewards: Sequence[Doubles], settings: AdvantageSettings) -> list[TokenAdvantages]:

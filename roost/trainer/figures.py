@@ -120,6 +120,8 @@ class Learnt:
     alone: int
     metrics: Sequence[Mapping[str, float]]
     teacher_kl: Mapping[str, Floats] = field(default_factory=dict)
+    cut: int = 0
+    down_sampled: int = 0
 
 
 def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
@@ -128,6 +130,8 @@ def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, 
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
         "samples/left_out": float(sum(part.selection.dropped for part in parts)),
         "samples/alone": float(sum(part.alone for part in parts)),
+        "samples/cut": float(sum(part.cut for part in parts)),
+        "samples/down_sampled": float(sum(part.down_sampled for part in parts)),
     }
     samples = [sample for part in parts for sample in part.samples]
     apart = of_mismatch(samples, MISMATCH if are_same_weights else DRIFT)

@@ -85,6 +85,16 @@ LEAST = 0.1  # nats; a smaller mismatch is never a jump
 REMEMBERED = 20  # steps
 
 
+def check_mismatch(figures: Mapping[str, float], limit: float) -> None:
+    """Raise Diverged if the log-probs of a token differ by more than the limit, or are not finite."""
+    largest = figures.get(f"{MISMATCH}/logprob_max", 0.0)
+    if not largest <= limit:
+        raise Diverged(
+            f"log-probs of engine and learner differ by {largest:.3g} in a token, with the same weights "
+            f"(max_logprob_mismatch: {limit:g}). Compare the engine's precision with compute_dtype, or raise the limit"
+        )
+
+
 class MismatchGuard:
     """Detects jumps of the mismatch against that of the steps learnt from.
 

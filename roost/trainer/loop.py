@@ -27,6 +27,7 @@ from roost.trainer.batch import (
     Batch,
     batch_of,
     continuations,
+    down_sampled,
     mean_kl,
     minibatches,
     reward_of_tag,
@@ -40,7 +41,7 @@ from roost.trainer.batch import (
 from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
-from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_skipped, explained
+from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_mismatch, check_skipped, explained
 from roost.trainer.learners import ALL_PARTS, Learners, totals_of
 
 Figures = dict[str, float]
@@ -90,6 +91,7 @@ class Ready:
 
     groups: list[Group]
     batch: Batch
+    down_sampled: int = 0  # episodes of the groups that are not in the batch
 
 
 class Watcher(Protocol):
@@ -169,7 +171,7 @@ class Loop:
                 )
                 if part + 1 < parts and self._scores_apart:
                     ahead = asyncio.create_task(self._make_ready_beside(version, parts, part + 1))
-                learnt.append(await self._learn(ready.batch, self.settings.minibatches // parts, part))
+                learnt.append(await self._learn(ready, self.settings.minibatches // parts, part))
                 kl_coef = self._next_kl_coef(ready.batch)
                 groups += ready.groups
                 if self.skipped.exceeds(self.settings):
@@ -196,7 +198,7 @@ class Loop:
             async with self._phase("switch"):
                 await self.switch.to_learner(self.models.fleet, self.models.sharing)
             async with self._phase("score"):
-                ready = Ready(groups, await self._scored(batch_of(groups, reward_of_tag(self.settings.rewards))))
+                ready = await self._scored_groups(groups, version)
             jump = self._jump(ready, version, is_resynced) if part == 0 else ""
             if not jump:
                 return ready
@@ -235,7 +237,28 @@ class Loop:
         """Like `_make_ready`, in the background while the previous part is learnt from, so no phase is recorded."""
         groups = await self._take_checked(version, parts, part)
         with self.recorder.timer("score ahead", "work", True, step=self.state.step):
-            return Ready(groups, await self._scored(batch_of(groups, reward_of_tag(self.settings.rewards))))
+            return await self._scored_groups(groups, version)
+
+    async def _scored_groups(self, groups: list[Group], version: int) -> Ready:
+        """The samples that are learnt from, with log-probs and values."""
+        settings = self.settings
+        chosen = down_sampled(groups, settings.advantage)
+        batch = batch_of(chosen, reward_of_tag(settings.rewards), settings.advantage.max_learn_tokens)
+        left_out = sum(len(group.episodes) for group in groups) - sum(len(group.episodes) for group in chosen)
+        ready = Ready(groups, await self._scored(batch), left_out)
+        await self._check_mismatch(ready, version)
+        return ready
+
+    async def _check_mismatch(self, ready: Ready, version: int) -> None:
+        """Raise Diverged if engine and learner differ too much about a token, though they have the same weights."""
+        loss, batch = self.settings.learner.loss, ready.batch
+        if not loss.max_logprob_mismatch or max(staleness_of(ready.groups, version), default=0):
+            return
+        if loss.old_logprobs is OldLogprobs.ROLLOUT:
+            if self.state.step:
+                return
+            batch = with_scores(batch, await (self.models.inference or self.models.policy).score(batch.samples))
+        check_mismatch(of_mismatch(batch.samples), loss.max_logprob_mismatch)
 
     async def _await_part(self, ahead: asyncio.Task[Ready], parts: int) -> Ready:
         async with self._phase("generate", self._samples(parts)):
@@ -292,8 +315,8 @@ class Loop:
             raise StalenessExceeded(f"a token is {oldest} versions old; the run allows {self.settings.max_staleness}")
         return groups
 
-    async def _learn(self, batch: Batch, cut_into: int, part: int) -> Learnt:
-        settings = self.settings
+    async def _learn(self, ready: Ready, cut_into: int, part: int) -> Learnt:
+        settings, batch = self.settings, ready.batch
         chosen, selection, alone = with_advantages(batch, settings.advantage, self.state.kl_coef)
         metrics: list[Mapping[str, float]] = []
         async with self._phase("learn"):
@@ -309,7 +332,8 @@ class Loop:
                     metrics.append(await self._optimizer_step(samples, totals))
                     self.skipped = self.skipped.after(metrics[-1], self.state.step)
                     self._is_stopped_early = bool(metrics[-1].get(OVER_KL))
-        return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl)
+        counts = batch.cut, ready.down_sampled
+        return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:
         if self.models.critic is None:

@@ -80,6 +80,7 @@ READ_WITH = {
         *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
         {"algorithm.adv_type": "reinpp", "algorithm.kl_beta": 0.1},
         {"algorithm.adv_type": "grpo_dynamic"},
+        {"algorithm.down_sampling.do_down_sampling": True, "runner.enable_dynamic_batch_size": True},
         {"actor.training_backend": "fsdp", "actor.optim.total_training_steps": 9, "actor.optim.lr_warmup_steps": -1},
         {"agentloop.toolcall_parser": "searchr1-qwen", "agentloop.max_turns": 3},
     ],

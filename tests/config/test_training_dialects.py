@@ -210,6 +210,67 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             max_mean_ratio=0,
             id="early-stop-of-fsdp",
         ),
+        case(
+            RLINF,
+            {"algorithm.loss_agg_func": "token-mean", "algorithm.training_batch_size_per_gpu": 1, **MEGATRON_ACTOR}
+            | {"algorithm.use_valid_token_scale": True},
+            loss_aggregation=LossAggregation.TOKEN_MEAN,
+            id="exact-mean-of-tokens",
+        ),
+        case(
+            RLINF,
+            {"runner.enable_dynamic_batch_size": True, "runner.max_tokens_per_mbs": 28672},
+            micro_batch_tokens=28672,
+            id="dynamic-batches",
+        ),
+        case(
+            RLINF,
+            {"runner.enable_dynamic_batch_size": False, "runner.max_tokens_per_mbs": 28672},
+            micro_batch_tokens=8192,
+            id="fixed-batches",
+        ),
+        case(
+            RLINF,
+            {
+                "algorithm.down_sampling.do_down_sampling": True,
+                "algorithm.down_sampling.down_sampling_config": {
+                    "down_sample_to_n": 16,
+                    "reject_equal_reward": False,
+                    "roc_error_ratio": True,
+                    "min_zero_reward_trace_num": 2,
+                    "min_non_zero_reward_trace_num": 3,
+                },
+            },
+            keep_generations=16,
+            keep_others=2,
+            keep_positive=3,
+            keep_by_tool_errors=True,
+            drop_equal_groups=False,
+            id="down-sampling",
+        ),
+        case(
+            RLINF,
+            {
+                "algorithm.down_sampling.do_down_sampling": False,
+                "algorithm.down_sampling.down_sampling_config.down_sample_to_n": 16,
+            },
+            keep_generations=0,
+            id="no-down-sampling",
+        ),
+        case(
+            LOOP,
+            {"rl.abs_log_prob_diff_threshold": 0.7, "rl.learning_max_seq_len": 16000},
+            max_logprob_mismatch=0.7,
+            max_learn_tokens=16000,
+            id="mismatch-and-length",
+        ),
+        case(
+            LOOP,
+            {"rl.abs_log_prob_diff_threshold": float("inf"), "rl.learning_max_seq_len": None},
+            max_logprob_mismatch=0,
+            max_learn_tokens=None,
+            id="no-mismatch-and-length",
+        ),
         case(LOOP, {}, early_stop_kl=20, skip_outlier_gradients=False, id="limits-left-out"),
         case(
             LOOP,
@@ -822,10 +883,7 @@ def test_train_may_say_the_same_again():
 
 # What else a config must say for the other program to read the key at all.
 READ_ONLY_WITH = {
-    "algorithm.training_batch_size_per_gpu": {"algorithm.loss_agg_func": "token-mean"},
     "algorithm.shuffle_rollout": {"algorithm.n_minibatches": 2},
-    "runner.max_tokens_per_mbs": {"runner.enable_dynamic_batch_size": True},
-    "algorithm.use_valid_token_scale": MEGATRON_ACTOR,
     "algorithm.filter_rewards": {"runner.task_type": "embodied"},
     "actor_train.pg_variant": PG_WORKER,
     "student_train.pg_variant": PG_WORKER,
@@ -957,6 +1015,37 @@ def test_what_is_done_otherwise_is_said(written, count):
         ),
         pytest.param(
             RLINF,
+            {
+                "algorithm.down_sampling.do_down_sampling": True,
+                "algorithm.down_sampling.down_sampling_config.reject_equal_reward": True,
+            },
+            "algorithm.down_sampling.down_sampling_config.reject_equal_reward",
+            "leaves out groups whose samples all have the same reward",
+            id="equal-groups",
+        ),
+        pytest.param(
+            RLINF,
+            {"algorithm.loss_agg_func": "token-mean", "algorithm.training_batch_size_per_gpu": 4},
+            "algorithm.loss_agg_func",
+            "is token-mean over all tokens of a minibatch",
+            id="mean-of-micro-batches",
+        ),
+        pytest.param(
+            RLINF,
+            {"algorithm.loss_agg_func": "token-mean", "runner.enable_dynamic_batch_size": True},
+            "algorithm.loss_agg_func",
+            "is token-mean over all tokens of a minibatch",
+            id="mean-of-dynamic-micro-batches",
+        ),
+        pytest.param(
+            RLINF,
+            {"runner.resume_dir": "results/checkpoints/global_step_40"},
+            "runner.resume_dir",
+            "is 'results/checkpoints/global_step_40', which Roost does not follow",
+            id="resume",
+        ),
+        pytest.param(
+            RLINF,
             {"algorithm.clip_log_ratio_min": 3},
             "algorithm.clip_log_ratio_min",
             "is 3; it must be a number that is at most 0",
@@ -1024,3 +1113,25 @@ def test_roll_adds_the_kl_from_teachers_to_the_rewards():
     assert not read(mixed | {"teacher": roles, "use_opd": False})[0].teachers
     settings, _ = read(mixed | {"teacher": roles["code"], "train": mixed["train"] | {"teacher": {"coef": 0.1}}})
     assert settings.teachers == (Teacher(coef=0.1, estimator=KlEstimator.ABS),), "train changes single keys"
+
+
+@pytest.mark.parametrize(
+    "written", [{}, {"algorithm.use_valid_token_scale": False}, {"actor.training_backend": "fsdp"}]
+)
+def test_a_mean_of_tokens_in_micro_batches_of_one_sample_is_one_of_samples(written):
+    keys = {"algorithm.loss_agg_func": "token-mean", "algorithm.training_batch_size_per_gpu": 1, **written}
+    settings, findings = read(with_all(config_of(RLINF), keys))
+    assert settings.learner.loss.loss_aggregation is LossAggregation.SEQ_MEAN
+    assert not findings.found
+
+
+@pytest.mark.parametrize(
+    ("written", "command"),
+    [("auto", "--resume"), ("results/checkpoints/global_step_40", "--resume 40"), ("my/folder", "--resume")],
+)
+def test_the_command_that_goes_on_is_named(written, command):
+    _, findings = read(with_all(config_of(RLINF), {"runner.resume_dir": written}))
+    (warning,) = findings.warnings
+    assert warning.fix == f"remove it, and run: roost train CONFIG {command}"
+    _, findings = read(with_all(config_of(ROLL), {"resume_from_checkpoint": True}))
+    assert [warning.fix for warning in findings.warnings] == ["remove it, and run: roost train CONFIG --resume"]

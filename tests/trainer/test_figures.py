@@ -21,6 +21,8 @@ from roost.trainer.figures import (
 )
 from tests.trainer.made_groups import made_episode, made_group
 
+NONE_CUT = {"samples/cut": 0.0, "samples/down_sampled": 0.0}
+
 
 def test_what_was_collected():
     groups = [made_group(0, [1.0, 0.0], versions=(4, 5)), made_group(1, [0.5, 0.5], versions=(5,))]
@@ -120,12 +122,12 @@ def test_the_parts_of_a_step_are_told_together():
     some = Selection(np.arange(5), too_small=2, not_positive=1)
     none = Selection(np.arange(0), too_small=4, not_positive=0)
     parts = [Learnt(samples, some, 1, [{"loss": 1.0}, {"loss": 2.0}]), Learnt(samples, none, 2, [])]
-    counts = {"samples/learnt": 5.0, "samples/left_out": 7.0, "samples/alone": 3.0}
+    counts = {"samples/learnt": 5.0, "samples/left_out": 7.0, "samples/alone": 3.0} | NONE_CUT
     assert of_all(parts) == {"loss/total": 1.5, **counts}
     apart = with_scores(batch_of([made_group(0, [1.0])]), old=[np.zeros(len(samples[0]), np.float32)]).samples
     told = of_all([Learnt(apart, some, 0, [])], are_same_weights=False)
     assert {name.split("/")[0] for name in told} == {"samples", "drift"}, "engines are not blamed for older weights"
-    assert of_all([]) == {"samples/learnt": 0.0, "samples/left_out": 0.0, "samples/alone": 0.0}
+    assert of_all([]) == {"samples/learnt": 0.0, "samples/left_out": 0.0, "samples/alone": 0.0} | NONE_CUT
 
 
 def test_mismatch_is_of_the_tokens_that_both_know():

@@ -1,8 +1,15 @@
 """Steps that end early, and episodes that are learnt from in part."""
 
+from dataclasses import replace
+
 import pytest
 
 from roost.config.train import AdvantageEstimator, AdvantageSettings, OldLogprobs
+from roost.rollout.episode import Part
+from roost.trainer.batch import batch_of, down_sampled, tool_error_share, with_advantages
+from roost.trainer.guards import Diverged
+from roost.trainer.learners import totals_of
+from tests.trainer.made_groups import made_episode, made_group
 from tests.trainer.test_loop import settings_of, trained
 
 
@@ -33,3 +40,69 @@ def test_a_stop_lasts_over_the_parts_of_a_step():
     assert figures["steps/dropped"] == 2
     assert groups == [0, 1, 2, 3], "they are taken all the same, for the next step begins with others"
     assert len(trained(settings).policy.learnt) == 4
+
+
+def test_log_probs_that_differ_too_much_stop_the_run():
+    loss = {"max_logprob_mismatch": 0.5}
+    assert trained(settings_of(max_steps=2, loss=loss), mismatches=[0.4, 0.4]).state.step == 2
+    with pytest.raises(Diverged, match=r"differ by 0\.6 in a token.*max_logprob_mismatch: 0\.5"):
+        trained(settings_of(max_steps=2, loss=loss), mismatches=[0.4, 0.6])
+    assert trained(settings_of(max_steps=2), mismatches=[0.4, 0.6]).state.step == 2, "no limit is set"
+
+
+def test_without_recomputed_log_probs_the_first_step_is_checked():
+    loss = {"max_logprob_mismatch": 0.5, "old_logprobs": OldLogprobs.ROLLOUT}
+    run = trained(settings_of(max_steps=3, loss=loss), mismatches=[0.4, 0.6])
+    assert run.events.count("policy scores") == 1
+    with pytest.raises(Diverged, match="max_logprob_mismatch"):
+        trained(settings_of(loss=loss), mismatches=[0.6])
+
+
+def test_a_part_of_each_group_is_learnt_from():
+    """Episode e of a group has the reward e."""
+    advantage = AdvantageSettings(keep_generations=2, keep_others=1)
+    run = trained(settings_of(num_generations=4, advantage=advantage))
+    assert sorted(run.policy.learnt[0]) == [0, 1, 100, 101], (
+        "of each group the first with a reward, and the one without"
+    )
+    ((_, figures, _),) = run.told
+    assert (figures["samples/finished"], figures["samples/learnt"], figures["samples/down_sampled"]) == (8, 4, 4)
+    assert figures["reward/mean"] == 1.5, "of all that were generated"
+
+
+def test_groups_without_a_difference_may_be_left_out():
+    run = trained(settings_of(num_generations=1, advantage=AdvantageSettings(drop_equal_groups=True)))
+    ((_, figures, _),) = run.told
+    assert (run.policy.learnt, figures["samples/learnt"], figures["samples/down_sampled"]) == ([], 0, 2)
+    assert run.state.step == 1
+
+
+def test_of_long_samples_the_first_tokens_are_learnt():
+    groups = [made_group(0, [1.0, 0.0], versions=(0, 0, 0)), made_group(1, [2.0], versions=(0,))]
+    batch = batch_of(groups, longest=4)
+    assert [sample.token_ids.tolist() for sample in batch.samples] == [[1, 2, 100, 101], [1, 2, 110, 111], [1, 2, 200]]
+    assert [sample.logprobs.tolist() for sample in batch.samples] == [[0, 0, -1, -2], [0, 0, -1, -2], [0, 0, -1]]
+    assert batch.samples[0].turns.tolist() == [-1, -1, 0, 0]
+    assert batch.cut == 2
+    selected, _, _ = with_advantages(batch_of(groups, longest=2), AdvantageSettings())
+    assert totals_of(selected.samples, 8).tokens == 0, "samples that are cut within their prompt teach nothing"
+    run = trained(settings_of(advantage=AdvantageSettings(max_learn_tokens=3)))
+    ((_, figures, _),) = run.told
+    assert figures["samples/cut"] == 4
+
+
+def test_samples_whose_tools_failed_are_kept_last():
+    def episode(*answers):
+        parts = tuple(Part(0, 0, messages=((role, text),)) for role, text in answers)
+        (tokens,) = made_episode(1.0).sequences
+        return replace(made_episode(1.0), sequences=(replace(tokens, parts=parts),))
+
+    failed = episode(("tool", "Error: no such file"), ("tool", "42"), ("user", "an error"))
+    assert tool_error_share(failed) == 0.5
+    assert tool_error_share(episode(("user", "error"))) == 0.5, "no tool was called"
+    clean = episode(("tool", "42"))
+    assert tool_error_share(clean) == 0
+    group = replace(made_group(0, []), episodes=(failed, clean, made_episode(0.0), made_episode(0.0)))
+    by_errors = AdvantageSettings(keep_generations=2, keep_by_tool_errors=True)
+    assert down_sampled([group], by_errors)[0].episodes[0] is clean
+    assert down_sampled([group], replace(by_errors, keep_by_tool_errors=False))[0].episodes[0] is failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roost.config.known_keys.reasons import FILES, HYDRA, LOGGING, LOSS, PLACING, SAMPLING
+from roost.config.known_keys.reasons import FILES, HYDRA, LOGGING, PLACING, SAMPLING
 from roost.config.known_keys.tables import Effect, Entry, Known
 
 TASK = Known(Effect.TRAINING, "train.task runs the episodes and draws the scenarios", "say it in train.task")
@@ -21,7 +21,6 @@ OPTIMIZER = Known(
     "Roost's optimizer is AdamW, with a constant, linear or cosine schedule over the run",
     "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
 )
-LENGTH = Known(Effect.TRAINING, "Roost learns from whole episodes", "limit the length in train.task")
 UNREAD = Known(Effect.TRAINING, "ml-loop reads it in rl.params alone", "write it in rl.params")
 SPEED = Known(Effect.SPEED, "speed or memory of ml-loop's workers")
 LEARNER = Known(Effect.BACKEND, "set-up of ml-loop's learner; Roost's has its own")
@@ -35,10 +34,6 @@ TABLE = (
         llm.{max_gpu_mem_utilization,base_model_path,lora_rank} train.**""",
     ),
     Entry(TASK, "rl.{scenario_runner,scenario_sampler}.** rl.extra_appworld_datasets.** appworld.**"),
-    Entry(
-        LOSS,
-        "rl.abs_log_prob_diff_threshold",
-    ),
     Entry(UNREAD, "rl.{high_kl_threshold,skip_outlier_grads,rloo_kl_lambda}"),
     Entry(SAMPLING, "llm.vllm_class.{frequency_penalty,presence_penalty,stop,**} llm.frequency_penalty"),
     Entry(TOKENIZER, "llm.{chat_template,tokenizer_path}"),
@@ -47,7 +42,6 @@ TABLE = (
     Entry(EVALUATION, "rl.eval.{script,overrides.**,summaries.**,scenario_sampler.**,n_iterations}"),
     Entry(Known(Effect.FOLLOWED, "Roost's optimizer is AdamW"), "rl.optimization.optimizer._target_"),
     Entry(OPTIMIZER, "rl.optimization.optimizer.{amsgrad,maximize} rl.optimization.lr_scheduler.**"),
-    Entry(LENGTH, "rl.learning_max_seq_len"),
     Entry(LOGGING, "wandb.** dry_run wandb_project log_dir"),
     Entry(FILES, "rl.cloud_path llm.parameter_count"),
     Entry(SPEED, "rl.{stress_test_iters,fsdp} rl.optimization.optimizer.fused llm.compile_torch_model"),

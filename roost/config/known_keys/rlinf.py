@@ -25,8 +25,11 @@ AGENT_LOOP = Known(
     "write train.task: AgentScenario with an agent that calls them (docs/agents.md)",
 )
 TURNS = Known(Effect.NOTHING, "Roost learns from all turns of an episode, whatever their number")
-BATCHES = Known(
-    Effect.TRAINING, "Roost packs samples by micro_batch_tokens and weighs tokens over the whole minibatch", "remove it"
+BATCHES = Known(Effect.TRAINING, "Roost learns from all samples of a step", "remove it")
+FORMAT = Known(
+    Effect.TRAINING,
+    "of samples with a reward Roost prefers those with fewer failed tool calls; the format is for the reward to judge",
+    "write a reward for the format",
 )
 SCHEDULE = Known(
     Effect.TRAINING,
@@ -101,11 +104,12 @@ TABLE = (
     Entry(AGENT, "agent.** env.** eval.**"),
     Entry(LOGGING, "agentloop.print_outputs"),
     Entry(TURNS, "agentloop.is_dynamic_rollout_batch"),
+    Entry(BATCHES, "algorithm.max_num_gen_batches"),
     Entry(
-        BATCHES,
-        """algorithm.{training_batch_size_per_gpu,max_num_gen_batches}
-        runner.{enable_dynamic_batch_size,max_tokens_per_mbs}""",
+        Known(Effect.FOLLOWED, "keep_generations and others in train"),
+        "algorithm.down_sampling.do_down_sampling",
     ),
+    Entry(FORMAT, "algorithm.down_sampling.down_sampling_config.roc_answer_format"),
     Entry(
         SCHEDULE,
         """actor.optim.{warmup_style,lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps,optimizer}
@@ -140,8 +144,7 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        """algorithm.{loss_type,down_sampling.**}
-        algorithm.{critic_warmup_steps,use_valid_token_scale,entropy_bonus_type}""",
+        "algorithm.{loss_type,critic_warmup_steps,entropy_bonus_type}",
     ),
     Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
     Entry(ONLY_EVAL, "runner.only_eval"),

@@ -50,11 +50,6 @@ def _always(root: Section, values: Values) -> bool:
     return True
 
 
-def _on_megatron(root: Section, values: Values) -> bool:
-    """RLinf's FSDP actor does not read the key."""
-    return root.below("actor").values.get("training_backend") == "megatron"
-
-
 def _embodied(root: Section, values: Values) -> bool:
     """RLinf's text tasks do not read the key."""
     return root.below("runner").values.get("task_type") == "embodied"
@@ -70,18 +65,9 @@ def _with_variants(root: Section, values: Values) -> bool:
     return "actor_pg_worker" in str(root.below(training_roll.learner_role(root)).values.get("worker_cls"))
 
 
-def _with_dynamic_batches(root: Section, values: Values) -> bool:
-    return root.below("runner").values.get("enable_dynamic_batch_size") is True
-
-
 def _with_minibatches(root: Section, values: Values) -> bool:
     """Where all samples of a step make one minibatch, their order does not matter."""
     return int(values.get("minibatches", 1)) > 1
-
-
-def _over_tokens(root: Section, values: Values) -> bool:
-    """RLinf takes the mean over the tokens of a micro batch."""
-    return root.below("algorithm").values.get("loss_agg_func") == "token-mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +89,9 @@ _TASK = "let the scenario of train.task do it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     Notation.RLINF: (
-        Unlike("algorithm.use_valid_token_scale", read_by_other=_on_megatron),
         Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
         Unlike("algorithm.loss_type", (None, "actor"), "write advantage_estimator in train"),
         Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
-        Unlike("algorithm.training_batch_size_per_gpu", instead="remove it", read_by_other=_over_tokens),
         Unlike(
             "algorithm.shuffle_rollout",
             (None, True),
@@ -115,7 +99,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
             read_by_other=_with_minibatches,
         ),
         Unlike("runner.weight_sync_interval", (None, 1), _STALENESS),
-        Unlike("runner.max_tokens_per_mbs", instead="write micro_batch_tokens", read_by_other=_with_dynamic_batches),
         Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
         Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
         Unlike("algorithm.sampling_params.do_sample", (None, True)),
@@ -139,8 +122,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     ),
     Notation.LOOP: (
         Unlike("rl.eval.n_iterations", (None, 0, 1)),
-        Unlike("rl.abs_log_prob_diff_threshold", (None, float("inf"))),
-        Unlike("rl.learning_max_seq_len"),
         Unlike("llm.vllm_class.frequency_penalty"),
         Unlike("llm.lora_dropout"),
     ),

@@ -52,6 +52,8 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "clip_range_high": ("rl.params.ppo_epsilon",),
     "old_logprobs": ("rl.recompute_rollout_probs",),
     "early_stop_kl": ("rl.params.high_kl_threshold",),
+    "max_logprob_mismatch": ("rl.abs_log_prob_diff_threshold",),
+    "max_learn_tokens": ("rl.learning_max_seq_len",),
     "adam_beta1": ("rl.optimization.optimizer.betas",),
     "adam_beta2": ("rl.optimization.optimizer.betas",),
     "lr_scheduler_type": ("rl.optimization.lr_scheduler._target_",),
@@ -77,6 +79,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "importance_sampling_level": named(params, "loss_type", LEVELS) if clips else ImportanceSamplingLevel.NONE,
         **({} if epsilon is None else _clip(epsilon)),
         "early_stop_kl": _limit(params, "high_kl_threshold"),
+        "max_logprob_mismatch": _limit(rl, "abs_log_prob_diff_threshold"),
+        "max_learn_tokens": rl.whole_number("learning_max_seq_len", 0) or None,  # null and 0: the model's own length
         "old_logprobs": OldLogprobs.ROLLOUT if rl.values.get("recompute_rollout_probs") is False else None,
         "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
         "minibatches": 1 if params.values.get("strictly_on_policy") is True else None,

@@ -22,6 +22,7 @@ from roost.config.notations.words import (
     lora_rank,
     named,
     note_padding,
+    warn_resume,
     whole_number,
 )
 from roost.config.section import Section
@@ -48,6 +49,15 @@ MEGATRON, FSDP = "megatron", "fsdp"
 FSDP_DUAL_CLIP = 3.0
 ALL_SCALES = ("group_level", "agent_level", "turn_level")
 
+DOWN_SAMPLING = "algorithm.down_sampling.down_sampling_config"
+DOWN_SAMPLED = {
+    "keep_generations": "down_sample_to_n",
+    "keep_positive": "min_non_zero_reward_trace_num",
+    "keep_others": "min_zero_reward_trace_num",
+    "keep_by_tool_errors": "roc_error_ratio",
+    "drop_equal_groups": "reject_equal_reward",
+}
+
 MADE_OF: Mapping[str, tuple[str, ...]] = {
     "rewards": tuple(RLINF_KEYS.split()),
     "max_steps": ("runner.max_steps", "runner.max_epochs"),
@@ -61,7 +71,14 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "kl_penalty_estimator": ("algorithm.kl_penalty_type",),
     "gamma": ("algorithm.gamma",),
     "gae_lambda": ("algorithm.gae_lambda",),
-    "loss_aggregation": ("algorithm.loss_agg_func", "algorithm.loss_scales"),
+    "loss_aggregation": (
+        "algorithm.loss_agg_func",
+        "algorithm.loss_scales",
+        "algorithm.training_batch_size_per_gpu",
+        "algorithm.use_valid_token_scale",
+    ),
+    "micro_batch_tokens": ("runner.max_tokens_per_mbs", "runner.enable_dynamic_batch_size"),
+    **{name: (f"{DOWN_SAMPLING}.{key}",) for name, key in DOWN_SAMPLED.items()},
     "clip_range": ("algorithm.clip_ratio_low", "algorithm.ratio_clip_eps"),
     "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
     "log_ratio_clip": ("algorithm.clip_log_ratio_min",),
@@ -109,12 +126,15 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     low, high = algorithm.number("clip_ratio_low"), algorithm.number("clip_ratio_high")
     count = algorithm.whole_number("n_minibatches", 1)
     _refuse_evaluation(runner)
+    warn_resume(runner, "resume_dir", root)
     return {
         "rewards": rlinf_rewards(root),
         **_length(runner, root.below("train").values.get("max_steps") is not None),
         "objective": Objective.SFT if runner.values.get("task_type") == SFT else None,
         **_advantages(algorithm, any(part.name == "critic" for part in job.components)),
-        "loss_aggregation": _aggregation(algorithm),
+        "loss_aggregation": _aggregation(algorithm, actor, runner),
+        "micro_batch_tokens": _micro_batch(runner, actor),
+        **_down_sampling(algorithm),
         **clip_ranges(low if low is not None else epsilon, high if high is not None else epsilon),
         "log_ratio_clip": _log_ratio_clip(algorithm),
         "max_mean_ratio": None if is_fsdp(actor) else algorithm.number("early_stop_imp_ratio"),
@@ -366,22 +386,78 @@ def _log_ratio_clip(algorithm: Section) -> float | None:
     return None
 
 
-def _aggregation(algorithm: Section) -> LossAggregation | None:
-    """How losses of tokens are added up.
+def _scaled(algorithm: Section, found: LossAggregation | None, scales: Any) -> LossAggregation | None:
+    """The aggregation with `loss_scales`, which weigh the turns of an episode, each of them a sample of RLinf's.
 
-    `loss_scales` weigh the turns of an episode, each of them a sample of RLinf's: all three together weigh every token
-    of an episode, and every episode, the same. In Roost an episode is one sequence.
+    All three together weigh every token of an episode, and every episode, the same; here an episode is one sequence.
     """
-    found: LossAggregation | None = named(algorithm, "loss_agg_func", AGGREGATIONS)
-    scales = algorithm.get("loss_scales")
-    if not scales:
-        return found
     if found is LossAggregation.TOKEN_MEAN and tuple(scales) == ALL_SCALES:
         return LossAggregation.SEQ_MEAN
     what = f"is {shown(scales)}, which Roost does not follow"
     why, fix = "it has all three together, with token-mean", f"write loss_scales: [{', '.join(ALL_SCALES)}]"
     algorithm.findings.warn("RST-T014", algorithm.where("loss_scales"), what, why, fix)
     return found
+
+
+def _aggregation(algorithm: Section, actor: Section, runner: Section) -> LossAggregation | None:
+    """RLinf takes `token-mean` over each micro-batch, then the mean of these; `use_valid_token_scale` corrects that.
+
+    Where a micro-batch is one sample, that is the mean over samples of the mean over their tokens.
+    """
+    found: LossAggregation | None = named(algorithm, "loss_agg_func", AGGREGATIONS)
+    if scales := algorithm.get("loss_scales"):
+        return _scaled(algorithm, found, scales)
+    is_exact = not is_fsdp(actor) and algorithm.values.get("use_valid_token_scale") is True
+    size = algorithm.whole_number("training_batch_size_per_gpu", 1)
+    is_dynamic = runner.values.get("enable_dynamic_batch_size") is True
+    if found is not LossAggregation.TOKEN_MEAN or is_exact or (size is None and not is_dynamic):
+        return found
+    if size == 1 and not is_dynamic:
+        algorithm.findings.note(
+            "RST-T048",
+            algorithm.where("loss_agg_func"),
+            "is token-mean over micro-batches of one sample, which is seq-mean-token-mean",
+            "training_batch_size_per_gpu is 1, and use_valid_token_scale does not correct it",
+            "write use_valid_token_scale: true with Megatron for a mean over all tokens",
+        )
+        return LossAggregation.SEQ_MEAN
+    parts = "micro-batches by tokens" if is_dynamic else f"micro-batches of {size} samples"
+    algorithm.findings.warn(
+        "RST-T048",
+        algorithm.where("loss_agg_func"),
+        "is token-mean over all tokens of a minibatch",
+        f"RLinf takes it over {parts}, so that tokens of long samples count less in some",
+        "nothing to do",
+    )
+    return found
+
+
+FSDP_MICRO_BATCH = 2048
+
+
+def _micro_batch(runner: Section, actor: Section) -> int | None:
+    if runner.values.get("enable_dynamic_batch_size") is not True:
+        return None
+    return runner.whole_number("max_tokens_per_mbs", 1) or (FSDP_MICRO_BATCH if is_fsdp(actor) else None)
+
+
+def _down_sampling(algorithm: Section) -> dict[str, Any]:
+    block = algorithm.below("down_sampling")
+    if block.values.get("do_down_sampling") is not True:
+        return {}
+    config = block.below("down_sampling_config")
+    if config.values.get("reject_equal_reward") is True:
+        config.findings.warn(
+            "RST-T048",
+            config.where("reject_equal_reward"),
+            "leaves out groups whose samples all have the same reward",
+            "RLinf means the same, but keeps such a group whole, for it never leaves out all samples of one",
+            "nothing to do",
+        )
+    flags = ("keep_by_tool_errors", "drop_equal_groups")
+    return {
+        name: config.flag(key) if name in flags else whole_number(config, key, 0) for name, key in DOWN_SAMPLED.items()
+    }
 
 
 def _entropy(algorithm: Section) -> float | None:

@@ -25,6 +25,7 @@ from roost.config.notations.words import (
     lora_rank,
     named,
     note_padding,
+    warn_resume,
     whole_number,
 )
 from roost.config.section import Section
@@ -351,6 +352,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     low, high = (root.number("pg_clip_low"), root.number("pg_clip_high")) if is_range else (clip, clip)
     ratio = job.settings.get("async_generation_ratio")
     around = 1 + 2 * (CLIP if clip is None else clip)
+    warn_resume(root, "resume_from_checkpoint", root)
     role = learner_role(root)
     learner = root.below(role)
     return {

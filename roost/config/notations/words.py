@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from roost.config.findings import shown
 from roost.config.job import Component, Job
 from roost.config.section import Section
 from roost.config.train import AdvantageEstimator, KlEstimator, LossAggregation, LrSchedulerType
@@ -63,6 +65,22 @@ def note_padding(section: Section, key: str, program: str) -> None:
         "is gae, which runs over the generated tokens of a sample and ends with its reward",
         f"{program} also counts the critic's values of the padding after the last token and of tokens in between",
         "advantages differ where samples differ in length; there is nothing to do",
+    )
+
+
+def warn_resume(section: Section, key: str, root: Section) -> None:
+    """A checkpoint of the other program to go on from, which Roost does not read: name the command that goes on."""
+    written = section.get(key)
+    if not written:
+        return
+    step = re.search(r"(?:global_step_|checkpoint-)(\d+)/*$", str(written))
+    command = f"roost train {root.source.file or 'CONFIG'} --resume{f' {step[1]}' if step else ''}"
+    section.findings.warn(
+        "RST-T014",
+        section.where(key),
+        f"is {shown(written)}, which Roost does not follow",
+        "a run goes on from a checkpoint of its own, in runs/NAME",
+        f"remove it, and run: {command}",
     )
 
 
