@@ -35,6 +35,7 @@ from roost.trainer.figures import of_learning, of_memory, of_time
 from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.learners import Learners, totals_of
+from roost.trainer.loop import WEIGHT
 from roost.trainer.run_folder import RunFolder
 from roost.trainer.saving import Saver
 from roost.trainer.setup import PATIENT, devices_of, has_gpus, scorer_group
@@ -238,8 +239,12 @@ class SftTrainer(Stoppable):
         """The samples with the teacher's distribution, if there is a teacher."""
         if self._teacher is None or self._distillation is None or any(each.distribution for each in samples):
             return samples
+        if not self._scores_ahead:
+            await self._teacher.load((WEIGHT,))
         vocabulary = len(self._data.tokenizer)
         found = await self._teacher.distributions(samples, self._distillation.top_k, vocabulary)
+        if not self._scores_ahead:
+            await self._teacher.offload((WEIGHT,))  # as planned: the devices are the learner's while it learns
         return [replace(sample, distribution=each) for sample, each in zip(samples, found, strict=True)]
 
     async def _step(self, ahead: asyncio.Task[tuple[list[Sample], int]]) -> asyncio.Task[tuple[list[Sample], int]]:
@@ -259,7 +264,8 @@ class SftTrainer(Stoppable):
         except BaseException:
             following.cancel()
             raise
-        seconds = {"read": read - began, "score": scored - read, "learn": time.perf_counter() - scored}
+        seconds = {"read": read - began, "learn": time.perf_counter() - scored}
+        seconds |= {} if self._teacher is None else {"score": scored - read}
         state = TrainerState(self.state.step + 1, self.state.version + 1)
         trained = float(sum(sample.made for sample in samples))
         figures |= {
