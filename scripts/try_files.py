@@ -78,6 +78,7 @@ ROLL_SIZES: Mapping[str, Any] = {
 MODEL_KEYS = ("model_path", "tokenizer_model", "model_name_or_path", "hf_model_path")
 MODEL_ROOTS = ("pretrain", "reward_pretrain", "student_pretrain", "teacher_pretrain")
 ENGINES = ("vllm", "sglang")
+SUPERVISED = ("sft_train", "student")  # learners of ROLL's that take given answers
 ONE = (
     "parallel_size",
     "ulysses_size",
@@ -129,12 +130,14 @@ class Tiny:
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.port = folder, port
 
-    def model(self) -> str:
+    def model(self, name: str = "model") -> str:
+        """A model of this name; each has weights of its own."""
         from roost.engines.tiny_model import write_tiny_model
 
-        folder = self.folder / "model"
+        folder, seed = self.folder / name, int(name != "model")
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 2 * EPISODE}
         if not (folder / "config.json").exists():
-            write_tiny_model(folder, hidden_size=32, intermediate_size=64, max_position_embeddings=2 * EPISODE)
+            write_tiny_model(folder, seed=seed, **sizes)
             _teach_words(folder)
         return str(folder)
 
@@ -224,12 +227,13 @@ def roll_overrides(values: Mapping[str, Any], tiny: Tiny) -> dict[str, Any]:
     devices = {".".join(role): parse_devices(written) for role, written in roles.items()}
     compacted = compact(devices)
     found |= {f"{role}.device_mapping": used for role, used in compacted.items()}
-    found["num_gpus_per_node"] = 1 + max(device for used in compacted.values() for device in used)
+    found["++num_gpus_per_node"] = 1 + max(device for used in compacted.values() for device in used)
+    supervised = next((role for role in SUPERVISED if role in values), None)
     for path, value in leaves(values):
         if path[-1] == "world_size" and value not in (None, 1) and ".".join(path[:-1]) not in devices:
             found[".".join(path)] = 1
         if path[-1] == "gradient_accumulation_steps":
-            found[".".join(path)] = 1
+            found[".".join(path)] = 4 if supervised else 1
         if path[-1] == "strategy_name" and value in ENGINES:
             found[".".join(path)] = "hf_infer"
     if is_agentic:
@@ -248,9 +252,25 @@ def roll_overrides(values: Mapping[str, Any], tiny: Tiny) -> dict[str, Any]:
         shares = [share for share in (arguments.get("domain_interleave_probs") or {}).values() if share]
         found["rollout_batch_size"] = max(2, math.ceil(round(1 / min(shares), 6))) if shares else 2
         found |= _roll_files(values, "actor_train", tiny)
-    if values.get("validation", {}).get("data_args", {}).get("file_name"):
-        found |= _roll_files(values, "validation", tiny)
-    return found
+    for role in (supervised, "validation"):
+        if role and values.get(role, {}).get("data_args", {}).get("file_name"):
+            found |= _supervised_file(values, role, tiny) if supervised else _roll_files(values, role, tiny)
+    return found | ({"+max_steps": STEPS} if supervised and "max_steps" not in values else {})
+
+
+def _supervised_file(values: Mapping[str, Any], role: str, tiny: Tiny) -> dict[str, Any]:
+    """Questions and answers; those of the split test are not learnt."""
+    question = values.get("question_key" if "student" in values else "prompt_key") or "instruction"
+    answer = values.get("answer_key" if "student" in values else "response_key") or "output"
+    others = {str(values[key]): "" for key in ("query_key", "system_key") if values.get(key)}
+    rows = [
+        {**others, question: f"What is {number} + 1? Box it.", answer: f"\\boxed{{{number + 1}}}"}
+        | {"split": "test" if number % 4 == 3 else "train"}
+        for number in range(ROWS)
+    ]
+    written = values[role]["data_args"]["file_name"]
+    file = tiny.rows(f"{role}-{question}-{answer}", rows, ".json")
+    return {f"{role}.data_args.file_name": file if isinstance(written, str) else [file]}
 
 
 def _roll_files(values: Mapping[str, Any], role: str, tiny: Tiny) -> dict[str, Any]:
@@ -308,7 +328,7 @@ def overrides_of(file: Path, tiny: Tiny) -> tuple[str, list[str]]:
     for path, value in leaves(values):
         is_model = path[-1] in MODEL_KEYS or path in ((name,) for name in MODEL_ROOTS)
         if is_model and value is not None:
-            found[".".join(path)] = tiny.model()
+            found[".".join(path)] = tiny.model("teacher" if path[0].startswith("teacher") else "model")
         if path[-1].endswith(ONE) and value not in (None, 1):
             found[".".join(path)] = 1
     return notation.value, [f"{key}={_spelt(value)}" for key, value in found.items()]
@@ -339,11 +359,12 @@ def try_file(file: Path, name: str, folder: Path, port: int) -> Outcome:
     facts["ignored"] = ignored_keys(file, overrides)
     run = folder / "runs" / "tried"
     subprocess.run(["rm", "-rf", str(run)], check=True)
+    is_supervised = any(override.startswith(tuple(f"{role}." for role in SUPERVISED)) for override in overrides)
     command = [
         sys.executable,
         "-m",
         "roost",
-        "train",
+        "sft" if is_supervised else "train",
         str(file),
         *overrides,
         "--runs",
