@@ -188,7 +188,7 @@ def test_the_fields_of_a_template_are_filled(history):
     Templates(template, history=history, max_tokens_per_step=5).messages("rules", [], Observation("map"))
 
 
-def test_tools_of_an_agent_loop_are_the_users_own():
+def test_tools_of_an_agent_loop_are_not_used_beside_a_task():
     config = {
         "cluster": {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": 0, "rollout": 1}},
         "agentloop": {"max_turns": 2, "print_outputs": True},
@@ -198,5 +198,5 @@ def test_tools_of_an_agent_loop_are_the_users_own():
     _, findings = read(config)
     said = "\n".join(str(each) for each in findings.warnings)
     assert "agentloop.max_turns: is not followed" in said
-    assert "tools: is not followed" in said
-    assert "write train.task: AgentScenario with an agent that calls them" in said
+    assert "tools.search.topk: is not followed" in said
+    assert "remove train.task, or the tools" in said
