@@ -18,6 +18,7 @@ JOB = {
     "algorithm": {"group_size": 4, "sampling_params": {"max_new_tokens": 3000, "stop": ["</search>", "</answer>"]}},
     "data": {
         "max_prompt_length": 4096,
+        "filter_prompt_by_length": True,
         "rollout_batch_size": 8,
         "prompt_key": "prompt",
         "answer_key": "solutions",
@@ -121,6 +122,11 @@ def test_the_side_of_a_long_answer(side, kept):
     agent = task_of(changed("agentloop", CODE, tool_response_truncate_side=side))["agent"]
     assert Kept(agent["kept"]) == kept
     assert agent["parser"] in PARSERS
+
+
+def test_prompts_that_are_not_filtered_are_cut():
+    agent = task_of(changed("data", filter_prompt_by_length=False))["agent"]
+    assert agent["max_prompt_tokens"] == 4096
 
 
 def test_a_failure_may_end_an_episode():

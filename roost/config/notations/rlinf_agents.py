@@ -57,9 +57,10 @@ def tool_task(root: Section) -> dict[str, Any]:
     data = root.below("data")
     longest, prompt = root.below("runner").whole_number("seq_length", 1), data.whole_number("max_prompt_length", 1)
     room = longest - prompt if longest is not None and prompt is not None and longest > prompt else None
+    cut = {} if prompt is None or data.flag("filter_prompt_by_length") else {"max_prompt_tokens": prompt}
     found = {
         "_target_": AGENTS,
-        "agent": _agent(loop, parser, _strings(stop, "stop")),
+        "agent": _agent(loop, parser, _strings(stop, "stop")) | cut,
         "environment": {"_target_": ENVIRONMENT, "tools": _tools(tools, names)},
         "max_turns": _turns(loop, parser),
         "keeps_reasoning": True,  # RLinf continues the tokens of earlier turns

@@ -132,9 +132,9 @@ class ChatFormat:
         self._tokenizer, self._keeps_reasoning, self._arguments = tokenizer, keeps_reasoning, dict(arguments or {})
         self._template = template or tokenizer.chat_template or PLAIN
 
-    def ids(self, text: str) -> Ids:
-        """Tokenize a text, without adding special tokens."""
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+    def ids(self, text: str, adds_special: bool = False) -> Ids:
+        """Tokenize a text; `adds_special` adds the tokens that the tokenizer begins a text with."""
+        return tuple(self._tokenizer(text, add_special_tokens=adds_special).input_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode tokens without special tokens, unless an engine's parser looks for them."""

@@ -80,7 +80,8 @@ class ToolAgent:
 
     A task with messages is a conversation: the chat template shows the tools and their answers. A task whose prompt is
     finished text goes on as text: a tool's answer is written into `answer_template`, at `{answer}`, and follows the
-    turn. `parser` is `tool_call` (Hermes and Qwen) or `search` (Search-R1). `stop` are strings that end a turn.
+    turn. It is cut at `max_prompt_tokens`. `parser` is `tool_call` (Hermes and Qwen) or `search` (Search-R1).
+    `stop` are strings that end a turn.
 
     A call that fails is answered with its error; with `continues_at_failure: false` it ends the episode.
     """
@@ -95,6 +96,7 @@ class ToolAgent:
         answer_template: str | None = None,
         stop: Sequence[str] = (),
         continues_at_failure: bool = True,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         if parser not in PARSERS:
             raise ValueError(f"parser is {parser!r}; write one of {', '.join(PARSERS)}")
@@ -103,14 +105,19 @@ class ToolAgent:
         usual = FOUND if parser == "search" else RESPONSE
         self._template, self._continues = usual if answer_template is None else answer_template, continues_at_failure
         self._form = TurnForm(tuple(dict.fromkeys([*stop, *([SEARCH_END] if parser == "search" else [])])))
+        self._prompt_tokens = max_prompt_tokens
         self.answer = ""  # the policy's turns, without the tools' answers
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
         data = self._task.data
-        is_text = bool(data.get("prompt_text")) and not data.get("is_rendered")
-        talk = _Text(policy, data["prompt_text"], self._template) if is_text else _Chat(policy, self._task, first)
+        talk: _Text | _Chat
+        if data.get("prompt_text") and not data.get("is_rendered"):
+            ids = policy.format.ids(data["prompt_text"], adds_special=True)[: self._prompt_tokens]
+            talk = _Text(policy, ids, self._template)
+        else:
+            talk = _Chat(policy, self._task, first)
         for turn in range(1, max_turns + 1):
             reply = await talk.turn(self._form)
             said = policy.format.text(reply.token_ids)  # with the stop string that ended it
@@ -148,13 +155,16 @@ class _Chat:
 class _Text:
     """A text that the policy and the tools write in turn."""
 
-    def __init__(self, policy: ChatPolicy, prompt: str, template: str) -> None:
-        self._texts, self._prompt, self._template = TextPolicy(policy), prompt, template
+    def __init__(self, policy: ChatPolicy, prompt: Sequence[int], template: str) -> None:
+        self._texts, self._template = TextPolicy(policy), template
+        self._first, self._written = prompt, policy.format.text(prompt)
+        self._added = ""
 
     async def turn(self, form: TurnForm) -> RecordedReply:
-        return (await self._texts.samples(self._prompt, form=form))[0]
+        prompt = self._written + self._added if self._added else self._first
+        return (await self._texts.samples(prompt, form=form))[0]
 
     def show(self, reply: RecordedReply, said: str, answers: Sequence[str]) -> None:
         # Not str.format: answers and templates may contain braces.
         shown = self._template.replace("{answer}", "\n\n".join(answers))
-        self._prompt += (said if reply.stop is not None else reply.text) + shown
+        self._added += (said if reply.stop is not None else reply.text) + shown

@@ -124,6 +124,11 @@ def test_a_search_continues_the_text_with_what_was_found(address):
     assert Servers.asked == [("/retrieve", {"queries": ["sun"], "topk": 2, "return_scores": False})]
 
 
+def test_a_prompt_that_is_text_is_cut_at_its_end(address):
+    _, text, _, _ = run_episode(ASKS, "ok", tools=search(None), task=TEXT, parser="search", max_prompt_tokens=3)
+    assert text.startswith(f"Who{ASKS}\n\n<information>")
+
+
 @pytest.mark.parametrize(("max_turns", "asked"), [(1, 0), (2, 1)])
 def test_the_last_turn_calls_nothing(address, max_turns, asked):
     score, _, _, _ = run_episode(ASKS, ASKS, tools=search(address), task=TEXT, parser="search", max_turns=max_turns)
