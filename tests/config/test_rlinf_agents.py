@@ -207,3 +207,5 @@ def test_scales_of_turns(scales, aggregation, warned):
     job, findings = read(changed("algorithm", **keys))
     assert job.training.learner.loss.loss_aggregation == aggregation
     assert [found.where.key_path for found in findings.warnings] == ["algorithm.loss_scales"] * warned
+    left = [use.where.key_path for use in job.keys if use.known.effect is Effect.TRAINING and use.is_set]
+    assert left == ["algorithm.loss_scales"] * warned, "the list of keys says so, too"

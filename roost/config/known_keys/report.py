@@ -14,6 +14,7 @@ from roost.config.section import Section
 
 QUIET = (Effect.BACKEND, Effect.SPEED, Effect.FILES, Effect.NOTHING)
 HARMLESS = Known(Effect.NOTHING, "it has no effect with this value, or with the other settings")
+NOT_FOLLOWED = "RST-T014"  # said of a key that Roost follows in other configs
 MAX_NAMES = 12
 FEW = 4
 
@@ -25,10 +26,13 @@ def report_keys(uses: Sequence[KeyUse], root: Section, notation: Notation) -> tu
     out here.
     """
     reported = {finding.where.path for finding in root.findings.collected}
+    unfollowed = {found.where.path: found for found in root.findings.warnings if found.code == NOT_FOLLOWED}
     looked_at = {tuple(unlike.path.split(".")) for unlike in UNLIKE[notation]} - reported
     settled = tuple(
         replace(use, known=HARMLESS, is_set=False)
         if use.where.path in looked_at and use.known.effect is Effect.TRAINING
+        else replace(use, known=Known(Effect.TRAINING, found.why, found.fix))
+        if use.known.effect is Effect.FOLLOWED and (found := unfollowed.get(use.where.path)) is not None
         else use
         for use in uses
     )
