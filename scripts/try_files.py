@@ -171,6 +171,7 @@ def _teach_words(folder: Path) -> None:
         rows[:first] *= 0.02
         rows[first + len(WORDS) :] *= 0.02
         rows[first : first + len(WORDS)] *= 7.0 / rows[first : first + len(WORDS)].norm(dim=1).mean()
+        rows[first + len(WORDS) - len(CALLS) : first + len(WORDS)] *= 1.5
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
