@@ -20,6 +20,8 @@ LOSSES = st.builds(
     kl_coef=st.sampled_from([0.0, 0.1]),
     kl_estimator=st.sampled_from(KlEstimator),
     entropy_coef=st.sampled_from([0.0, 0.1]),
+    max_mean_ratio=st.sampled_from([0.0, 1.0]),
+    early_stop_kl=st.sampled_from([0.0, 1.0]),
 )
 
 
@@ -38,7 +40,8 @@ def drawn(shape, seed):
 def part(whole, sequences):
     """Some of its sequences as a batch of their own, numbered anew."""
     inside = torch.isin(whole.sequence, torch.tensor(sequences, dtype=torch.long))
-    chosen = replace(whole, **{field.name: getattr(whole, field.name)[inside] for field in fields(whole)})
+    given = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    chosen = replace(whole, **{name: tensor[inside] for name, tensor in given.items() if tensor is not None})
     return replace(
         chosen,
         sequence=torch.unique(chosen.sequence, return_inverse=True)[1],
