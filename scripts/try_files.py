@@ -171,7 +171,8 @@ def _teach_words(folder: Path) -> None:
         rows[:first] *= 0.02
         rows[first + len(WORDS) :] *= 0.02
         rows[first : first + len(WORDS)] *= 7.0 / rows[first : first + len(WORDS)].norm(dim=1).mean()
-        rows[first + len(WORDS) - len(CALLS) : first + len(WORDS)] *= 1.5
+        calls = rows[first + len(WORDS) - len(CALLS) : first + len(WORDS)]
+        calls[:] = 1.5 * calls[0]  # all alike, so that each kind of call is said
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -197,6 +198,8 @@ def rlinf_overrides(values: Mapping[str, Any], tiny: Tiny) -> dict[str, Any]:
         if tool in servers:  # prompts show the tools, and responses their answers
             found |= dict.fromkeys(("runner.seq_length", "actor.model.seq_length"), 2 * EPISODE)
             found["data.max_prompt_length"] = EPISODE
+        if tool == "codejudge":  # the tiny model does not know when to end a turn
+            found["+algorithm.sampling_params.stop"] = ["</tool_call>"]
     data = values.get("data", {})
     is_chat = bool(data.get("apply_chat_template"))
     answers = ("yes", "Right") if values.get("reward", {}).get("reward_type") == "searchr1" else WORDS[1:3]
@@ -338,7 +341,7 @@ def overrides_of(file: Path, tiny: Tiny) -> tuple[str, list[str]]:
 def _spelt(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(_spelt(each) for each in value)}]"
-    return f"'{value}'" if isinstance(value, str) and any(letter in value for letter in "/,-") else str(value)
+    return f"'{value}'" if isinstance(value, str) and any(letter in value for letter in "/,-<") else str(value)
 
 
 def ignored_keys(file: Path, overrides: list[str]) -> tuple[tuple[str, str, str], ...]:
