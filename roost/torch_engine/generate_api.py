@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from roost.net.errors import Refused, refusing
-from roost.torch_engine.in_flight import Asked, Served
+from roost.torch_engine.in_flight import GenerateRequest, Served
 from roost.torch_engine.replies import (
     Json,
     StreamReply,
@@ -54,7 +54,7 @@ class GenerateBody(StrictBody):
 class GenerateForm:
     """Response format of /inference/v1/generate."""
 
-    def __init__(self, served: Served, body: GenerateBody, requested: Asked) -> None:
+    def __init__(self, served: Served, body: GenerateBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._asked = served, body, requested
 
     def whole(self, samples: list[Sample]) -> Json:
@@ -112,7 +112,7 @@ def generate_router(served: Served) -> APIRouter:
 
     @router.post("/inference/v1/generate")
     async def generate(body: GenerateBody, request: Request) -> Response:
-        requested = asked_of(served, body, request)
+        requested = parse_request(served, body, request)
         form = GenerateForm(served, body, requested)
         if body.stream:
             tells_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -122,12 +122,12 @@ def generate_router(served: Served) -> APIRouter:
     return router
 
 
-def asked_of(served: Served, body: GenerateBody, request: Request) -> Asked:
+def parse_request(served: Served, body: GenerateBody, request: Request) -> GenerateRequest:
     fields, prompt = body.sampling_params, tuple(body.token_ids)
     room = room_for_completion(len(prompt), served.engine.max_context)
     if body.stream and fields.prompt_logprobs is not None:
         raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
-    return Asked(
+    return GenerateRequest(
         request_id=f"generate-tokens-{request_id_of(request, body.request_id)}",
         prompts=(prompt,),
         samplings=(fields.sampling(room if fields.max_tokens is None else fields.max_tokens),),

@@ -22,7 +22,7 @@ ROUTE_PREFIXES = ("generate-tokens-", "cmpl-", "chatcmpl-")  # prefixes of the c
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerateRequest:
     """One parsed HTTP request: `samples` completions of each prompt."""
 
     request_id: str
@@ -45,19 +45,19 @@ class Asked:
         return requests
 
 
-class Mailbox:
+class ProgressQueue:
     """Queue of progress from the engine's thread to one HTTP request."""
 
     def __init__(self, wakes_for_each: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._wakes_for_each = wakes_for_each  # if False, wakes only when a completion ends
-        self._letters: deque[tuple[int, Progress]] = deque()
+        self._pending: deque[tuple[int, Progress]] = deque()
         self._arrived = asyncio.Event()
         self._called = False
 
     def deliver(self, index: int, progress: Progress) -> None:
         """Add progress and wake the request, at most once until it takes; called on the engine's thread."""
-        self._letters.append((index, progress))
+        self._pending.append((index, progress))
         if (self._wakes_for_each or progress.finish is not None) and not self._called:
             self._called = True
             with suppress(RuntimeError):  # the server's loop has ended
@@ -68,13 +68,13 @@ class Mailbox:
         # In this order, so that concurrent deliveries are either taken below or wake again.
         self._arrived.clear()
         self._called = False
-        return merged([self._letters.popleft() for _ in range(len(self._letters))])
+        return merged([self._pending.popleft() for _ in range(len(self._pending))])
 
 
-def merged(letters: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Progress]]:
+def merged(deliveries: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Progress]]:
     """Merge progress of the same completion and version, as decoding text in one go is faster."""
     by_index: dict[int, list[Progress]] = {}
-    for index, progress in letters:
+    for index, progress in deliveries:
         by_index.setdefault(index, []).append(progress)
     for index, steps in by_index.items():
         for version, group in groupby(steps, key=attrgetter("version")):
@@ -109,7 +109,7 @@ class InFlightRequests:
         return await asyncio.to_thread(self._engine.abort, found) if found else 0
 
     @asynccontextmanager
-    async def served(self, requested: Asked, each_piece: bool) -> AsyncIterator[RequestInFlight]:
+    async def served(self, requested: GenerateRequest, each_piece: bool) -> AsyncIterator[RequestInFlight]:
         """Context that serves a request; unfinished completions are aborted on exit."""
         self._check(requested)
         served = RequestInFlight(self._engine, requested, each_piece)
@@ -121,7 +121,7 @@ class InFlightRequests:
             await served.abort_unfinished()
             del self._engine_ids[requested.request_id]
 
-    def _check(self, requested: Asked) -> None:
+    def _check(self, requested: GenerateRequest) -> None:
         if self.closing:
             raise Refused("the server is shutting down", 503)
         if requested.request_id in self._engine_ids:
@@ -137,12 +137,12 @@ class InFlightRequests:
 class RequestInFlight:
     """Completions of one HTTP request in progress."""
 
-    def __init__(self, engine: TorchEngine, requested: Asked, each_piece: bool) -> None:
+    def __init__(self, engine: TorchEngine, requested: GenerateRequest, each_piece: bool) -> None:
         self._engine = engine
-        self._asked = requested
+        self._request = requested
         self._requests = requested.requests()
         self.samples: list[Sample] = []  # of the requests that the engine took
-        self._mailbox = Mailbox(each_piece or bool(requested.text and requested.text.stops))
+        self._progress = ProgressQueue(each_piece or bool(requested.text and requested.text.stops))
 
     @property
     def engine_ids(self) -> list[str]:
@@ -151,14 +151,14 @@ class RequestInFlight:
     def submit(self) -> None:
         for index, request in enumerate(self._requests):
             with refusing():
-                self._engine.submit(request, partial(self._mailbox.deliver, index))
-            self.samples.append(Sample(index, request.token_ids, request.sampling, self._asked.text))
+                self._engine.submit(request, partial(self._progress.deliver, index))
+            self.samples.append(Sample(index, request.token_ids, request.sampling, self._request.text))
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield pieces of all completions as they arrive."""
         unfinished = len(self.samples)
         while unfinished:
-            for index, progress in await self._mailbox.take():
+            for index, progress in await self._progress.take():
                 sample = self.samples[index]
                 if sample.finish is not None:
                     continue  # generated before the engine was told of the stop string

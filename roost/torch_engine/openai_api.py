@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from roost.engines.protocol import Sampling
 from roost.net.errors import Refused, refusing
-from roost.torch_engine.in_flight import Asked, Served
+from roost.torch_engine.in_flight import GenerateRequest, Served
 from roost.torch_engine.replies import (
     Form,
     Json,
@@ -58,7 +58,7 @@ class OpenAIFields(SamplingFields):
         return self.sampling(room if max_tokens is None else max_tokens)
 
 
-def reply(served: Served, body: OpenAIFields, requested: Asked, form: Form) -> Response:
+def reply(served: Served, body: OpenAIFields, requested: GenerateRequest, form: Form) -> Response:
     if not body.stream:
         if body.stream_options is not None:
             raise Refused("stream_options are for streams; write stream: true", field="stream_options")
@@ -197,7 +197,7 @@ class ChatBody(OpenAIFields):
 class ChatForm:
     """Response format of /v1/chat/completions."""
 
-    def __init__(self, served: Served, body: ChatBody, requested: Asked) -> None:
+    def __init__(self, served: Served, body: ChatBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._asked = served, body, requested
         self._created = int(time.time())
 
@@ -264,7 +264,7 @@ def chat_router(served: Served) -> APIRouter:
         with refusing():
             text = body.text_wanted(served.codec)
             prompt = await run_in_threadpool(prompt_of, served, body)
-        requested = Asked(
+        requested = GenerateRequest(
             request_id=f"chatcmpl-{request_id_of(request, body.request_id)}",
             prompts=(prompt,),
             samplings=(body.sampling_for(prompt, body.most_tokens, served.engine.max_context),),
@@ -301,7 +301,7 @@ class CompletionBody(OpenAIFields):
 class CompletionForm:
     """Response format of /v1/completions."""
 
-    def __init__(self, served: Served, body: CompletionBody, requested: Asked) -> None:
+    def __init__(self, served: Served, body: CompletionBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._asked = served, body, requested
         self._created = int(time.time())
         self._offsets: dict[int, int] = {}  # where the next token of each completion begins in its text
@@ -374,7 +374,7 @@ def completions_router(served: Served) -> APIRouter:
             text = body.text_wanted(served.codec)
             prompts = await run_in_threadpool(prompts_of, served, body)
         max_context = served.engine.max_context
-        requested = Asked(
+        requested = GenerateRequest(
             request_id=f"cmpl-{request_id_of(request, body.request_id)}",
             prompts=prompts,
             samplings=tuple(body.sampling_for(prompt, body.max_tokens, max_context) for prompt in prompts),

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from roost.engines.protocol import EngineError
 from roost.net.errors import Refused, error_body, logger, status_of
-from roost.torch_engine.in_flight import Asked, InFlightRequests, RequestInFlight
+from roost.torch_engine.in_flight import GenerateRequest, InFlightRequests, RequestInFlight
 from roost.torch_engine.text import Piece, Sample, TextCodec
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ def finite(logprob: float) -> float:
     return LEAST_LOGPROB if math.isnan(logprob) else max(logprob, LEAST_LOGPROB)
 
 
-def usage(request: Asked, samples: Sequence[Sample]) -> Json:
+def usage(request: GenerateRequest, samples: Sequence[Sample]) -> Json:
     """Token counts of prompts and completions; a prompt counts once for all its completions."""
     prompt_tokens = sum(len(prompt) for prompt in request.prompts)
     completion_tokens = sum(len(sample.token_ids) for sample in samples)
@@ -94,12 +94,12 @@ class Form(Protocol):
 class WholeReply(Response):
     """All completions of a request in one response, after the last has ended."""
 
-    def __init__(self, requests: InFlightRequests, request: Asked, form: Form) -> None:
+    def __init__(self, requests: InFlightRequests, request: GenerateRequest, form: Form) -> None:
         super().__init__()
-        self._requests, self._asked, self._form = requests, request, form
+        self._requests, self._request, self._form = requests, request, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._requests.served(self._asked, each_piece=False) as in_flight:
+        async with self._requests.served(self._request, each_piece=False) as in_flight:
             samples = await unless_disconnected(in_flight.finished(), receive)
         if samples is not None:
             await JSONResponse(self._form.whole(samples))(scope, receive, send)
@@ -108,14 +108,14 @@ class WholeReply(Response):
 class StreamReply(Response):
     """Stream completions as server-sent events."""
 
-    def __init__(self, requests: InFlightRequests, request: Asked, form: Form, tells_usage: bool) -> None:
+    def __init__(self, requests: InFlightRequests, request: GenerateRequest, form: Form, tells_usage: bool) -> None:
         super().__init__()
-        self._requests, self._asked, self._form = requests, request, form
+        self._requests, self._request, self._form = requests, request, form
         self._tells_usage = tells_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Asked before the first byte is sent, so that a refusal still has a status of its own.
-        async with self._requests.served(self._asked, each_piece=True) as in_flight:
+        # Submitted before the first byte is sent, so that a refusal still has a status of its own.
+        async with self._requests.served(self._request, each_piece=True) as in_flight:
             events = StreamingResponse(self._events(in_flight), media_type="text/event-stream")
             await events(scope, receive, send)
 
@@ -124,7 +124,7 @@ class StreamReply(Response):
             async for chunk in self._chunks(in_flight):
                 yield _event(chunk)
         except (Refused, EngineError) as error:  # the status has already been sent
-            logger.error("%s: %s", self._asked.request_id, error)
+            logger.error("%s: %s", self._request.request_id, error)
             yield _event(error_body(str(error), status_of(error)))
         yield "data: [DONE]\n\n"
 
