@@ -166,7 +166,7 @@ def with_advantages(
         found, returns = from_token_rewards(batch, tokens, settings, among)
     else:
         constant = [np.full(_count(sample), value) for sample, value in zip(batch.samples, rewards, strict=True)]
-        found = _evened(batch, constant, settings, among)
+        found = _whiten_and_clip(batch, constant, settings, among)
     sizes = _sizes(found, rewards, settings)
     chosen = select(sizes, settings, among)
     if is_by_token:
@@ -197,7 +197,7 @@ def from_token_rewards(
         found, returns = [each.advantages for each in along], [each.returns for each in along]
     else:
         found = [_discounted(sample, each, settings) for sample, each in zip(batch.samples, rewards, strict=True)]
-    return _evened(batch, _taught(batch, found), settings, among), returns
+    return _whiten_and_clip(batch, _taught(batch, found), settings, among), returns
 
 
 def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
@@ -289,8 +289,10 @@ def _whitened(
     return whitened_by(values, whitening, tags, among)
 
 
-def _evened(batch: Batch, values: Sequence[Doubles], settings: AdvantageSettings, among: Flags) -> list[Doubles]:
-    """Whiten and clip."""
+def _whiten_and_clip(
+    batch: Batch, values: Sequence[Doubles], settings: AdvantageSettings, among: Flags
+) -> list[Doubles]:
+    """Advantages, whitened and clipped as the settings say."""
     found = _whitened(batch, values, settings.whiten_advantages, settings, among)
     limit = settings.advantage_clip
     return found if limit is None else [each.clip(-limit, limit) for each in found]
