@@ -22,7 +22,7 @@ from roost.sandbox.execution import Execution, Fault
 from roost.sandbox.limits import Limits
 from roost.sandbox.sandbox import Sandbox, run_once
 
-HALVES, RUN_TESTS = (Path(__file__).with_name(name) for name in ("two_halves.py", "run_tests.py"))
+RPC, RUN_TESTS = (Path(__file__).with_name(name) for name in ("unit_test_rpc.py", "run_tests.py"))
 # Only stdout counts: stderr is dropped.
 PROGRAM = """\
 import os as _os; _os.dup2(_os.open("/dev/null", _os.O_WRONLY), 2); del _os
@@ -30,8 +30,8 @@ exec(compile({code!r}, "solution.py", "exec", dont_inherit=True))
 """
 SPARE_CHARS = 10_000  # beyond the expected output: more is wrong anyway
 LINK = "exchange = lambda message: apis.other.say(message=message)\n"
-TRY_OUT = """\
-{halves}
+TEST_PROGRAM = """\
+{rpc}
 exec(compile({run_tests!r}, "run_tests.py", "exec"))
 {link}
 run_test(tests_module(exchange, {setup!r}, {test!r}, {points!r}), {call!r}, {points!r})
@@ -84,9 +84,9 @@ async def _printed_right(code: str, case: InputOutput, limits: Limits, allow_wea
 
 async def _passes(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -> Verdict:
     """Run tests and code in two sandboxes and relay their messages. Only the tests decide the verdict."""
-    relay, halves, run_tests = _Relay(), *(file.read_text(encoding="utf-8") for file in (HALVES, RUN_TESTS))
-    program = TRY_OUT.format(
-        halves=halves,
+    relay, rpc, run_tests = _Relay(), *(file.read_text(encoding="utf-8") for file in (RPC, RUN_TESTS))
+    program = TEST_PROGRAM.format(
+        rpc=rpc,
         run_tests=run_tests,
         link=LINK,
         setup=case.setup,
@@ -98,7 +98,7 @@ async def _passes(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -
         await Sandbox.start(limits, relay.from_tests, allows_weak=allow_weak) as tests,
         await Sandbox.start(limits, relay.from_code, allows_weak=allow_weak) as solution,
     ):
-        serving = asyncio.create_task(solution.execute(f"{halves}\n{LINK}serve(exchange, {code!r})\n"))
+        serving = asyncio.create_task(solution.execute(f"{rpc}\n{LINK}serve(exchange, {code!r})\n"))
         trying = asyncio.create_task(tests.execute(program))
         try:
             await asyncio.wait((serving, trying), return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +115,7 @@ async def _ended(*tasks: asyncio.Task[Execution]) -> None:
 
 
 class _Relay:
-    """Passes messages between the two halves; each waits for the other."""
+    """Passes messages between the tests and the code; each waits for the other."""
 
     def __init__(self) -> None:
         self._for_tests: asyncio.Queue[Any] = asyncio.Queue()

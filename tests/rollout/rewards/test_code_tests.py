@@ -168,7 +168,7 @@ def test_input_and_output(text, tests, keys, expected):
             "  return 9",
             "assert add(1, 2) == 3",
             0.0,
-            id="asks the other half",
+            id="asks the other sandbox",
         ),
         pytest.param(
             "import sys\nexchange = sys._getframe(1).f_locals['exchange']\n"

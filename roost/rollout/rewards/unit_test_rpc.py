@@ -1,8 +1,8 @@
-"""The two halves of a unit test: the test in one sandbox, the code that it tries in another.
+"""RPC between a unit test and the code under test, which run in separate sandboxes.
 
-The code sees the arguments of its functions and nothing else: no expected value, no comparison, no verdict is ever in
-its process. What it gives back arrives as plain values, or as a stand-in for an object that stays where it is; so an
-object that calls itself equal to everything is equal to nothing.
+The code sees only the arguments of its functions: expected values, comparisons and the verdict never enter its process.
+Results arrive as plain values, or as proxies of objects that stay in the sandbox of the code. An object whose `__eq__`
+always returns True is therefore equal to no expected value.
 
 This file is run as a program in both sandboxes and must stay without imports beyond the standard library.
 """
@@ -19,23 +19,23 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-Exchange = Callable[[Any], Any]  # say something to the other half, and hear what it says then
+Exchange = Callable[[Any], Any]  # sends a message to the other peer and returns its reply
 LARGE = 2**53  # larger integers are not exact in every JSON parser
 PACKAGES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas"}
 
 
-class Half:
+class RpcPeer:
     """One end of the connection: sends plain values, keeps other objects, and executes requests of the other end."""
 
     def __init__(self, exchange: Exchange, serves_all: bool) -> None:
         self._exchange = exchange
-        self._serves_all = serves_all  # the half of the tests only lets functions be called that it handed over
+        self._serves_all = serves_all  # False for the tests: the code may only call functions that they passed to it
         self._kept: list[Any] = []
-        self.raised: dict[str, type[Exception]] = {}  # classes that stand for the other half's
+        self.raised: dict[str, type[Exception]] = {}  # local classes for exceptions of the other peer
 
     def pack(self, value: Any) -> Any:
         """Encode a value as JSON, ignoring subclasses."""
-        if isinstance(value, StandIn):
+        if isinstance(value, RemoteObject):
             return ["yours", object.__getattribute__(value, "_number")]
         if value is None or isinstance(value, bool):
             return value
@@ -47,7 +47,7 @@ class Half:
             return str.__str__(value)
         kind: Any
         for kind in (list, tuple, set, frozenset):
-            if isinstance(value, kind):  # its own way to iterate is nothing to us, if it has one
+            if isinstance(value, kind):  # bypass an overridden __iter__
                 return [kind.__name__, [self.pack(one) for one in kind.__iter__(value)]]
         if isinstance(value, dict):
             return ["dict", [[self.pack(key), self.pack(one)] for key, one in dict.items(value)]]
@@ -71,7 +71,7 @@ class Half:
         if kind == "dict":
             return {self.unpack(key): self.unpack(one) for key, one in content}
         if kind == "mine":
-            return StandIn(self, content)
+            return RemoteObject(self, content)
         if kind == "yours":
             return self._kept[content]
         readers: dict[str, Callable[[str], Any]] = {
@@ -84,24 +84,28 @@ class Half:
         }
         return readers[kind](content)
 
-    def ask(self, what: str, number: int, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None) -> Any:
-        """Send a request for a kept object; arguments that the other half changed are changed here as well."""
+    def request(
+        self, what: str, number: int, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        """Send a request for a kept object; arguments that the other peer changed are changed here as well."""
         packed = [self.pack(one) for one in arguments]
         answer = self._exchange({"do": what, "of": number, "with": packed, "named": self.pack(named or {})})
-        while "do" in answer:  # it calls a function that was an argument, before it can answer
-            answer = self._exchange(self.done(answer))
+        while "do" in answer:  # it first calls a function that was an argument
+            answer = self._exchange(self.execute(answer))
         if "raised" in answer:
             raise self._error(answer["raised"], str(answer["text"]))
         for place, after in answer["changed"]:
             _change(arguments[place], self.unpack(after))
         return self.unpack(answer["value"])
 
-    def done(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Execute a request of the other half and return its result."""
+    def execute(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Execute a request of the other peer and return its result."""
         try:
-            arguments = [self.unpack(one) for one in asked["with"]]
-            value = self.pack(self._do(asked["do"], self._kept[asked["of"]], arguments, self.unpack(asked["named"])))
-            changed = self._changed(asked["with"], arguments)
+            arguments = [self.unpack(one) for one in request["with"]]
+            value = self.pack(
+                self._do(request["do"], self._kept[request["of"]], arguments, self.unpack(request["named"]))
+            )
+            changed = self._changed(request["with"], arguments)
         except (Exception, SystemExit) as error:
             names = [kind.__name__ for kind in type(error).__mro__]
             return {"raised": names, "text": str(error)}
@@ -128,47 +132,49 @@ class Half:
         return [[place, packed] for place, packed in after if packed != before[place]]
 
     def _error(self, names: list[str], text: str) -> Exception:
-        """An error of the same kind, as far as that is known here; never one that ends the process."""
+        """Exception of the nearest class known here; never SystemExit or another that is no Exception."""
         for name in names:
             kind = self.raised.get(name) or getattr(builtins, name, None)
             if isinstance(kind, type) and issubclass(kind, Exception):
                 try:
                     return kind(text)
                 except TypeError:
-                    continue  # some need more than a text
+                    continue  # its constructor needs more than a message
         return RuntimeError(f"{names[0]}: {text}")
 
 
-class StandIn:
-    """Proxy of an object of the other half: operations run there, except comparison with values."""
+class RemoteObject:
+    """Proxy of an object of the other peer: operations run there, except comparison with values."""
 
-    def __init__(self, half: Half, number: int) -> None:
-        object.__setattr__(self, "_half", half)
+    def __init__(self, peer: RpcPeer, number: int) -> None:
+        object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return _ask(self, "call", arguments, named)
+        return _request(self, "call", arguments, named)
 
     def __getattr__(self, name: str) -> Any:
-        return _ask(self, "get", (name,))
+        return _request(self, "get", (name,))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _ask(self, "set", (name, value))
+        _request(self, "set", (name, value))
 
     def __eq__(self, other: object) -> Any:
-        return _ask(self, "equal", (other,)) is True if isinstance(other, StandIn) else NotImplemented
+        return _request(self, "equal", (other,)) is True if isinstance(other, RemoteObject) else NotImplemented
 
     def __lt__(self, other: object) -> Any:
-        return _ask(self, "less", (other,)) is True if isinstance(other, StandIn) else NotImplemented
+        return _request(self, "less", (other,)) is True if isinstance(other, RemoteObject) else NotImplemented
 
 
-def _ask(stand_in: StandIn, what: str, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None) -> Any:
-    half: Half = object.__getattribute__(stand_in, "_half")
-    return half.ask(what, object.__getattribute__(stand_in, "_number"), arguments, named)
+def _request(
+    remote: RemoteObject, what: str, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None
+) -> Any:
+    peer: RpcPeer = object.__getattribute__(remote, "_peer")
+    return peer.request(what, object.__getattribute__(remote, "_number"), arguments, named)
 
 
 def _forwarding(name: str) -> Callable[..., Any]:
-    return lambda self, *arguments: _ask(self, name, arguments)
+    return lambda self, *arguments: _request(self, name, arguments)
 
 
 SPECIAL: dict[str, Callable[..., Any]] = {
@@ -186,8 +192,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "__exit__": lambda kept, *error: kept.__exit__(None, None, None),
     "__instancecheck__": lambda kept, one: isinstance(one, kept),
 }
-for _name in SPECIAL:  # Python looks for these in the class alone
-    setattr(StandIn, _name, _forwarding(_name))
+for _name in SPECIAL:  # Python looks special methods up on the class
+    setattr(RemoteObject, _name, _forwarding(_name))
 
 
 def _change(original: Any, after: Any) -> None:
@@ -198,39 +204,39 @@ def _change(original: Any, after: Any) -> None:
         original.update(after)
 
 
-# The half of the code -----------------------------------------------------------------------------------------------
+# The code under test ------------------------------------------------------------------------------------------------
 
 
 def serve(exchange: Exchange, code: str) -> None:
     """Run the code, send the names it defines, and execute requests of the tests."""
-    half = Half(exchange, serves_all=True)
+    peer = RpcPeer(exchange, serves_all=True)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
-    with contextlib.suppress(SystemExit):  # what it has defined by then is there
+    with contextlib.suppress(SystemExit):  # names defined before the exit can be used
         exec(compile(code, "solution.py", "exec", dont_inherit=True), module.__dict__)
     defined = {name: value for name, value in module.__dict__.items() if not name.startswith("_")}
     reply: Any = {
-        "names": {name: half.pack(value) for name, value in defined.items() if not isinstance(value, types.ModuleType)},
+        "names": {name: peer.pack(value) for name, value in defined.items() if not isinstance(value, types.ModuleType)},
         "modules": [name for name, value in defined.items() if isinstance(value, types.ModuleType)],
         "errors": {
             name: [kind.__name__ for kind in value.__mro__] for name, value in defined.items() if _is_error(value)
         },
     }
     while True:
-        reply = half.done(exchange(reply))
+        reply = peer.execute(exchange(reply))
 
 
 def _is_error(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
-# The half of the tests ----------------------------------------------------------------------------------------------
+# The tests ----------------------------------------------------------------------------------------------------------
 
 
 def tests_module(exchange: Exchange, setup: str, test: str, entry_points: Sequence[str]) -> types.ModuleType:
-    """Run the text of tests with stand-ins for what the code defines; it raises where an assertion of it fails."""
-    half = Half(exchange, serves_all=False)
-    names = solution_names(half, exchange({"hello": True}), entry_points)
+    """Run the tests with proxies for the names that the code defines; raises if an assertion fails."""
+    peer = RpcPeer(exchange, serves_all=False)
+    names = solution_names(peer, exchange({"hello": True}), entry_points)
     solution = types.ModuleType("solution")
     solution.__dict__.update(names)
     tests = types.ModuleType("tests_of_solution")
@@ -241,21 +247,21 @@ def tests_module(exchange: Exchange, setup: str, test: str, entry_points: Sequen
     return tests
 
 
-def solution_names(half: Half, told: dict[str, Any], entry_points: Sequence[str]) -> dict[str, Any]:
+def solution_names(peer: RpcPeer, defined: dict[str, Any], entry_points: Sequence[str]) -> dict[str, Any]:
     """Names of the solution that tests see; none that shadow builtins or standard library modules."""
     names: dict[str, Any] = {}
-    for name in told["modules"]:
+    for name in defined["modules"]:
         if name in sys.stdlib_module_names or name in PACKAGES:
             names[name] = importlib.import_module(PACKAGES.get(name, name))
-    for name, packed in told["names"].items():
+    for name, packed in defined["names"].items():
         if name.startswith("_") or not name.isidentifier():
-            continue  # which an honest half does not offer: with another __builtins__, asserts would call its functions
+            continue  # never sent by `serve`; a forged __builtins__ would run its functions in the tests
         is_reserved = hasattr(builtins, name) or name in sys.stdlib_module_names or name in PACKAGES
         if name in entry_points or not (entry_points or is_reserved):
-            names[name] = half.unpack(packed)
-    for name, kinds in told["errors"].items():
+            names[name] = peer.unpack(packed)
+    for name, kinds in defined["errors"].items():
         if name in names:
             found = (getattr(builtins, kind, None) for kind in kinds)
             known = next((kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
-            names[name] = half.raised[name] = type(name, (known,), {})
+            names[name] = peer.raised[name] = type(name, (known,), {})
     return names
