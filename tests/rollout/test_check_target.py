@@ -230,7 +230,7 @@ TASKS_EXAMPLE = "roost.app_world.serving.tasks.AppWorldTasks"
                 ("max_turn",),
                 f"max_turn is not a key of {SCENARIO_TARGET}",
                 "it takes tasks, agent, environment, max_turns, keeps_reasoning, template, max_sequence_length, "
-                "tool_parser, reasoning_parser",
+                "tool_parser, reasoning_parser, max_response_length, chat_template",
                 "did you mean max_turns?",
             ),
             id="the scenario's key",
