@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from roost.cli.console import open_console
-from roost.trainer.report import write_plots, write_report
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.report.page import write_plots, write_report
 
 
 def report_command(

@@ -14,16 +14,16 @@ from roost.engines.protocol import EngineError
 from roost.placement.plan import Plan
 from roost.procs.files import DiskFull, private_files
 from roost.runtime.control_watch import ControlLost
-from roost.trainer.checkpoints import Checkpoints, Unreadable
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.guards import Diverged
-from roost.trainer.live_view import LiveView
-from roost.trainer.metrics.fan_out import MetricSettings
-from roost.trainer.report import write_plots, write_report
-from roost.trainer.resuming import RunInUse
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.saving import described
-from roost.trainer.summary import print_summary
+from roost.trainer.records.checkpoints import Checkpoints, Unreadable
+from roost.trainer.records.fan_out import MetricSettings
+from roost.trainer.records.resuming import RunInUse
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.saving import described
+from roost.trainer.report.live_view import LiveView
+from roost.trainer.report.page import write_plots, write_report
+from roost.trainer.report.summary import print_summary
 from roost.trainer.train import EndedAtStart, EndedEarly, Outcome, RunOptions, train
 from roost.transport.failure import WorkerFailed
 from roost.view.text import print_findings, print_plan

@@ -19,10 +19,10 @@ from roost.engines.fleet import Fleet
 from roost.engines.owner import LocalOwner
 from roost.rollout.episode import Group, Split
 from roost.trainer.evaluation import Evaluation, answer_in, at_k, evaluate
-from roost.trainer.metrics.json_lines import write_whole
+from roost.trainer.records.json_lines import write_whole
+from roost.trainer.records.samples import sample_record
 from roost.trainer.report.page import page_file
 from roost.trainer.rollout_workers import open_stages
-from roost.trainer.samples import sample_record
 from roost.trainer.setup import PATIENT, load_rewards, load_scenario
 from roost.trainer.targets import decoder
 from roost.trainer.watching import FailureFiles

@@ -38,11 +38,11 @@ from roost.trainer.batch import (
     with_teachers,
     with_values,
 )
-from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed
 from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
 from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_mismatch, check_skipped, explained
 from roost.trainer.learners import ALL_PARTS, Learners, totals_of
+from roost.trainer.records.checkpoints import TrainerState
 
 Figures = dict[str, float]
 DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlier one of the step exceeded early_stop_kl

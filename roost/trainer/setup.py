@@ -33,16 +33,16 @@ from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
 from roost.runtime.cluster import Cluster
 from roost.runtime.ray_address import running_here
 from roost.runtime.worker import GroupSpec, LaunchOptions
-from roost.trainer.checkpoints import TrainerState
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.loop import WEIGHT, DeviceSwitch
 from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
-from roost.trainer.resuming import (
+from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.resuming import (
     Say,
     plain,
     reopened,
 )
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.targets import check_named, load_tokenizer, make_scenario
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"

@@ -30,14 +30,14 @@ from roost.rollout.order import Order, order_of, sample_seed
 from roost.runtime.cluster import Cluster
 from roost.runtime.worker import LaunchOptions
 from roost.trainer.batch import Batch, minibatches
-from roost.trainer.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.figures import of_learning, of_memory, of_time
 from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.learner_worker import LearnerWorker
 from roost.trainer.learners import Learners, totals_of
 from roost.trainer.loop import WEIGHT
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.saving import Saver
+from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.saving import Saver
 from roost.trainer.setup import PATIENT, devices_of, has_gpus, scorer_group
 from roost.trainer.watching import Watching
 from roost.transport import current

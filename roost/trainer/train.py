@@ -37,17 +37,16 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
-from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
 from roost.trainer.guards import SkippedSteps
 from roost.trainer.learners import Learners, receiver_at
-from roost.trainer.live_view import LiveView
 from roost.trainer.loop import Loop, Models
-from roost.trainer.metrics.fan_out import MetricSettings, open_metrics
 from roost.trainer.preflight import check_models
-from roost.trainer.resuming import (
+from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.fan_out import MetricSettings, open_metrics
+from roost.trainer.records.resuming import (
     Say,
     check_free,
     is_finished,
@@ -56,9 +55,10 @@ from roost.trainer.resuming import (
     out_of_room,
     resumed_state,
 )
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.saving import Saver
+from roost.trainer.report.live_view import LiveView
 from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.saving import Saver
 from roost.trainer.setup import (
     ACTOR,
     CRITIC,

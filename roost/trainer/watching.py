@@ -14,12 +14,12 @@ from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.episode import Episode, Group
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
-from roost.trainer.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.evaluation import Evaluation
-from roost.trainer.live_view import LiveView
-from roost.trainer.metrics.fan_out import FanOut
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.samples import samples_of
+from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
+from roost.trainer.records.fan_out import FanOut
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.samples import samples_of
+from roost.trainer.report.live_view import LiveView
 
 MOST_REASONS = 50  # files in the folder
 _TASK = re.compile(r"\btask (?:'[^']*'|\"[^\"]*\")")  # a task's name, which differs in every group

@@ -13,7 +13,7 @@ import yaml
 
 import roost
 from roost.rollout.environments.control import ControlScenario, write_control_model
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
 from tests.cli.terminal import lines_of, run
 from tests.limits import HANG_S
 

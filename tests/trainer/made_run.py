@@ -6,7 +6,7 @@ import random
 import roost
 from roost.trace.chrome import write_trace
 from roost.trace.spans import Span, WorkerSpans
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
 
 STEPS = 60
 UNKNOWN_REWARDS = (13, 14, 30)  # steps whose reward is no number

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from roost.trainer.checkpoints import Best, Checkpoints, TrainerState, best_checkpoint, best_of
+from roost.trainer.records.checkpoints import Best, Checkpoints, TrainerState, best_checkpoint, best_of
+from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.page_data import page_data
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.summary import print_summary
+from roost.trainer.report.summary import print_summary
 
 
 def rewards(*pairs):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from roost.learner.checksums import Damaged, sums_of, write_sums
-from roost.trainer.checkpoints import Checkpoint, Checkpoints, TrainerState, Unreadable
 from roost.trainer.feed import Position
+from roost.trainer.records.checkpoints import Checkpoint, Checkpoints, TrainerState, Unreadable
 
 
 def write(folder, step, *parts, state=None):

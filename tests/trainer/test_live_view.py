@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from roost.trainer.live_view import LiveView, Phase, Progress, picture
+from roost.trainer.report.live_view import LiveView, Phase, Progress, picture
 from tests.limits import HANG_S
 
 

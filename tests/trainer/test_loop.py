@@ -23,10 +23,10 @@ from roost.engines.residency import HandOver
 from roost.engines.weights.delivery import WrongWeights
 from roost.placement.memory.residency import Decision
 from roost.trace.spans import SpanRecorder
-from roost.trainer.checkpoints import TrainerState
 from roost.trainer.feed import Feed, Position
 from roost.trainer.guards import Diverged, check_policy
 from roost.trainer.loop import DeviceSwitch, Loop, Models, StalenessExceeded
+from roost.trainer.records.checkpoints import TrainerState
 from tests.rollout.script import Script, ran, settled
 
 

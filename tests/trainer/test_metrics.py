@@ -6,8 +6,8 @@ import urllib.request
 
 import pytest
 
-from roost.trainer.metrics.fan_out import FanOut, MetricSettings, PrometheusEndpoint, free_name, open_metrics
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.fan_out import FanOut, MetricSettings, PrometheusEndpoint, free_name, open_metrics
+from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
 
 VALUES = {"reward/mean": 0.5, "loss/policy": math.nan, "busy/llm-judge": 0.25, "version": 3}

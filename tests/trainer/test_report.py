@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from roost.trace.chrome import write_trace
+from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.page import write_plots, write_report
 from roost.trainer.report.page_data import (
     MOST_CHARACTERS,
@@ -23,7 +24,6 @@ from roost.trainer.report.page_data import (
     phases_of,
     read_trace,
 )
-from roost.trainer.run_folder import RunFolder
 from tests.cli.terminal import run as roost
 from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, workers
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from roost.trace.chrome import write_trace
+from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.page import write_report
-from roost.trainer.run_folder import RunFolder
 from tests.limits import HANG_S
 from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
 

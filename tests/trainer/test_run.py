@@ -20,9 +20,9 @@ from roost.procs import signals
 from roost.runtime.control_watch import ControlLost
 from roost.trainer import setup
 from roost.trainer import train as train_module
-from roost.trainer.checkpoints import Checkpoints, TrainerState
-from roost.trainer.resuming import RunInUse
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.checkpoints import Checkpoints, TrainerState
+from roost.trainer.records.resuming import RunInUse
+from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
 from roost.trainer.train import (
     RESTARTS,

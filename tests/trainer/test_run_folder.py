@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roost.trainer.checkpoints import TrainerState
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.saving import described, export_policy
+from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.saving import described, export_policy
 from tests.small_disk import small_disk
 
 

@@ -10,8 +10,8 @@ from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import said
 from roost.rollout.conversation import token_numbers
 from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript
-from roost.trainer import samples
-from roost.trainer.samples import conversation, samples_of
+from roost.trainer.records import samples
+from roost.trainer.records.samples import conversation, samples_of
 from tests.rollout.script import completion
 from tests.trainer.made_groups import made_group
 

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from roost.rollout.episode import Task
 from roost.rollout.rewards.config import Route, Routing
-from roost.trainer.checkpoints import TrainerState
 from roost.trainer.evaluation import Evaluation
-from roost.trainer.live_view import LiveView
-from roost.trainer.metrics.fan_out import open_metrics
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.fan_out import open_metrics
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.report.live_view import LiveView
 from roost.trainer.watching import Watching
 from tests.trainer.made_groups import made_group
 

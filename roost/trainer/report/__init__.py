@@ -1,5 +1,1 @@
-"""Reports of a run: an HTML page and two plots."""
-
-from roost.trainer.report.page import write_plots, write_report
-
-__all__ = ["write_plots", "write_report"]
+"""Output of a run: the live view, the summary at its end, the HTML page and plots."""

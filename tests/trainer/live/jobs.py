@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.trainer.live_view import LiveView
+from roost.trainer.report.live_view import LiveView
 from roost.trainer.train import RunOptions, train
 
 ACCELERATORS = 3  # of the simulated machine that all jobs run on

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from roost.app_world.tiny_model import write_app_world_model
-from roost.trainer.saving import described
+from roost.trainer.records.saving import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
 

@@ -10,10 +10,10 @@ import pytest
 
 from roost.procs.files import DiskFull, FolderLock
 from roost.rollout.arithmetic import Arithmetic
-from roost.trainer.checkpoints import Checkpoints
 from roost.trainer.guards import Diverged
-from roost.trainer.resuming import RunInUse
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.checkpoints import Checkpoints
+from roost.trainer.records.resuming import RunInUse
+from roost.trainer.records.run_folder import RunFolder
 from tests.small_disk import small_disk
 from tests.trainer.live.jobs import config, learnt_groups, trained, weights_of
 from tests.trainer.live.test_faults import LEARNER, kill

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import MARK, config
 

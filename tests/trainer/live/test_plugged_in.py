@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 
 from roost.app_world.tiny_model import write_app_world_model
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[3]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roost.trainer.checkpoints import Checkpoints, best_checkpoint
-from roost.trainer.run_folder import RunFolder
-from roost.trainer.saving import described
+from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.saving import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import counted
-from roost.trainer.metrics.json_lines import JsonLines, Record, write_whole
+from roost.trainer.records.json_lines import JsonLines, Record, write_whole
 
 
 class RunFolder:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from roost.config.findings import did_you_mean
 from roost.procs.files import is_disk_full
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder
 
 
 class PrometheusEndpoint:

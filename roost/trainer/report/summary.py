@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.config.findings import counted
-from roost.trainer.checkpoints import Checkpoints, best_checkpoint
 from roost.trainer.figures import PHASES
-from roost.trainer.live_view import sparkline
-from roost.trainer.metrics.json_lines import Record, number_of
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
+from roost.trainer.records.json_lines import Record, number_of
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.report.live_view import sparkline
 from roost.view.plain import plain_line
 
 SHOWN = 5  # samples of each kind

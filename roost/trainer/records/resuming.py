@@ -13,8 +13,8 @@ from roost.config.job import Job
 from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.learner.checksums import Damaged
 from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
-from roost.trainer.checkpoints import ANEW, Checkpoints, TrainerState
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.checkpoints import ANEW, Checkpoints, TrainerState
+from roost.trainer.records.run_folder import RunFolder
 
 Say = Callable[[str], None]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from roost.learner.checksums import Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
-from roost.trainer.metrics.json_lines import Record, number_of, write_whole
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.json_lines import Record, number_of, write_whole
+from roost.trainer.records.run_folder import RunFolder
 
 NAME = re.compile(r"step-(\d+)")
 

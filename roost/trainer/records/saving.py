@@ -10,11 +10,11 @@ from pathlib import Path
 from roost.config.train import TrainSettings
 from roost.procs.files import DiskFull, check_room, put_in_place, unfinished
 from roost.trace.spans import SpanRecorder
-from roost.trainer.checkpoints import Checkpoint, Checkpoints, TrainerState, best_checkpoint
 from roost.trainer.guards import SkippedSteps
 from roost.trainer.learners import Learners
-from roost.trainer.metrics.json_lines import write_whole
-from roost.trainer.run_folder import RunFolder
+from roost.trainer.records.checkpoints import Checkpoint, Checkpoints, TrainerState, best_checkpoint
+from roost.trainer.records.json_lines import write_whole
+from roost.trainer.records.run_folder import RunFolder
 
 ADAPTER = "adapter"  # the folder in policy/
 

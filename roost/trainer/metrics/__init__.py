@@ -1,1 +1,0 @@
-"""Metrics of a run: always a file, optionally trackers and Prometheus."""

@@ -1,0 +1,1 @@
+"""Files of a run: its folder, metrics, samples and checkpoints; saving and resuming."""
