@@ -183,7 +183,7 @@ class Outcome:
 
 
 def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
-    """Run from the processes of `launch` to the end of the run, or until it is stopped.
+    """Train a job to its end, or until it is stopped.
 
     When a worker or Ray dies, or no engine is left, relaunch everything and continue from the newest checkpoint. Steps
     after that checkpoint are undone, so that no sample is used twice.
@@ -234,7 +234,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
 
 
 def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSettings, say: Say) -> Outcome:
-    has_changed = job.training is not None and job.training.max_steps != settings.max_steps  # by `_with_steps`
+    has_changed = job.training is not None and job.training.max_steps != settings.max_steps  # by `with_step_count`
     key = setting_location("max_epochs" if has_changed else "max_steps", job).key_path
     say(f"{run.path} is finished: {counted(state.step, 'step')} done; raise {key} to train on")
     return Outcome(run, state, was_stopped=False)

@@ -62,7 +62,7 @@ def measured(step, chance):
         "loss/policy": 0.02 * chance.gauss(0, 1),
         "grad/norm": math.inf if step == 5 else 0.3 + 0.2 * chance.random(),
         "entropy": 1.6 - 1.2 * skill(step),
-        "mismatch/mean": 0.002 + 0.0005 * chance.random(),
+        "mismatch/logprob_mean": 0.002 + 0.0005 * chance.random(),
         "time/step": STEP_S,
         "time/generate": generate,
         "time/score": 0.08,

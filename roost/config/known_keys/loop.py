@@ -1,4 +1,4 @@
-"""Keys of ml-loop that Roost does not follow, with the reasons."""
+"""Keys of ml-loop that no setting declares: followed otherwise, or not, with the reasons."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 class Effect(StrEnum):
-    """Effect of a key that Roost does not follow."""
+    """Treatment of a key that no setting declares."""
 
     FOLLOWED = "followed"
     PLACING = "read for placing"

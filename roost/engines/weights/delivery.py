@@ -309,8 +309,10 @@ class Delivery:
             await self._restart(member)
         elif route is WeightRoute.ADAPTER:
             await self._adapt(member)
-        else:
+        elif route is WeightRoute.RELOAD:
             await self._reload(member)
+        else:
+            raise ValueError(f"the weight route {route} is not one of a single engine")
 
     async def _send(self, members: Sequence[Member]) -> dict[Member, EngineError | None]:
         """Send the weights to all members in one transfer; return the error of each."""

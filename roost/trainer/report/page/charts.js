@@ -8,7 +8,7 @@ const SMALL = [
   { title: "Gradient norm", keys: ["grad/norm"], zero: true },
   { title: "Skipped optimizer steps", keys: ["steps/skipped", "critic/skipped"], zero: true, hidden: isZero },
   { title: "Entropy", keys: ["entropy"] },
-  { title: "Learner and engine apart", keys: ["mismatch/mean"] },
+  { title: "Learner and engine apart", keys: ["mismatch/logprob_mean"] },
   { title: "Tokens a second", keys: ["tokens/per_second"], zero: true },
 ];
 
@@ -54,7 +54,7 @@ function drawSmall(run) {
   byId("small").hidden = !byId("small").children.length;
   const rest = [...run.series.keys()].filter((key) => !used.has(key) && !key.startsWith("time/") && !key.startsWith("busy/"));
   byId("more").hidden = !rest.length;
-  // SampledTokens when somebody looks: there may be hundreds.
+  // Drawn when somebody looks: there may be hundreds.
   byId("more").addEventListener("toggle", () => within("more", ".small-charts").append(...rest.map((key) => smallChart(run, key, [key]))), { once: true });
 }
 

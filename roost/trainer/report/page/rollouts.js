@@ -110,7 +110,7 @@ function conversationOf(messages) {
   const turns = messages.filter((message) => message.generated).length;
   const summary = `${counted(messages.length, "message")}, ${counted(turns, "turn")} generated`;
   const details = make("details", { class: "conversation" }, make("summary", { class: "dim" }, summary));
-  // SampledTokens when it is opened: a page may hold thousands of them.
+  // Drawn when it is opened: a page may hold thousands of them.
   details.addEventListener("toggle", () => {
     if (details.open && details.childElementCount === 1) details.append(...messages.map(messageOf));
   });
