@@ -240,7 +240,7 @@ def token_versions(made: Completion) -> list[int]:
     for span in made.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
     if len(versions) != len(made.token_ids) or NOT_MADE in versions:
-        raise ValueError(f"the versions of {len(made.token_ids)} tokens are not told by {made.versions}")
+        raise ValueError(f"the versions of {len(made.token_ids)} tokens are not covered by {made.versions}")
     return versions
 
 
@@ -294,12 +294,12 @@ class Episode:
         return np.concatenate([np.array([], np.int64), *(tokens.made_by for tokens in self.sequences)])
 
     @property
-    def made(self) -> int:
+    def completion_tokens(self) -> int:
         """Number of generated tokens."""
         return len(self.made_by)
 
     @property
-    def given(self) -> int:
+    def prompt_tokens(self) -> int:
         """Number of prompt tokens before the first turn."""
         firsts = [int(np.argmax(one.turns != NOT_MADE)) for one in self.sequences if len(one.made_by)]
         return firsts[0] if firsts else sum(len(one.token_ids) for one in self.sequences[:1])

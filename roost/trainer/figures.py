@@ -65,7 +65,7 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
         "staleness/mean": float(behind.mean()) if len(behind) else 0.0,
         "staleness/max": float(behind.max()) if len(behind) else 0.0,
         "tokens/generated": float(len(behind)),
-        "tokens/mean": float(np.mean([episode.made for episode in episodes])) if episodes else 0.0,
+        "tokens/mean": float(np.mean([episode.completion_tokens for episode in episodes])) if episodes else 0.0,
         "samples/finished": float(len(episodes)),
         "samples/cancelled": float(tally.cancelled),
         "samples/failed": float(tally.failed),
@@ -83,7 +83,10 @@ def of_lengths(episodes: Sequence[Episode]) -> dict[str, float]:
     found: dict[str, float] = {}
     if not episodes:
         return found
-    lengths = {"completion": [one.made for one in episodes], "prompt": [one.given for one in episodes]}
+    lengths = {
+        "completion": [one.completion_tokens for one in episodes],
+        "prompt": [one.prompt_tokens for one in episodes],
+    }
     for name, counts in lengths.items():
         values = np.percentile(counts, [*PERCENTILES, 100])
         found |= {f"length/{name}/p{at}": float(value) for at, value in zip(PERCENTILES, values, strict=False)}

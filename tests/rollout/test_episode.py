@@ -34,5 +34,5 @@ def test_groups_that_teach_nothing(rewards, equal):
 
 
 def test_what_was_shown_does_not_count_as_made():
-    assert episode((1, 1, 2)).made == 3
-    assert episode(()).made == 0
+    assert episode((1, 1, 2)).completion_tokens == 3
+    assert episode(()).completion_tokens == 0

@@ -409,7 +409,7 @@ class RewardedEpisodeRunner:
             text = given.shown if given.answer is None else given.answer
             messages = LazyMessages(episode, self._decode)
             scored = await self._rewards.score(
-                Answer(asked.task, text, given.reward, messages, turns, episode.made, self._split)
+                Answer(asked.task, text, given.reward, messages, turns, episode.completion_tokens, self._split)
             )
         except RewardFailed as error:
             raise EpisodeFailed(f"it could not be scored: {error}", whole_traceback(error)) from error

@@ -47,10 +47,10 @@ def sample_record(group: Group, episode: Episode, version: int, decode: Decode) 
         **({"answer": score.answer} if score.answer else {}),
         "finish": episode.finish,
         "truncated": episode.is_truncated,
-        "staleness": int(version - made_by.min()) if episode.made else 0,
-        "versions": [int(made_by.min()), int(made_by.max())] if episode.made else [],
-        "tokens": episode.made,
-        "prompt_tokens": episode.given,
+        "staleness": int(version - made_by.min()) if episode.completion_tokens else 0,
+        "versions": [int(made_by.min()), int(made_by.max())] if episode.completion_tokens else [],
+        "tokens": episode.completion_tokens,
+        "prompt_tokens": episode.prompt_tokens,
         "messages": messages,
     }
 
