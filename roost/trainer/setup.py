@@ -265,8 +265,8 @@ def load_rewards(job: Job, settings: TrainSettings) -> ConfiguredRewards:
 
 def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:
     """Return the settings with the number of steps, derived from max_epochs if that is set; say what the data have."""
-    if hasattr(scenario, "told"):
-        say(scenario.told())
+    if hasattr(scenario, "data_summary"):
+        say(scenario.data_summary())
     if settings.max_epochs is None:
         return settings
     tasks, groups = scenario.size(Split.TRAIN), settings.rollout.prompts_per_step

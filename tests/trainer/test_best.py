@@ -68,4 +68,4 @@ def test_the_best_checkpoint_outlives_the_newest_ones_and_is_named(tmp_path):
     console = Console(file=io.StringIO(), width=200)
     print_summary(run, console)
     assert f"best     step 1, mean training reward 0.800: {checkpoints.at(1).folder}" in console.file.getvalue()
-    assert page_data(run)["best"] == {"step": 1, "told": "mean training reward 0.800"}
+    assert page_data(run)["best"] == {"step": 1, "figure": "mean training reward 0.800"}

@@ -106,7 +106,7 @@ def test_rows_with_another_value_in_a_column_are_left_out(tokenizer, tmp_path):
     scenario = PromptScenario(tokenizer, path=path, only={"split": "train"}, eval=path, shuffle=False)
     texts = [scenario.task(Split.TRAIN, index).data["prompt_text"] for index in range(scenario.size(Split.TRAIN))]
     assert texts == ["0", "3", "6", "9"] and scenario.size(Split.EVALUATION) == 10
-    assert scenario.told().endswith("6 rows dropped: split is not train")
+    assert scenario.data_summary().endswith("6 rows dropped: split is not train")
 
 
 def test_a_row_without_a_completion_names_its_columns(tokenizer):

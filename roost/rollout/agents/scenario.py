@@ -76,7 +76,7 @@ class WatchedEnvironment:
         turns = range(self._transcript.turns)
         return tuple(self._states[turn] for turn in turns) if all(turn in self._states for turn in turns) else ()
 
-    def told(self) -> str:
+    def steps_text(self) -> str:
         """The steps as readable text."""
         steps = [f"> {_short(action)}\n{_short(seen.content)}" for action, seen in self._steps]
         left_out = len(steps) - MOST_STEPS
@@ -242,7 +242,7 @@ class AgentScenario:
         said = own if isinstance(own, str) else None if last is None else last.text
         return EpisodeReward(
             await environment.score(),
-            environment.told() or said or "",
+            environment.steps_text() or said or "",
             environment.rewards_of_turns,
             answer=said,
             parts=environment.metrics,

@@ -139,7 +139,7 @@ class PromptScenario:
         loaded = self._opened(Split.TRAIN)
         return {"data/rows": float(len(loaded.used)), "data/dropped_rows": float(loaded.dropped)}
 
-    def told(self) -> str:
+    def data_summary(self) -> str:
         """One line about the data, for the terminal."""
         train, tried = self._opened(Split.TRAIN), self._opened(Split.EVALUATION)
         limit = self._settings.max_prompt_tokens

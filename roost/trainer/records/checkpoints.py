@@ -225,7 +225,7 @@ class Best:
     by: str  # EVALUATION, TRAINING or HELD_OUT
 
     @property
-    def told(self) -> str:
+    def figure(self) -> str:
         """The figure by which the checkpoint is the best."""
         return (
             f"held-out loss {-self.reward:.3f}" if self.by == HELD_OUT else f"mean {self.by} reward {self.reward:.3f}"

@@ -337,7 +337,7 @@ def page_data(run: RunFolder) -> dict[str, Any]:
 
 def _best(run: RunFolder) -> dict[str, Any] | None:
     best = best_checkpoint(run)
-    return None if best is None else {"step": best.step, "told": best.told}
+    return None if best is None else {"step": best.step, "figure": best.figure}
 
 
 def duration(steps: Sequence[Record]) -> float | None:

@@ -36,7 +36,7 @@ def print_summary(run: RunFolder, console: Console) -> None:
     best = best_checkpoint(run)
     if best is not None:
         folder = Checkpoints(run.checkpoints, 1).at(best.step).folder
-        console.print(Text(f"best     step {best.step}, {best.told}: {folder}"), soft_wrap=True)
+        console.print(Text(f"best     step {best.step}, {best.figure}: {folder}"), soft_wrap=True)
     if steps:
         _print_failures(run, steps, console)
         _print_skipped(steps, console)

@@ -38,7 +38,7 @@ function tiles(run) {
     const since = last ? `from ${spell(tried[0])} at step ${steps[0]}` : "";
     made.push(tile(losses.length ? "held-out loss" : "evaluation", spell(tried[last]), since || `step ${steps[last]}`, last ? trend(tried[last] - tried[0]) : null));
   }
-  if (run.best) made.push(tile("best checkpoint", `step ${run.best.step}`, run.best.told));
+  if (run.best) made.push(tile("best checkpoint", `step ${run.best.step}`, run.best.figure));
   for (const [key, name, format] of [
     ["time/step", "a step took", spellSeconds],
     ["tokens/per_second", "tokens a second", spell],
