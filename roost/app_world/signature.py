@@ -42,13 +42,13 @@ class Parameter:
         return TYPE_NAMES[self.annotation] + (" or null" if self.may_be_null else "")
 
     def doc(self) -> Record:
-        """The parameter as agents read about it."""
-        told = {"name": self.name, "type": self.type_name, "required": self.is_required}
+        """Documentation of the parameter for agents."""
+        doc = {"name": self.name, "type": self.type_name, "required": self.is_required}
         default = {} if self.is_required else {"default": self.default}
-        return {**told, **default, "description": self.description}
+        return {**doc, **default, "description": self.description}
 
-    def taken(self, value: Json) -> Json:
-        """Convert a value for the API; an integer may arrive as a float."""
+    def convert(self, value: Json) -> Json:
+        """Check a value and convert it for the API; an integer may arrive as a float."""
         if value is None and self.may_be_null:
             return None
         if self.annotation is Any:
@@ -58,7 +58,7 @@ class Parameter:
         if not _is_of(value, self.annotation):
             raise ApiError(f"{self.name} must be a value of type {self.type_name}, not {_short(value)}")
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise ApiError(f"{self.name} must lie between {-LARGEST} and {LARGEST}")
+            raise ApiError(f"{self.name} must be between {-LARGEST} and {LARGEST}")
         if isinstance(value, list | tuple) and len(value) > MOST_ITEMS:
             raise ApiError(f"{self.name} has {len(value)} items; {MOST_ITEMS} are allowed")
         if _text_size(value) > MOST_TEXT:
@@ -78,7 +78,7 @@ class Api:
     function: Callable[..., Json]
 
     def doc(self) -> Record:
-        """The API as agents read about it."""
+        """Documentation of the API for agents."""
         return {
             "app_name": self.app,
             "api_name": self.name,
@@ -87,8 +87,8 @@ class Api:
             "returns": self.returns,
         }
 
-    def bound(self, kwargs: Mapping[str, Json]) -> dict[str, Json]:
-        """Bind the arguments; missing ones keep their defaults."""
+    def bind(self, kwargs: Mapping[str, Json]) -> dict[str, Json]:
+        """Check and convert keyword arguments; defaults of missing ones are left to the function."""
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in kwargs:
             if name not in known:
@@ -96,13 +96,13 @@ class Api:
         missing = [name for name, parameter in known.items() if parameter.is_required and name not in kwargs]
         if missing:
             raise ApiError(f"{self.app}.{self.name} needs {', '.join(missing)}")
-        return {name: known[name].taken(value) for name, value in kwargs.items()}
+        return {name: known[name].convert(value) for name, value in kwargs.items()}
 
 
 def read_api(app: str, function: Callable[..., Json]) -> Api:
     """Read an API from a method's annotations and docstring.
 
-    Below the first paragraph, a docstring has a line `name: what it is` for each parameter, and one for `Returns`.
+    Below the first paragraph, a docstring has a line `name: description` for each parameter, and one for `Returns`.
     """
     description, lines = _docstring(function)
     hints = typing.get_type_hints(function)
@@ -166,4 +166,4 @@ def _is_within(value: Json, levels: int) -> bool:
 def _short(value: object) -> str:
     kind = type(value).__name__
     is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
-    return f"{kind} {value!r}" if is_number else kind  # Python does not even print the largest ones
+    return f"{kind} {value!r}" if is_number else kind  # Python refuses to print very large integers

@@ -57,7 +57,7 @@ class World:
             raise ApiError("the task is completed; nothing more can be done")
         if not isinstance(kwargs, Mapping):
             raise ApiError(f"arguments must be a mapping, not {type(kwargs).__name__}")
-        arguments = apis[api].bound(kwargs)
+        arguments = apis[api].bind(kwargs)
         return copied(apis[api].function(self._apps[app], **arguments))
 
     @property

@@ -180,7 +180,7 @@ class Thing:
         pytest.param("notes", "show", {"note_id": True}, "type integer, not bool True", id="bool as number"),
         pytest.param("notes", "show", {"note_id": 1.5}, "type integer, not float 1.5", id="part of a number"),
         pytest.param("notes", "show", {"note_id": math.inf}, "type integer, not float inf", id="infinite"),
-        pytest.param("notes", "show", {"note_id": 10**13}, "note_id must lie between", id="huge"),
+        pytest.param("notes", "show", {"note_id": 10**13}, "note_id must be between", id="huge"),
         pytest.param("notes", "create", {"title": 10**5000}, "of type string, not int", id="a number beyond printing"),
         pytest.param("notes", "create", {"title": "x", "tags": ["a"] * 101}, "tags has 101 items", id="many items"),
         pytest.param("supervisor", "complete_task", {"answer": 10**5000}, "must be a JSON value", id="endless answer"),

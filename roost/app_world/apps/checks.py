@@ -1,4 +1,4 @@
-"""Checks of what the arguments say, beyond their types."""
+"""Checks of argument values, beyond their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app for money. Its APIs need the access token that a login gives."""
+"""The app for money. Its APIs need the access token that `login` returns."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ STATE_IS_KEPT = "[What was done in the apps is kept.]"
 GUARD, EARNED = "no_op_pass", "no_op_fail"  # result of the test if the agent does nothing
 
 
-def told_task(task: AppTask) -> dict[str, Any]:
+def task_reply(task: AppTask) -> dict[str, Any]:
     """The part of a task that its agent may see.
 
     >>> from roost.app_world.tasks.task_set import make_task
-    >>> told = told_task(make_task("391925b_1"))
-    >>> told["supervisor"]["first_name"], sorted(told)
+    >>> reply = task_reply(make_task("391925b_1"))
+    >>> reply["supervisor"]["first_name"], sorted(reply)
     ('Quinn', ['datetime', 'instruction', 'supervisor', 'task_id'])
     """
     profile = task.initial["profile"]
@@ -45,21 +45,21 @@ def told_task(task: AppTask) -> dict[str, Any]:
     }
 
 
-def told_report(task: AppTask, report: Report) -> dict[str, Any]:
+def report_reply(task: AppTask, report: Report) -> dict[str, Any]:
     """The report of a task, for scoring."""
     return {
         "success": report.success,
         "difficulty": task.difficulty,
         "num_tests": len(report.checks),
-        "passes": [_told_check(check) for check in report.passes],
-        "failures": [{**_told_check(check), "trace": check.failure} for check in report.failures],
+        "passes": [_check_reply(check) for check in report.passes],
+        "failures": [{**_check_reply(check), "trace": check.failure} for check in report.failures],
     }
 
 
-def told_execution(execution: Execution) -> str:
+def execution_text(execution: Execution) -> str:
     """Output of a piece of code as the agent sees it.
 
-    >>> told_execution(Execution("", None, 0.1))
+    >>> execution_text(Execution("", None, 0.1))
     '[Nothing was printed.]'
     """
     shown = execution.output or NOTHING_PRINTED
@@ -67,5 +67,5 @@ def told_execution(execution: Execution) -> str:
     return f"{shown}\n{STATE_IS_KEPT}" if is_fatal else shown
 
 
-def _told_check(check: Check) -> dict[str, str]:
+def _check_reply(check: Check) -> dict[str, str]:
     return {"requirement": check.name, "label": GUARD if check.is_guard else EARNED}

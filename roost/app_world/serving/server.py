@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from roost.app_world.serving.command_line import ServingLimits
-from roost.app_world.serving.replies import Refused, told_report, told_task
+from roost.app_world.serving.replies import Refused, report_reply, task_reply
 from roost.app_world.serving.worlds import ServedWorld, Worlds, known_task
 from roost.net.errors import SizeLimited, error_summary
 from roost.net.server import BACKLOG, GRACE_S, KEEP_ALIVE_S, LoopServer, bound_socket, url_of
@@ -28,7 +28,7 @@ LONGEST_SWEEP_S = 30.0
 Output = dict[str, Any]
 
 
-class Asked(BaseModel):
+class TaskRequest(BaseModel):
     """Fields of requests; AppWorld's other fields are accepted and ignored."""
 
     task_id: str
@@ -39,16 +39,16 @@ class Asked(BaseModel):
         return self.episode or self.task_id
 
 
-class ExecuteAsked(Asked):
+class ExecuteRequest(TaskRequest):
     code: str
 
 
-class StateAsked(Asked):
+class StateRequest(TaskRequest):
     state_id: Annotated[str, Field(max_length=200)]
 
 
 def app_world_app(worlds: Worlds) -> FastAPI:
-    """The app; its worlds are closed when it ends."""
+    """Create the FastAPI app; its shutdown closes all worlds."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,28 +62,28 @@ def app_world_app(worlds: Worlds) -> FastAPI:
     app = FastAPI(title="Roost's app world", lifespan=lifespan)
     limit = worlds.limits.code_chars * BYTES_OF_A_CHARACTER + ROOM_FOR_FIELDS
     app.add_middleware(SizeLimited, most_bytes=limit)
-    _answer_errors(app)
-    _add_beginning_and_end(app, worlds)
-    _add_play(app, worlds)
+    _add_error_handlers(app)
+    _add_lifecycle_routes(app, worlds)
+    _add_episode_routes(app, worlds)
     return app
 
 
-def _add_beginning_and_end(app: FastAPI, worlds: Worlds) -> None:
+def _add_lifecycle_routes(app: FastAPI, worlds: Worlds) -> None:
     @app.get("/")
     async def about() -> Output:
         return {"name": NAME, "episodes": True, "worlds": worlds.limits.worlds}
 
     @app.get("/tasks/{task_id}")
     async def show_task(task_id: str) -> Output:
-        return {"output": told_task(known_task(task_id))}
+        return {"output": task_reply(known_task(task_id))}
 
     @app.post("/initialize")
-    async def initialize(request: Asked) -> Output:
+    async def initialize(request: TaskRequest) -> Output:
         world = await worlds.begin(request.key, request.task_id)
-        return {"output": told_task(world.task)}
+        return {"output": task_reply(world.task)}
 
     @app.post("/close")
-    async def close(request: Asked) -> Output:
+    async def close(request: TaskRequest) -> Output:
         await worlds.close(request.key)
         return {"output": None}
 
@@ -93,47 +93,47 @@ def _add_beginning_and_end(app: FastAPI, worlds: Worlds) -> None:
         return {"output": None}
 
 
-def _add_play(app: FastAPI, worlds: Worlds) -> None:
-    def world_of(request: Asked) -> ServedWorld:
+def _add_episode_routes(app: FastAPI, worlds: Worlds) -> None:
+    def world_of(request: TaskRequest) -> ServedWorld:
         return worlds.find(request.key, request.task_id)
 
     @app.post("/execute")
-    async def execute(request: ExecuteAsked) -> Output:
+    async def execute(request: ExecuteRequest) -> Output:
         return {"output": await world_of(request).execute(request.code)}
 
     @app.post("/task_completed")
-    async def task_completed(request: Asked) -> Output:
+    async def task_completed(request: TaskRequest) -> Output:
         return {"output": world_of(request).is_completed}
 
     @app.post("/evaluate")
-    async def evaluate(request: Asked) -> Output:
+    async def evaluate(request: TaskRequest) -> Output:
         world = world_of(request)
-        return {"output": told_report(world.task, world.evaluate())}
+        return {"output": report_reply(world.task, world.evaluate())}
 
     @app.post("/save_state")
-    async def save_state(request: StateAsked) -> Output:
+    async def save_state(request: StateRequest) -> Output:
         world_of(request).save_state(request.state_id)
         return {"output": request.state_id}
 
     @app.post("/load_state")
-    async def load_state(request: StateAsked) -> Output:
+    async def load_state(request: StateRequest) -> Output:
         await world_of(request).load_state(request.state_id)
         return {"output": None}
 
     @app.post("/save_logs")
-    async def save_logs(request: Asked) -> Output:
+    async def save_logs(request: TaskRequest) -> Output:
         world_of(request)  # nothing is saved: clients record their own episodes
         return {"output": None}
 
 
-def _answer_errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, error.status)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        # Without the input, which may be no text at all.
+        # Without the input, which may not be valid text.
         return JSONResponse({"detail": error_summary(error.errors())}, 422)
 
     @app.exception_handler(Exception)

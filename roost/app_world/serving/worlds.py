@@ -10,7 +10,7 @@ from typing import Any
 
 from roost.app_world.evaluate import Report, evaluate
 from roost.app_world.serving.command_line import ServingLimits
-from roost.app_world.serving.replies import Refused, told_execution
+from roost.app_world.serving.replies import Refused, execution_text
 from roost.app_world.state import Json, Snapshot
 from roost.app_world.tasks.task import AppTask
 from roost.app_world.tasks.task_set import make_task
@@ -31,7 +31,7 @@ class ServedWorld:
         self._used_at = clock()
 
     @classmethod
-    async def begun(cls, task: AppTask, limits: ServingLimits, clock: Callable[[], float]) -> ServedWorld:
+    async def start(cls, task: AppTask, limits: ServingLimits, clock: Callable[[], float]) -> ServedWorld:
         """Open a world in the task's initial state, with a sandbox that waits for code."""
         world = cls(task, limits, clock)
         world._sandbox = await Sandbox.start(limits.sandbox, world._call, allows_weak=limits.allows_weak)
@@ -60,7 +60,7 @@ class ServedWorld:
             return f"[The code has {len(code)} characters; {self._limits.code_chars} are allowed. Nothing was run.]"
         async with self._turn:
             try:
-                return told_execution(await self._sandbox.execute(code))
+                return execution_text(await self._sandbox.execute(code))
             finally:
                 self.touch()
 
@@ -70,7 +70,9 @@ class ServedWorld:
     def save_state(self, name: str) -> None:
         """Save the state of the apps under a name."""
         if name not in self._states and len(self._states) >= self._limits.states:
-            raise Refused(400, f"{self._limits.states} states are kept already; use one of {sorted(self._states)}")
+            raise Refused(
+                400, f"{self._limits.states} states are saved already; overwrite one of {sorted(self._states)}"
+            )
         self._states[name] = self._world.snapshot()
 
     async def load_state(self, name: str) -> None:
@@ -97,8 +99,8 @@ class Worlds:
     def __init__(self, limits: ServingLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
         self._open: dict[str, ServedWorld] = {}
-        self._begun_by: dict[str, object] = {}  # token of each start in progress; removed on close or restart
-        self._beginning = 0
+        self._start_tokens: dict[str, object] = {}  # token of each start in progress; removed on close or restart
+        self._starting = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -107,20 +109,20 @@ class Worlds:
         """Open a new world; close an earlier one of the episode."""
         task = known_task(task_id)
         await self.close(episode)
-        if len(self._open) + self._beginning >= self.limits.worlds:
-            raise Refused(503, f"all {self.limits.worlds} worlds are taken; close some, or allow more with --worlds")
-        me = self._begun_by[episode] = object()
-        self._beginning += 1
+        if len(self._open) + self._starting >= self.limits.worlds:
+            raise Refused(503, f"all {self.limits.worlds} worlds are in use; close some, or allow more with --worlds")
+        me = self._start_tokens[episode] = object()
+        self._starting += 1
         try:
-            world = await ServedWorld.begun(task, self.limits, self._clock)
+            world = await ServedWorld.start(task, self.limits, self._clock)
         finally:
-            self._beginning -= 1
-            is_wanted = self._begun_by.get(episode) is me
+            self._starting -= 1
+            is_wanted = self._start_tokens.get(episode) is me
             if is_wanted:
-                del self._begun_by[episode]
+                del self._start_tokens[episode]
         if not is_wanted:  # e.g. the client was cancelled meanwhile
             await world.close()
-            raise Refused(409, f"episode {episode!r} was closed, or begun again, before it had begun")
+            raise Refused(409, f"episode {episode!r} was closed or restarted while it was starting")
         self._open[episode] = world
         return world
 
@@ -129,21 +131,21 @@ class Worlds:
         world = self._open.get(episode)
         if world is None:
             why = f"it was closed, not used for {self.limits.idle_s:g} s, or never initialized"
-            raise Refused(404, f"episode {episode!r} has no world: {why}; ask /initialize for one")
+            raise Refused(404, f"episode {episode!r} has no world: {why}; call /initialize first")
         if world.task.id != task_id:
-            raise Refused(400, f"episode {episode!r} plays task {world.task.id}, not {task_id}")
+            raise Refused(400, f"episode {episode!r} has task {world.task.id}, not {task_id}")
         world.touch()
         return world
 
     async def close(self, episode: str) -> None:
         """Close the world of an episode, if there is one."""
-        self._begun_by.pop(episode, None)
+        self._start_tokens.pop(episode, None)
         world = self._open.pop(episode, None)
         if world is not None:
             await world.close()
 
     async def close_all(self) -> None:
-        self._begun_by.clear()
+        self._start_tokens.clear()
         await self._close_these(list(self._open))
 
     async def close_idle(self) -> None:

@@ -20,10 +20,10 @@ from roost.app_world.words import TINY_WORDS
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 DIFFICULTIES = (1, 2, 3)
-SLOTS = 32  # for kinds of a difficulty: a new kind takes the next slot, and leaves older ids as they are
+SLOTS = 32  # per difficulty: a new kind takes the next slot, so that existing IDs stay the same
 SPACE = 16**7
 NUMBERS = SPACE // (SLOTS * len(DIFFICULTIES) * len(SPLITS))  # scenarios of a kind in a split
-SCATTER = 0x9E3779B  # odd, so that multiplying by it has an inverse; neighbours get ids that look unlike
+SCATTER = 0x9E3779B  # odd, so that it has an inverse modulo SPACE; spreads consecutive numbers over the IDs
 GATHER = pow(SCATTER, -1, SPACE)
 TASK_ID = re.compile(r"([0-9a-f]{7})_([123])", re.ASCII)
 
@@ -59,7 +59,7 @@ class ScenarioName:
 
 
 def parse_task_id(task_id: str) -> tuple[str, int]:
-    """The scenario's id and the variant.
+    """Split a task ID into scenario ID and variant.
 
     >>> parse_task_id("3f2a91c_1")
     ('3f2a91c', 1)
@@ -71,7 +71,7 @@ def parse_task_id(task_id: str) -> tuple[str, int]:
 
 
 def check_split(split: str) -> None:
-    """Only splits that there are."""
+    """Raise ValueError for an unknown split."""
     if split not in SPLITS:
         raise ValueError(str(unknown("split", split, SPLITS)))
 
@@ -104,7 +104,7 @@ def read_file(draft: Draft) -> Plan:
 
 
 def _plant_files(draft: Draft) -> tuple[str, str]:
-    """A file that the task is about, and others like it."""
+    """Add the file of the task and two distractors; return its path and content."""
     wanted, *others = draft.random.sample(TINY_WORDS, 3)
     for word in draft.shuffled([wanted, *others]):
         content = "".join(draft.random.sample("abcdefghijkmnpqrstuvwxyz", 6))
@@ -115,10 +115,10 @@ def _plant_files(draft: Draft) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """One generator of tasks."""
+    """A generator of tasks."""
 
     write: Writer
-    is_held_out: bool = False  # only for the split test_challenge, and nothing else is in it
+    is_held_out: bool = False  # used in the split test_challenge, and only there
 
     @property
     def name(self) -> str:
@@ -170,11 +170,11 @@ KINDS: Mapping[int, tuple[Kind, ...]] = {
         Kind(several_apps.week_report, is_held_out=True),
     ),
 }
-TINY = ("jot_note", "jot_task", "delete_file", "read_file")  # what a model can learn that knows nothing
+TINY = ("jot_note", "jot_task", "delete_file", "read_file")  # simple enough for a model with random weights
 
 
 def places(split: str, difficulties: Sequence[int], names: Sequence[str] | None = None) -> list[tuple[int, int]]:
-    """Difficulty and slot of the kinds that a split has, or of those of them with these names.
+    """Difficulty and slot of the kinds in a split, optionally only those with these names.
 
     >>> places("train", [1, 2], ["jot_task", "finish_list"])
     [(1, 1), (2, 0)]
@@ -192,7 +192,7 @@ VARIANTS = 3  # of a scenario
 
 
 def make_task(task_id: str) -> AppTask:
-    """The task with this id: always the same, in every process.
+    """Create the task with this ID; deterministic across processes.
 
     >>> task = make_task("391925b_1")
     >>> task.kind, task.difficulty, task == make_task("391925b_1")
@@ -202,14 +202,14 @@ def make_task(task_id: str) -> AppTask:
     name = ScenarioName.parse(scenario_id)
     kinds = KINDS[name.difficulty]
     if name.slot >= len(kinds) or not kinds[name.slot].is_in(name.split):
-        raise ValueError(f"there is no task {task_id!r}; a TaskSet lists those that there are")
+        raise ValueError(f"there is no task {task_id!r}; see TaskSet.ids for valid IDs")
     kind = kinds[name.slot]
     draft = Draft(scenario_id, variant)
     plan = kind.write(draft)
     initial = draft.state.snapshot()
     wanted = changes_between(initial, plan.after.snapshot()) if plan.after else []
     if not wanted and plan.answer is None:
-        raise AssertionError(f"{kind.name} wrote a task, {task_id}, that is already solved at its start")
+        raise AssertionError(f"{kind.name} wrote a task, {task_id}, that is solved in its initial state")
     return AppTask(
         id=task_id,
         kind=kind.name,
@@ -223,7 +223,7 @@ def make_task(task_id: str) -> AppTask:
 
 
 class TaskSet(Sequence[AppTask]):
-    """So many tasks of a split, in whole scenarios while the count allows it; each is made when it is asked for.
+    """`count` tasks of a split, created on access. Only the last scenario may lack variants.
 
     >>> tasks = TaskSet("train", difficulty=1, count=6, seed=0, kinds=["jot_note"])
     >>> len(tasks), tasks[0].id[:-1] == tasks[2].id[:-1], tasks[0].instruction
@@ -259,7 +259,7 @@ class TaskSet(Sequence[AppTask]):
 def _task_ids(
     split: str, difficulties: Sequence[int], count: int, seed: int, kinds: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Ids of scenarios that differ; the kinds take turns, so that each is there equally often."""
+    """IDs of tasks from distinct scenarios, one of each kind per round."""
     random = Random(f"{split} {difficulties} {seed}")
     chosen = places(split, difficulties, kinds)
     scenarios = -(-count // VARIANTS)

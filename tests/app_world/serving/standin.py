@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from roost.app_world.evaluate import evaluate
 from roost.app_world.proxy import Apis
-from roost.app_world.serving.replies import told_report, told_task
+from roost.app_world.serving.replies import report_reply, task_reply
 from roost.app_world.tasks.task_set import make_task
 
 
@@ -65,7 +65,7 @@ def standin_app():
         held.task = make_task(asked.task_id)
         held.world = held.task.open_world()
         held.names = {"apis": Apis(held.world.call)}
-        return {"output": told_task(held.task)}
+        return {"output": task_reply(held.task)}
 
     @app.post("/execute")
     async def execute(asked: Execute):
@@ -86,7 +86,7 @@ def standin_app():
     @app.post("/evaluate")
     async def evaluated(asked: Evaluate):
         check(asked)
-        return {"output": told_report(held.task, evaluate(held.task, held.world))}
+        return {"output": report_reply(held.task, evaluate(held.task, held.world))}
 
     @app.post("/close")
     async def close(asked: Strict):

@@ -92,7 +92,7 @@ def test_states_are_saved_and_brought_back():
     assert (outputs[1], outputs[3], outputs[4], outputs[5]) == ("first", None, False, "5\n")
     assert outputs[6]["success"]
     assert answers[7] == (404, "no state 'second' was saved; there are: first")
-    assert answers[8] == (400, "1 states are kept already; use one of ['first']")
+    assert answers[8] == (400, "1 states are saved already; overwrite one of ['first']")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_needs_a_world_says_so(route):
         (route, fields), ("/initialize", {"episode": "mine"}), (route, fields | {"task_id": other})
     )
     assert missing[0] == 404 and missing[1].startswith("episode 'mine' has no world")
-    assert mixed == (400, f"episode 'mine' plays task {NOTE.id}, not {other}")
+    assert mixed == (400, f"episode 'mine' has task {NOTE.id}, not {other}")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_full_server_says_so_until_worlds_are_closed():
         worlds=1,
     )
     assert [status for status, _ in answers] == [200, 503, 200, 200, 404]
-    assert answers[1][1] == "all 1 worlds are taken; close some, or allow more with --worlds"
+    assert answers[1][1] == "all 1 worlds are in use; close some, or allow more with --worlds"
 
 
 def test_code_that_is_too_long_is_told_to_the_agent():

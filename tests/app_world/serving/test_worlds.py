@@ -79,7 +79,7 @@ def test_a_beginning_that_nobody_wants_any_more_leaves_nothing(how):
             await worlds.close_all()
         else:
             await worlds.begin("mine", NOTE.id)
-        with pytest.raises(Refused, match="before it had begun"):
+        with pytest.raises(Refused, match="while it was starting"):
             await beginning
         assert len(worlds) == (how == "begun again")
 
