@@ -51,7 +51,7 @@ def split_bill(draft: Draft) -> Plan:
 
 def settle_requests(draft: Draft) -> Plan:
     relation, limit = draft.pick(words.RELATIONS), draft.number(30, 70)
-    _ask_for_money(draft, relation, limit)
+    _add_requests(draft, relation, limit)
     relations = {row["email"]: row["relation"] for row in draft.state.rows("contacts")}
     after = draft.state.copy()
     for request in after.rows("requests"):
@@ -83,8 +83,8 @@ def settle_requests(draft: Draft) -> Plan:
     return Plan(instruction, solution, after)
 
 
-def _ask_for_money(draft: Draft, relation: str, limit: int) -> None:
-    """Pending requests: the first is one to pay, the second one to decline."""
+def _add_requests(draft: Draft, relation: str, limit: int) -> None:
+    """Add pending requests: the first is to be paid, the second declined."""
     others = [one for one in words.RELATIONS if one != relation]
     for index, someone in enumerate(draft.people(draft.number(6, 8))):
         someone["relation"] = draft.pick(others) if index % 2 else relation
@@ -126,7 +126,7 @@ def watch_budget(draft: Draft) -> Plan:
 
 
 def _spend(draft: Draft, category: str, since: str) -> int:
-    """Payments of a category, one of them on the first day that counts; returns the sum of those that do."""
+    """Add payments of a category, one on the day `since`; return the sum of those since then."""
     days = [since, *(day_from(draft.state, -draft.number(0, 45)) for _ in range(draft.number(1, 3)))]
     rows = [
         records.transaction("sent", draft.record("contacts")["email"], draft.number(10, 90), category, day)
@@ -207,19 +207,3 @@ def thank_most(draft: Draft) -> Plan:
         "apis.supervisor.complete_task(answer=name)",
     )
     return Plan(instruction, solution, after, answer=best["name"])
-
-
-def _give_most(draft: Draft, best: str, second: str, since: str) -> None:
-    """Payments by which one is ahead since a day, and another only if earlier ones are counted."""
-    received: Counter[str] = Counter()
-    for row in draft.state.rows("transactions"):
-        if row["kind"] == "received" and row["date"] >= since:
-            received[row["email"]] += row["amount"]
-    lead = max(received.values(), default=0) - received[best] + draft.number(6, 40)
-    early, large = day_from(draft.state, -50), lead + draft.number(200, 300)
-    for email, amount, day in (
-        (best, lead // 2, draft.state.today),
-        (second, large, early),
-        (best, lead - lead // 2, draft.state.today),
-    ):
-        draft.state.add("transactions", records.transaction("received", email, amount, "gift", day))
