@@ -184,7 +184,7 @@ class SegmentPool:
         return ref
 
     def share(self, number: int, users: int) -> None:
-        """Add users."""
+        """Add users to a segment."""
         self._held[number].users += users
 
     def release(self, number: int) -> None:
@@ -217,17 +217,17 @@ class SegmentPool:
         self._held, self._free, self.total = {}, {}, 0
 
     def _create(self, size: int) -> SegmentRef:
-        while self.total + size > self._limit and self._drop_a_free_one():
+        while self.total + size > self._limit and self._evict_free_segment():
             pass
         if self.total + size > self._limit:
-            raise NoRoom(f"{size:,} bytes asked for, {self.used:,} of {self._limit:,} in use")
+            raise NoRoom(f"{size:,} bytes requested, {self.used:,} of {self._limit:,} in use")
         fd = os.memfd_create(f"roost-{self._next}", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
         self.total += size
         self._next += 1
         return SegmentRef(self._next, os.getpid(), fd, size)
 
-    def _drop_a_free_one(self) -> bool:
+    def _evict_free_segment(self) -> bool:
         size = max((size for size, refs in self._free.items() if refs), default=None)
         if size is None:
             return False
@@ -260,7 +260,7 @@ class SegmentMaps:
 
     def __init__(self) -> None:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
-        self.released: deque[int] = deque()  # numbers without views, reported to the daemon with the next request
+        self.released: deque[int] = deque()  # segments without views, reported to the daemon with the next request
 
     def write(self, ref: SegmentRef, buffers: Sequence[memoryview]) -> tuple[tuple[int, int], ...]:
         """Copy buffers into a segment; return the offset and length of each."""
@@ -285,6 +285,7 @@ class SegmentMaps:
         return [view[start : start + length] for start, length in places]
 
     def take_released(self) -> list[int]:
+        """Remove and return the numbers of released segments."""
         numbers = []
         while self.released:
             numbers.append(self.released.popleft())
@@ -299,11 +300,11 @@ class SegmentMaps:
             finally:
                 os.close(fd)
             self._maps[ref.number] = mapped
-            self._forget_old_ones()
+            self._evict_old_maps()
         self._maps.move_to_end(ref.number)
         return mapped
 
-    def _forget_old_ones(self) -> None:
+    def _evict_old_maps(self) -> None:
         for number in list(self._maps)[: max(0, len(self._maps) - MAX_MAPS)]:
             # Views in use keep the mapping alive; only this reference is dropped.
             del self._maps[number]
@@ -361,7 +362,7 @@ class NodeMemory:
     def __init__(self, limit: int) -> None:
         self.pool = SegmentPool(limit)
         self._held: defaultdict[Address, Counter[int]] = defaultdict(Counter)  # segments held by each worker
-        self._wanting_room: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
 
     async def allocate(self, nbytes: int) -> SegmentRef:
         """Allocate a segment; if there is no room, wait until one is released."""
@@ -373,7 +374,7 @@ class NodeMemory:
                 if not self.pool.can_ever_hold(nbytes):
                     raise
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._wanting_room.append(waiter)
+                self._waiters.append(waiter)
                 await within(waiter, ROOM_LIMIT, late.__str__)
 
     def spare(self, who: Address, size: int) -> SegmentRef | None:
@@ -396,7 +397,7 @@ class NodeMemory:
         if not numbers <= self._held.get(who, Counter()):
             raise ValueError(f"{who} sends shared memory that it does not hold")
         self._held[who].subtract(numbers)
-        self._forget_none(who)
+        self._drop_zero_counts(who)
 
     def release(self, who: Address, numbers: Iterable[int]) -> None:
         """Release segments that a worker no longer uses."""
@@ -405,15 +406,15 @@ class NodeMemory:
             if held[number] > 0:  # otherwise it was released with a lost worker
                 held[number] -= 1
                 self.pool.release(number)
-        self._forget_none(who)
-        self._tell_of_room()
+        self._drop_zero_counts(who)
+        self._wake_waiters()
 
     def free(self, who: Address) -> None:
         """Release all segments of a worker."""
         for number, count in self._held.pop(who, Counter()).items():
             for _ in range(count):
                 self.pool.release(number)
-        self._tell_of_room()
+        self._wake_waiters()
 
     def share(self, parcel: Packet) -> None:
         """Add a user to the parcel's segment."""
@@ -423,7 +424,7 @@ class NodeMemory:
     def give_back(self, parcel: Packet) -> None:
         if parcel.segment is not None:
             self.pool.release(parcel.segment.number)
-            self._tell_of_room()
+            self._wake_waiters()
 
     def consign(self, parcels: Sequence[Packet] = (), num_nodes: int = 1) -> Consignment:
         """Consignment of parcels for other nodes; keep the parcels until it is sent."""
@@ -475,13 +476,13 @@ class NodeMemory:
         loading.add_done_callback(lambda _: self.give_back(parcel))
         return loading
 
-    def _forget_none(self, who: Address) -> None:
+    def _drop_zero_counts(self, who: Address) -> None:
         self._held[who] = +self._held[who]
         if not self._held[who]:
             del self._held[who]
 
-    def _tell_of_room(self) -> None:
-        waiters, self._wanting_room = self._wanting_room, []
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -358,7 +358,7 @@ async def test_who_wants_memory_waits_until_another_gives_back(nodes):
 @two_nodes
 async def test_what_can_never_fit_is_an_error_and_not_a_wait(nodes):
     nodes.exchanges[0].memory.pool = SegmentPool(4 * MIB)
-    with pytest.raises(NoRoom, match="bytes asked for"):
+    with pytest.raises(NoRoom, match="bytes requested"):
         await nodes.workers["a", 0].ask("allocate", 5 * MIB)
 
 

@@ -159,7 +159,7 @@ def test_releasing_what_is_free_already_changes_nothing(pool):
 
 def test_the_limit_counts_free_segments_and_makes_room_of_them(pool):
     kept, *others = [pool.allocate(2 * MIB) for _ in range(4)]
-    with pytest.raises(NoRoom, match=r"1,048,576 bytes asked for, 8,388,608 of 8,388,608 in use"):
+    with pytest.raises(NoRoom, match=r"1,048,576 bytes requested, 8,388,608 of 8,388,608 in use"):
         pool.allocate(1)
     for ref in others:
         pool.release(ref.number)
