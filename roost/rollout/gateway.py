@@ -69,14 +69,14 @@ class Gateway:
         """Return status and content of the answer; None if the caller has disconnected."""
         headers = dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._key}".encode()):
-            return 401, {"error": "the key is not the gateway's"}
+            return 401, {"error": "invalid key"}
         if (scope["method"], scope["path"]) != ("POST", PATH):
-            return 404, {"error": f"there is only POST {PATH}"}
+            return 404, {"error": f"unknown route; use POST {PATH}"}
         try:
             request = json.loads(await _body(receive))
         except ValueError as error:
             return 400, {"error": str(error)}
-        return await _unless_gone(asyncio.ensure_future(self._draw(request)), receive)
+        return await _unless_disconnected(asyncio.ensure_future(self._draw(request)), receive)
 
     async def _draw(self, request: Mapping[str, Any]) -> tuple[int, Any]:
         try:
@@ -93,7 +93,7 @@ class Gateway:
 
 
 class GatewayDraws:
-    """Client side, in an agent's process."""
+    """Client side, in an agent's process: samples turns through the gateway."""
 
     def __init__(self, contact: Contact) -> None:
         self._calls = HttpCalls(contact.url, contact.key)
@@ -117,8 +117,8 @@ class GatewayDraws:
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # A retry samples the turn again with the same seed; only one result is used.
-                built = await self._calls.post(PATH, request, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
-                return completion_of(built)
+                reply = await self._calls.post(PATH, request, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
+                return completion_of(reply)
 
             return draw
 
@@ -128,21 +128,28 @@ class GatewayDraws:
         await self._calls.close()
 
 
-def encode_completion(built: Completion) -> dict[str, Any]:
+def encode_completion(completion: Completion) -> dict[str, Any]:
     """Convert a completion to JSON, which has no NaN.
 
+    >>> from dataclasses import replace
     >>> done = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
     >>> completion_of(encode_completion(done)) == done
     True
     >>> json.dumps(encode_completion(replace(done, logprobs=unknown_logprobs(1))), allow_nan=False)
     '{"token_ids": [5], "logprobs": null, "finish": "stop", "versions": [[3, 0, 1]]}'
     """
-    spans = [(span.version, span.start, span.end) for span in built.versions]
-    logprobs = None if any(map(math.isnan, built.logprobs)) else built.logprobs
-    return {"token_ids": built.token_ids, "logprobs": logprobs, "finish": built.finish.value, "versions": spans}
+    spans = [(span.version, span.start, span.end) for span in completion.versions]
+    logprobs = None if any(map(math.isnan, completion.logprobs)) else completion.logprobs
+    return {
+        "token_ids": completion.token_ids,
+        "logprobs": logprobs,
+        "finish": completion.finish.value,
+        "versions": spans,
+    }
 
 
 def completion_of(reply: Mapping[str, Any]) -> Completion:
+    """The inverse of `encode_completion`."""
     spans = tuple(VersionSpan(*span) for span in reply["versions"])
     token_ids, found = tuple(reply["token_ids"]), reply["logprobs"]
     logprobs = unknown_logprobs(len(token_ids)) if found is None else tuple(found)
@@ -155,19 +162,19 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ValueError("the caller is gone")
+            raise ValueError("the caller has disconnected")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > LARGEST_BODY:
-            raise ValueError(f"a request has at most {LARGEST_BODY} bytes")
+            raise ValueError(f"the request body exceeds {LARGEST_BODY} bytes")
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-async def _unless_gone(work: asyncio.Future[tuple[int, Any]], receive: Receive) -> tuple[int, Any] | None:
+async def _unless_disconnected(work: asyncio.Future[tuple[int, Any]], receive: Receive) -> tuple[int, Any] | None:
     """Return the result of `work`; cancel it if the caller disconnects, as the turn would not be used."""
-    gone = asyncio.ensure_future(receive())
-    both: list[asyncio.Future[Any]] = [work, gone]
+    disconnected = asyncio.ensure_future(receive())
+    both: list[asyncio.Future[Any]] = [work, disconnected]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else None
