@@ -59,7 +59,7 @@ def inventory_command(
 
 
 def table_of(inventory: Inventory, addresses: list[str]) -> Table:
-    """The nodes in rank order."""
+    """Table of the nodes in rank order."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("node", "address", "host", "accelerators", "memory", "host memory", "hardware", "groups"):
         table.add_column(name, justify="right" if name in ("node", "memory", "host memory") else "left")

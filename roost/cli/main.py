@@ -55,7 +55,7 @@ def _main(
 
 
 def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
-    """The command line with some of the commands; only their modules are imported."""
+    """Build the app with these commands; import only their modules."""
     app = typer.Typer(
         name="roost", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
@@ -68,7 +68,7 @@ def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def needed_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """The command that is called, or all of them where help or an error has to list them.
+    """Return the command being called, or all of them if help or an error has to list them.
 
     >>> needed_commands(["plan", "job.yaml"]), needed_commands(["--help"]) == COMMANDS
     (['plan'], True)
@@ -80,7 +80,7 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EBADF)
 
 
 def run() -> None:
-    """Run the command line on any terminal: what it cannot show is replaced, and a full disk is said to be one."""
+    """Run the command line; replace characters that the terminal cannot show, and report failed writes in one line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""Options that several commands take, and the plan they ask for."""
+"""Options shared by several commands, and planning with them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def planned(
     strict: bool = False,
     trains: bool = False,
 ) -> Plan | None:
-    """The plan that a command's options ask for; what is wrong goes to `findings`."""
+    """Plan with the options of a command; errors and warnings go to `findings`."""
     return try_plan(
         config,
         findings,

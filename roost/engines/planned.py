@@ -61,7 +61,7 @@ def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineK
 
 
 def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> EngineKind:
-    """The engine that a component's strategy names.
+    """Return the engine kind for a component's strategy.
 
     >>> engine_kind("vllm"), engine_kind(None)
     (<EngineKind.VLLM: 'vllm'>, <EngineKind.TORCH: 'torch'>)
@@ -112,7 +112,7 @@ def _decisions(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> 
 
 
 def _fraction(part: ComponentPlan, residencies: tuple[ClassResidency, ...], defaults: ServerSpec) -> float | None:
-    """The smallest share that any of its devices leaves it; what the config says where nobody shares."""
+    """Smallest memory fraction over its shared devices; the config's value if it shares none."""
     shares = [one.sharing.inference_fraction for one in residencies if one.sharing is not None]
     decided = [share for share in shares if share is not None]
     return min(decided) if decided else part.model.memory_fraction or defaults.memory_fraction

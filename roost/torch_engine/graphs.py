@@ -21,7 +21,7 @@ STEP = 8
 
 
 def bucket(count: int, limit: int) -> int:
-    """Size that a batch is padded to.
+    """Return the batch size that `count` sequences are padded to.
 
     >>> [bucket(count, limit=30) for count in (1, 3, 5, 9, 25)]
     [1, 4, 8, 16, 30]

@@ -16,13 +16,13 @@ from roost.view.text import machines_line
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 Element = ElementTree.Element
-# XML 1.0 has no way to write these, not even escaped.
+# XML 1.0 cannot represent these characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_LETTER = 0.6  # of the font size: the width of a letter, on the wide side, since fonts differ
+_CHARACTER = 0.6  # estimated width of a character as a fraction of the font size; fonts differ, so on the wide side
 
 
 def add(parent: Element, kind: str, words: str | None = None, **attributes: object) -> Element:
-    """A new element under `parent`; an attribute's underscores stand for hyphens, None leaves it out.
+    """Add an element to `parent`. Underscores in attribute names become hyphens; attributes that are None are omitted.
 
     >>> root = Element("g")
     >>> _ = add(root, "text", "a<b", x=1.5, font_size=12, class_=None)
@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 
 def width(text: str, size: float) -> float:
     """Estimate the width of a text."""
-    return len(text) * size * _LETTER
+    return len(text) * size * _CHARACTER
 
 
 def fitted(text: str, room: float, size: float) -> str:
@@ -63,7 +63,7 @@ def fitted(text: str, room: float, size: float) -> str:
     >>> fitted("rollout", 100, 12), fitted("a very long name", 60, 12)
     ('rollout', 'a very …')
     """
-    most = max(1, int(room / (size * _LETTER)))
+    most = max(1, int(room / (size * _CHARACTER)))
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -138,7 +138,7 @@ def _draw_row(parent: Element, row: Run, marks: Mapping[str, Mark], left: float,
 def _draw_cell(parent: Element, row: Run, index: int, marks: Mapping[str, Mark], x: float, y: float) -> None:
     holders, height = row.layout.accelerators[index], _cell_height(row.layout)
     cell = add(parent, "g")
-    add(cell, "title", _in_words(row, f"accelerator {index}", holders))
+    add(cell, "title", _tooltip(row, f"accelerator {index}", holders))
     if not holders:
         add(cell, "rect", x=x, y=y, width=CELL, height=height, rx=5, class_="free")
         return
@@ -148,7 +148,7 @@ def _draw_cell(parent: Element, row: Run, index: int, marks: Mapping[str, Mark],
     for number, holder in enumerate(shown):
         mark = marks[holder.component]
         add(cell, "rect", x=x, y=y + number * each, width=CELL, height=each - 1, rx=3, fill=mark.colour)
-        if _goes_on(row.layout, index, number):
+        if _spans_next(row.layout, index, number):
             # A process that holds the next accelerator as well is one bar across both, round at its ends only.
             start, line = x + CELL - 4, y + number * each
             add(cell, "rect", x=start, y=line, width=GAP + 8, height=each - 1, fill=mark.colour)
@@ -160,7 +160,7 @@ def _draw_cell(parent: Element, row: Run, index: int, marks: Mapping[str, Mark],
         add(cell, "text", f"+{len(holders) - len(shown)}", x=x + CELL / 2, y=line, class_="small dim middle")
 
 
-def _goes_on(layout: NodeLayout, index: int, number: int) -> bool:
+def _spans_next(layout: NodeLayout, index: int, number: int) -> bool:
     if (index + 1) % COLUMNS == 0 or index + 1 == len(layout.accelerators):
         return False
     own, other = layout.accelerators[index], layout.accelerators[index + 1]
@@ -171,7 +171,7 @@ def _draw_pill(
     parent: Element, row: Run, name: str, holders: tuple[Holder, ...], marks: Mapping[str, Mark], x: float, y: float
 ) -> None:
     pill = add(parent, "g")
-    add(pill, "title", _in_words(row, name, holders))
+    add(pill, "title", _tooltip(row, name, holders))
     shown = fitted(name, 90, 11)
     room = width(shown, 11) + 14
     add(pill, "rect", x=x, y=y, width=room, height=PILL, rx=4, class_="free")
@@ -186,7 +186,7 @@ def _draw_pill(
 
 
 def _ranks(row: Run, holder: Holder, most: int) -> str:
-    """The ranks on one node where they fit; in a row of many nodes they differ, and only their number is told."""
+    """Ranks of a holder if they fit; only their count for a row of several nodes, whose ranks differ."""
     many = len(holder.offsets)
     words = spell_ranks(row.ranks(holder), limit=4)
     if len(row.nodes) > 1 or len(words) > most:
@@ -194,7 +194,7 @@ def _ranks(row: Run, holder: Holder, most: int) -> str:
     return words
 
 
-def _in_words(row: Run, device: str, holders: tuple[Holder, ...]) -> str:
+def _tooltip(row: Run, device: str, holders: tuple[Holder, ...]) -> str:
     held = [f"{holder.component} {row.spell(holder)}" for holder in holders]
     return f"{row.label}, {device}: {', '.join(held) or 'free'}"
 
@@ -329,7 +329,7 @@ text.dim {{ fill: #5c6673; }}
 
 
 def plan_to_svg(plan: Plan) -> str:
-    """The picture of a plan; runs of equal nodes are one row in a large cluster.
+    """Draw a plan as SVG; in a large cluster, runs of equal nodes are one row.
 
     >>> import roost
     >>> picture = plan_to_svg(roost.plan({"num_gpus_per_node": 2, "actor_train": {"device_mapping": "0-1"}}))

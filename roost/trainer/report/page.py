@@ -1,4 +1,4 @@
-"""The report of a run as one self-contained HTML file; text of models is never executed."""
+"""The report of a run as one self-contained HTML file; text from models is never executed."""
 
 from __future__ import annotations
 
@@ -72,20 +72,22 @@ def _draw_reward(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Reco
         )
         axes.plot(numbers, smoothed(rewards, reach), color=COLOURS[0], linewidth=2, label="smoothed")
     if evaluations:
-        tried = [record["step"] for record in evaluations]
-        axes.plot(tried, _column(evaluations, "reward/mean"), "D", color=COLOURS[5], markersize=6, label="evaluation")
+        evaluated = [record["step"] for record in evaluations]
+        axes.plot(
+            evaluated, _column(evaluations, "reward/mean"), "D", color=COLOURS[5], markersize=6, label="evaluation"
+        )
 
 
 def _draw_timing(axes: Axes, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
     axes.set_ylabel("seconds of a step")
     width = max(1, math.ceil(len(steps) / MOST_BARS))
     parts = [steps[start : start + width] for start in range(0, len(steps), width)]
-    places = [part[0]["step"] + (part[-1]["step"] - part[0]["step"]) / 2 for part in parts]
+    centers = [part[0]["step"] + (part[-1]["step"] - part[0]["step"]) / 2 for part in parts]
     bottom = [0.0] * len(parts)
     colours = phase_colours(steps)
     for phase in phases_of(steps):
         heights = [sum(times_of(part, phase)) / len(part) for part in parts]
-        axes.bar(places, heights, width=width * 0.85, bottom=bottom, color=colours[phase], label=phase)
+        axes.bar(centers, heights, width=width * 0.85, bottom=bottom, color=colours[phase], label=phase)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
 
 
