@@ -252,7 +252,7 @@ class TrainSettings:
         rlinf="critic.optim.lr",
         roll="critic.training_args.learning_rate",
     )
-    critic_warmup_steps: int | None = setting(
+    critic_lr_warmup_steps: int | None = setting(
         None,
         "Optimizer steps of the critic's warm-up. Default: the policy's.",
         rlinf="critic.optim.lr_warmup_steps|critic.lr_sched.lr_warmup_iters",
@@ -314,7 +314,7 @@ class TrainSettings:
 NOT_IN_SFT = frozenset(
     (
         *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),
-        "critic_warmup_steps",
+        "critic_lr_warmup_steps",
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
         *("max_concurrent_episodes", "episode_timeout_s"),

@@ -158,7 +158,7 @@ class Transcript:
     def room(self) -> int | None:
         """Tokens that the sequence has left; None if it has no limit."""
         first = self._first
-        prompt = self._parts[0].end if self._parts else 0
+        prompt = first._parts[0].end if first._parts else 0  # in a branch, earlier turns are before its first part
         limits = [first.max_length, None if first.max_response is None else prompt + first.max_response]
         return min((limit - len(self._token_ids) for limit in limits if limit is not None), default=None)
 

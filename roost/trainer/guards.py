@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from roost.config.findings import counted
 from roost.config.train import USUAL_RATES, OptimizerSettings, TrainSettings, unlike_usual
 
 SKIPPED = ("skipped", "critic/skipped")  # statistic of an optimizer step of the policy, and of the critic
+OUTLIERS = ("steps/outlier", "critic/steps/outlier")
+MAX_OUTLIERS = 30  # in a row: by then it is no outlier, and nothing is learnt
 
 
 class Diverged(RuntimeError):
@@ -20,32 +22,41 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SkippedSteps:
-    """Optimizer steps skipped because loss or gradient was not finite.
+    """Optimizer steps skipped because loss or gradient was not finite, or the gradient an outlier.
 
     >>> skipped, taken = {"loss": math.nan, "skipped": 1.0}, {"loss": 0.5, "skipped": 0.0}
     >>> SkippedSteps().after(taken, 4).after(skipped, 5).after(skipped, 5)
-    SkippedSteps(in_row=2, confirmed=4)
+    SkippedSteps(in_row=2, outliers=0, confirmed=4)
     """
 
     in_row: int = 0
+    outliers: int = 0  # in a row
     confirmed: int | None = None  # newest step whose weights later gave a finite loss and gradient
 
     def after(self, metrics: Mapping[str, float], step: int) -> SkippedSteps:
         """Return the counts after one more optimizer step, in the training step that follows `step`."""
         if any(metrics.get(name) for name in SKIPPED):
-            return SkippedSteps(self.in_row + 1, self.confirmed)
-        return SkippedSteps(0, step)
+            return replace(self, in_row=self.in_row + 1)
+        if any(metrics.get(name) for name in OUTLIERS):
+            return replace(self, outliers=self.outliers + 1)
+        return SkippedSteps(confirmed=step)
 
     def exceeds(self, settings: TrainSettings) -> bool:
-        return 0 < settings.max_skipped_steps <= self.in_row
+        most = settings.max_skipped_steps
+        return most > 0 and (self.in_row >= most or self.outliers >= MAX_OUTLIERS)
 
 
 def check_skipped(skipped: SkippedSteps, settings: TrainSettings) -> None:
     """Raise if too many optimizer steps in a row were skipped."""
-    if skipped.exceeds(settings):
-        steps = counted(skipped.in_row, "optimizer step")
-        most = settings.max_skipped_steps
-        raise Diverged(f"{steps} in a row skipped, as loss or gradient was not finite (max_skipped_steps: {most})")
+    if not skipped.exceeds(settings):
+        return
+    if skipped.outliers >= MAX_OUTLIERS:
+        raise Diverged(
+            f"{skipped.outliers} optimizer steps in a row skipped for their gradient norm, so nothing is learnt; raise "
+            "max_grad_norm, or set skip_outlier_gradients to false"
+        )
+    steps, most = counted(skipped.in_row, "optimizer step"), settings.max_skipped_steps
+    raise Diverged(f"{steps} in a row skipped, as loss or gradient was not finite (max_skipped_steps: {most})")
 
 
 def check_policy(logprobs: Sequence[float], version: int) -> None:

@@ -198,7 +198,9 @@ class Loop:
             async with self._phase("switch"):
                 await self.switch.to_learner(self.models.fleet, self.models.sharing)
             async with self._phase("score"):
-                ready = await self._scored_groups(groups, version)
+                ready = await self._scored_groups(groups)
+                if part == 0:  # later parts are scored by a policy that has learnt from earlier ones
+                    await self._check_mismatch(ready, version)
             jump = self._jump(ready, version, is_resynced) if part == 0 else ""
             if not jump:
                 return ready
@@ -237,17 +239,15 @@ class Loop:
         """Like `_make_ready`, in the background while the previous part is learnt from, so no phase is recorded."""
         groups = await self._take_checked(version, parts, part)
         with self.recorder.timer("score ahead", "work", True, step=self.state.step):
-            return await self._scored_groups(groups, version)
+            return await self._scored_groups(groups)
 
-    async def _scored_groups(self, groups: list[Group], version: int) -> Ready:
+    async def _scored_groups(self, groups: list[Group]) -> Ready:
         """The samples that are learnt from, with log-probs and values."""
         settings = self.settings
         chosen = down_sampled(groups, settings.advantage)
         batch = batch_of(chosen, reward_of_tag(settings.rewards), settings.advantage.max_learn_tokens)
         left_out = sum(len(group.episodes) for group in groups) - sum(len(group.episodes) for group in chosen)
-        ready = Ready(groups, await self._scored(batch), left_out)
-        await self._check_mismatch(ready, version)
-        return ready
+        return Ready(groups, await self._scored(batch), left_out)
 
     async def _check_mismatch(self, ready: Ready, version: int) -> None:
         """Raise Diverged if engine and learner differ too much about a token, though they have the same weights."""

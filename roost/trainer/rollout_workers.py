@@ -287,7 +287,8 @@ def logprob_interval(settings: TrainSettings, scenario: Scenario) -> int:
     """
     wanted = settings.rollout.rollout_logprobs
     if wanted is RolloutLogprobs.AUTO:
-        are_used = settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
+        loss = settings.learner.loss
+        are_used = loss.old_logprobs is not OldLogprobs.RECOMPUTE or loss.max_logprob_mismatch > 0
         are_seen = not getattr(scenario, "single_turn", False)  # agents may read them
         wanted = (
             RolloutLogprobs.ALL if are_used or are_seen or settings.engine == EngineKind.TORCH else RolloutLogprobs.SOME

@@ -44,7 +44,7 @@ from roost.transport import current
 from roost.transport.failure import Address
 
 ASSISTANT = "assistant"
-TOLD = ("loss/total", "loss/distillation", "grad/norm", "learning_rate", "entropy", "steps/skipped")
+TOLD = ("loss/total", "loss/distillation", "grad/norm", "learning_rate", "entropy", "steps/skipped", "steps/outlier")
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,8 @@ class SftTrainer(Stoppable):
             await asyncio.gather(*(each.ready() for each in (self._learners, self._teacher) if each is not None))
             if self.state.step:
                 await self._learners.all("restore", str(self._saver.at(self.state.step).learner))
+            if self._teacher is not None and not self._scores_ahead:
+                await self._teacher.offload((WEIGHT,))
             self._watching.note(f"learners are ready after {time.perf_counter() - self._began:.0f} s")
             self.is_starting = False
             try:
@@ -240,6 +242,7 @@ class SftTrainer(Stoppable):
         if self._teacher is None or self._distillation is None or any(each.distribution for each in samples):
             return samples
         if not self._scores_ahead:
+            await self._learners.offload(())  # frees the memory that its allocator keeps
             await self._teacher.load((WEIGHT,))
         vocabulary = len(self._data.tokenizer)
         found = await self._teacher.distributions(samples, self._distillation.top_k, vocabulary)

@@ -283,7 +283,7 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         case(
             RLINF,
             {"critic.optim.lr_warmup_steps": 6, "critic.optim.lr": 1e-5, **CRITIC},
-            critic_warmup_steps=6,
+            critic_lr_warmup_steps=6,
             id="critic",
         ),
         case(
@@ -292,7 +292,7 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
                 "critic": {"device_mapping": [0], "training_args": {"warmup_steps": 5}},
                 "actor_train.training_args.warmup_steps": 9,
             },
-            critic_warmup_steps=5,
+            critic_lr_warmup_steps=5,
             warmup_steps=9,
             id="warm-up-of-the-critic",
         ),

@@ -286,8 +286,14 @@ def test_a_rank_may_have_no_tokens():
         pytest.param(
             {"old_logprobs": OldLogprobs.DECOUPLED}, "old_logprobs decoupled needs the learner's own", id="proximal"
         ),
-        pytest.param({"old_logprobs": OldLogprobs.ROLLOUT, "kl_coef": 0.1}, "no reference_logprobs", id="reference"),
-        pytest.param({"old_logprobs": OldLogprobs.ROLLOUT, "entropy_coef": 0.1}, "has no entropy", id="entropy"),
+        pytest.param(
+            {"old_logprobs": OldLogprobs.ROLLOUT, "kl_coef": 0.1},
+            "kl_coef needs the reference_logprobs",
+            id="reference",
+        ),
+        pytest.param(
+            {"old_logprobs": OldLogprobs.ROLLOUT, "entropy_coef": 0.1}, "entropy_coef needs the entropy", id="entropy"
+        ),
     ],
 )
 def test_what_is_missing_is_told(settings, message):

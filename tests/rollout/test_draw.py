@@ -198,6 +198,7 @@ def test_log_probs_are_requested_of_every_nth_group_and_seeds_only_if_there_is_o
         pytest.param("vllm", {"prompts_per_step": 1024}, True, 16, id="more of very many"),
         pytest.param("vllm", {"prompts_per_step": 3}, True, 1, id="all of few"),
         pytest.param("vllm", {"old_logprobs": OldLogprobs.DECOUPLED}, True, 1, id="the loss uses them"),
+        pytest.param("vllm", {"max_logprob_mismatch": 0.5}, True, 1, id="a limit compares them"),
         pytest.param("vllm", {}, False, 1, id="agents may read them"),
         pytest.param("torch", {}, True, 1, id="cheap on the built-in engine"),
         pytest.param("vllm", {"rollout_logprobs": RolloutLogprobs.ALL}, True, 1, id="all as written"),
@@ -205,7 +206,7 @@ def test_log_probs_are_requested_of_every_nth_group_and_seeds_only_if_there_is_o
     ],
 )
 def test_log_probs_that_nobody_uses_are_not_requested(engine, train, single_turn, every):
-    loss = LossSettings(old_logprobs=train.pop("old_logprobs", OldLogprobs.RECOMPUTE))
+    loss = LossSettings(**{name: train.pop(name) for name in ("old_logprobs", "max_logprob_mismatch") if name in train})
     rollout = RolloutSettings(**{"prompts_per_step": 32, **train})
     settings = TrainSettings(LearnerSettings("model", loss=loss), engine=engine, rollout=rollout)
     assert logprob_interval(settings, SimpleNamespace(single_turn=single_turn)) == every

@@ -170,3 +170,19 @@ def test_no_branch_of_an_episode_that_is_over_draws():
 
     with pytest.raises(asyncio.CancelledError, match="over"):
         ran(run_episode())
+
+
+def test_room_for_the_response_is_shared_by_the_sequences_of_an_episode():
+    draw, asked = drawing(completion((5, 6, 7, 8)), completion((9,)))
+
+    async def run_episode():
+        transcript = Transcript(draw)
+        transcript.max_response = 10
+        transcript.give([1, 2])
+        await transcript.take()
+        other = transcript.branch()
+        other.give([1, 2, 5, 6, 7, 8])
+        await other.take()
+
+    ran(run_episode())
+    assert [limit for _, _, limit in asked] == [10, 6]

@@ -6,7 +6,15 @@ import math
 import pytest
 
 from roost.config.train import LearnerSettings, OptimizerSettings, TrainSettings
-from roost.trainer.guards import Diverged, SkippedSteps, check_policy, check_skipped, explained, likely_cause
+from roost.trainer.guards import (
+    MAX_OUTLIERS,
+    Diverged,
+    SkippedSteps,
+    check_policy,
+    check_skipped,
+    explained,
+    likely_cause,
+)
 
 
 def settings_of(weight_dtype="float32", **optimizer):
@@ -41,6 +49,16 @@ def test_a_step_of_the_critic_counts_as_well():
 def test_so_many_in_a_row_are_too_many(in_row, stops):
     with pytest.raises(Diverged, match=f"{in_row} optimizer steps in a row") if stops else contextlib.nullcontext():
         check_skipped(SkippedSteps(in_row), settings_of())
+
+
+def test_outliers_without_end_stop_a_run_that_learns_nothing():
+    skipped = SkippedSteps()
+    for _ in range(MAX_OUTLIERS - 1):
+        skipped = skipped.after({"skipped": 0.0, "steps/outlier": 1.0}, 1)
+    check_skipped(skipped, settings_of())
+    check_skipped(skipped.after({"skipped": 0.0, "steps/outlier": 0.0}, 2), settings_of())
+    with pytest.raises(Diverged, match="set skip_outlier_gradients to false"):
+        check_skipped(skipped.after({"steps/outlier": 1.0}, 2), settings_of())
 
 
 @pytest.mark.parametrize("odd", [math.nan, -math.inf])

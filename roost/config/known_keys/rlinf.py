@@ -39,7 +39,7 @@ SCHEDULE = Known(
 CYCLES = replace(SCHEDULE, harmless=(None, 0.5))
 CRITIC = Known(
     Effect.TRAINING,
-    "the critic has the policy's optimizer but for critic_learning_rate and critic_warmup_steps",
+    "the critic has the policy's optimizer but for critic_learning_rate and critic_lr_warmup_steps",
     "remove it",
 )
 PEAK = Known(Effect.NOTHING, "RLinf's highest rate is optim.lr")

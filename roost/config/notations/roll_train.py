@@ -244,7 +244,7 @@ DEFAULTS: Mapping[str, Any] = {
     "whiten_advantages": Whitening.NONE,
     "checkpoint_every": 50,
 }
-OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0, "critic_warmup_steps": 0}
+OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0, "critic_lr_warmup_steps": 0}
 EVALUATE_EVERY = 10
 SFT_EPOCHS = 1
 DISTILLED = {  # keys of `teacher` in train that are numbers

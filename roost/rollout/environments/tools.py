@@ -159,16 +159,18 @@ def printing_last(code: str) -> str:
     x = 6
     _ = (x * 7)
     if _ is not None: print(repr(_))
+    >>> printing_last("x  # shown\\n\\n# end") == printing_last("x")
+    True
     """
     try:
         last = ast.parse(code).body[-1]
     except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError):
         return code  # running it tells what is wrong
     written = ast.get_source_segment(code, last) if isinstance(last, ast.Expr) else None
-    lines = code.splitlines()
-    if written is None or last.col_offset or last.end_lineno != len(lines):
+    if written is None or last.col_offset:
         return code
-    return "\n".join([*lines[: last.lineno - 1], f"_ = ({written})", "if _ is not None: print(repr(_))"])
+    before = code.split("\n")[: last.lineno - 1]  # only comments and blank lines come after it
+    return "\n".join([*before, f"_ = ({written})", "if _ is not None: print(repr(_))"])
 
 
 async def _posted(calls: HttpCalls, path: str, body: Any, limit_s: float, places: asyncio.Semaphore) -> Any:

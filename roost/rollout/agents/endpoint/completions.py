@@ -119,7 +119,7 @@ class ChatAnswer:
         return event({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
 
     def _logprobs(self, turn: Turn) -> Json | None:
-        if not self._wants_logprobs:
+        if not self._wants_logprobs or not turn.has_logprobs:
             return None
         tokens = [
             {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
@@ -180,7 +180,7 @@ class TextAnswer:
         return {"index": index, "text": turn.reply.text, "logprobs": self._logprobs(turn), "finish_reason": finish}
 
     def _logprobs(self, turn: Turn) -> Json | None:
-        if not self._wants_logprobs:
+        if not self._wants_logprobs or not turn.has_logprobs:
             return None
         made = list(turn.logprobs())
         offsets = [0]

@@ -69,6 +69,11 @@ class Turn:
         spoken: Json = {"role": "assistant", "content": self.said.text}
         return {**spoken, "tool_calls": called(self)} if self.calls else spoken
 
+    @property
+    def has_logprobs(self) -> bool:
+        """True if the engine was asked for log-probs; see `rollout_logprobs`."""
+        return not any(map(math.isnan, self.reply.logprobs))
+
     def logprobs(self) -> Iterator[tuple[str, float]]:
         """Yield each generated token and its log-prob, without the end-of-turn token."""
         shown = self.reply.token_ids if self.reply.ending is None else self.reply.token_ids[:-1]
