@@ -66,6 +66,7 @@ class VllmParser(EngineParser):
         if self._tool_parser is not None:
             manager = importlib.import_module("vllm.tool_parsers").ToolParserManager
             self._make_tools = manager.get_tool_parser(self._tool_parser)
+            self._tool_parser_for(self._request(None))  # raises if the tokenizer lacks a token of the parser
         if self._reasoning_parser is not None:
             manager = importlib.import_module("vllm.reasoning").ReasoningParserManager
             self._of_reasoning = manager.get_reasoning_parser(self._reasoning_parser)(self._tokenizer)
@@ -76,10 +77,12 @@ class VllmParser(EngineParser):
 
     def _calls(self, text: str, tools: Tools) -> tuple[str, list[tuple[str, str]]]:
         request = self._request(tools)
-        takes_tools = "tools" in inspect.signature(self._make_tools).parameters  # newer releases
-        parser = self._make_tools(self._tokenizer, *([request.tools] if takes_tools else []))
-        found = parser.extract_tool_calls(text, request)
+        found = self._tool_parser_for(request).extract_tool_calls(text, request)
         return found.content or "", [(call.function.name, call.function.arguments) for call in found.tool_calls]
+
+    def _tool_parser_for(self, request: Any) -> Any:
+        takes_tools = "tools" in inspect.signature(self._make_tools).parameters  # newer releases
+        return self._make_tools(self._tokenizer, *([request.tools] if takes_tools else []))
 
     def _request(self, tools: Tools) -> Any:
         protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")

@@ -41,7 +41,8 @@ class RewardModel:
         self._limit_s = limit_s
         self._server: OwnServer | ServedByOthers | None = None
         if engine is not None:
-            self._server = OwnServer({"args": ["--runner", "pooling"], **engine}, model, api="")
+            arguments = ["--runner", "pooling", *engine.get("args", ())]
+            self._server = OwnServer({**engine, "args": arguments}, model, api="")
         elif base_url is not None:
             self._server = ServedByOthers(base_url.removesuffix("/v1"), None)
         self._tokenizer: Any = None
@@ -124,7 +125,7 @@ class RewardModel:
         return found
 
     async def _served(self, texts: Sequence[str]) -> list[float]:
-        """Ask vLLM's pooling route; not tried here with a real server."""
+        """Ask vLLM's pooling route."""
         if self._server is None:
             raise RuntimeError("there is no server")
         calls = await self._server.calls()

@@ -1,6 +1,7 @@
 """The same questions to every real engine, with transformers as the judge of the answers; and its key."""
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import aiohttp
 import psutil
 import pytest
 
+from roost.engines.command import EngineKind
 from roost.engines.protocol import EngineRefused, Finish, InFlight, Sampling, VersionSpan
 from tests.engines.live.conftest import KEY, MAX_CONTEXT, SCENARIO_LIMIT
 from tests.engines.live.policies import PROMPT
@@ -135,6 +137,17 @@ def test_a_stop_token_ends_a_completion_and_is_its_last_token(running_engine):
 
 
 @pytest.mark.long
+def test_guided_decoding_holds_a_completion_to_its_schema(running_engine):
+    if running_engine.spec.kind is not EngineKind.VLLM:
+        pytest.skip("the built-in engine has no guided decoding")
+    sampling = Sampling(max_tokens=32, seed=3, json_schema='{"enum": ["yes", "no"]}')
+    done = running_engine.run(lambda engine: engine.generate([72, 105], sampling))
+    from transformers import AutoTokenizer
+
+    text = AutoTokenizer.from_pretrained(running_engine.model_folder).decode(done.token_ids, skip_special_tokens=True)
+    assert json.loads(text) in ("yes", "no") and done.finish is Finish.STOP
+
+
 def test_log_probs_that_are_not_requested_are_unknown(running_engine):
     def generate(sampling):
         return running_engine.run(lambda engine: engine.generate([1, 2, 3], sampling))
