@@ -277,6 +277,13 @@ class TrainSettings:
         return read_teachers(self.teacher, Where(), Findings())
 
     @property
+    def critic_optimizer(self) -> OptimizerSettings:
+        """The policy's optimizer with the critic's own learning rate and warm-up, where it has them."""
+        found, rate, warmup = self.learner.optimizer, self.critic_learning_rate, self.critic_lr_warmup_steps
+        found = found if rate is None else replace(found, learning_rate=rate)
+        return found if warmup is None else replace(found, warmup_steps=warmup, warmup_ratio=0.0)
+
+    @property
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.num_generations
 

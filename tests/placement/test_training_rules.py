@@ -18,6 +18,10 @@ def rlinf(placement=APART, **train):
     return {"cluster": cluster, "train": TRAIN | train}
 
 
+def gae(**train):
+    return rlinf(WITH_CRITIC, advantage_estimator="gae", **train)
+
+
 ALL_TOKENS = {"top_p": 1, "top_k": -1}
 
 
@@ -130,6 +134,31 @@ BROKEN = {
         "train.critic_learning_rate",
         "is 0, with which the critic learns nothing",
     ),
+    "critic-schedule-that-rises": (
+        gae(learning_rate=1e-5, critic_learning_rate=1e-6, lr_scheduler_type="cosine", min_learning_rate=5e-6),
+        "train.min_learning_rate",
+        "is 5e-06, but critic_learning_rate is 1e-06",
+    ),
+    "critic-warm-up-beyond-the-schedule": (
+        gae(lr_scheduler_type="cosine", critic_lr_warmup_steps=20, decay_steps=10),
+        "train.decay_steps",
+        "is 10 optimizer steps, of which the first 20 are warm-up",
+    ),
+    "schedule-of-both-that-rises": (
+        gae(lr_scheduler_type="linear", learning_rate=1e-6, min_learning_rate=5e-6, critic_lr_warmup_steps=5),
+        "train.min_learning_rate",
+        "is 5e-06, but learning_rate is 1e-06",
+    ),
+    "one-sample-kept": (
+        rlinf(keep_generations=1),
+        "train.keep_generations",
+        "is 1, but leave_one_out compares samples of one prompt",
+    ),
+    "more-kept-than-there-is-room": (
+        rlinf(keep_generations=4, keep_positive=3, keep_others=2),
+        "train.keep_generations",
+        "is 4, but keep_positive and keep_others are 5 together",
+    ),
 }
 
 
@@ -167,6 +196,12 @@ KEPT = {
     "hold": rlinf(in_flight="hold", max_staleness=1),
     "drop-with-an-adapter": rlinf(in_flight="drop", lora_rank=8),
     "drain-in-vllm": rlinf(in_flight="drain", engine="vllm"),
+    "warm-up-within-the-run": rlinf(warmup_steps=99, max_steps=100),
+    "warm-up-of-one-step": rlinf(warmup_ratio=0.1, max_steps=1),
+    "decay-steps-of-a-warm-up-ratio": rlinf(warmup_ratio=0.1, decay_steps=50),
+    "critic-idle-schedule": rlinf(lr_scheduler_type="cosine", critic_lr_warmup_steps=20, decay_steps=10),
+    "one-sample-kept": rlinf(keep_generations=1, advantage_estimator="reinforce++"),
+    "down-sampling": rlinf(keep_generations=4, keep_positive=2, keep_others=2, keep_by_tool_errors=True),
     "whole-copies": roll({"strategy_name": "vllm"}, learner={**CUT, "strategy_config": {}}),
 }
 
@@ -185,6 +220,42 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
     config = rlinf(placement) | {"algorithm": {"adv_type": "reinpp", "reinpp_kl_beta": 0.1}}
     plan = try_plan(config, Findings())
     assert sorted(rank for row in plan["reference"].table for rank in row.local_hardware_ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "what"),
+    [
+        (rlinf(min_learning_rate=1e-7), "min_learning_rate", "has no effect"),
+        (rlinf(decay_steps=50), "decay_steps", "has no effect"),
+        (
+            rlinf(warmup_steps=200, max_steps=100),
+            "warmup_steps",
+            "makes 200 optimizer steps of warm-up, but the run has 100",
+        ),
+        (
+            rlinf(lr_scheduler_type="linear", warmup_ratio=1.0),
+            "warmup_ratio",
+            "makes 100 optimizer steps of warm-up, but the run has 100",
+        ),
+        (
+            gae(critic_lr_warmup_steps=200, ppo_epochs=2),
+            "critic_lr_warmup_steps",
+            "makes 200 optimizer steps of warm-up, but the run has 200",
+        ),
+        (rlinf(keep_positive=1), "keep_positive", "has no effect"),
+        (rlinf(keep_others=1), "keep_others", "has no effect"),
+        (rlinf(keep_by_tool_errors=True), "keep_by_tool_errors", "has no effect"),
+    ],
+)
+def test_what_has_no_effect_is_a_warning(config, name, what):
+    (finding,) = found(config)
+    assert (finding.severity, finding.where.path, finding.what) == (Severity.WARNING, ("train", name), what)
+
+
+def test_the_decay_of_a_constant_schedule_in_the_notation_is_a_note():
+    (finding,) = found(rlinf() | {"actor": {"optim": {"lr": 1e-6, "min_lr": 1e-7}}})
+    assert (finding.code, finding.severity) == ("RST-T084", Severity.NOTE)
+    assert finding.where.path == ("actor", "optim", "min_lr")
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])

@@ -9,6 +9,7 @@ from roost.config.teacher import is_teacher
 from roost.config.train import (
     HIGHEST_RATE,
     AdvantageEstimator,
+    AdvantageSettings,
     LrSchedulerType,
     Objective,
     OldLogprobs,
@@ -164,6 +165,15 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             "would replace every group, as each has one sample",
             fix="write num_generations: 2 or more, or dynamic_sampling: false",
         )
+    elif advantage.keep_generations == 1 and estimator in COMPARING:
+        findings.error(
+            "RST-T028",
+            at("keep_generations"),
+            f"is 1, but {estimator.value} compares samples of one prompt",
+            "the others are dropped before",
+            "write 2 or more, or advantage_estimator: reinforce++",
+        )
+    _check_down_sampling(advantage, at, findings)
     if advantage.positive_advantages_only and estimator is AdvantageEstimator.GAE:
         findings.error(
             "RST-T029",
@@ -171,6 +181,22 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             "chooses samples by their advantage, but with gae every token has one of its own",
             fix="write positive_advantages_only: false, or another advantage_estimator",
         )
+
+
+def _check_down_sampling(advantage: AdvantageSettings, at: At, findings: Findings) -> None:
+    kept, least = advantage.keep_generations, advantage.keep_positive + advantage.keep_others
+    if kept and least > kept:
+        findings.error(
+            "RST-T086",
+            at("keep_generations"),
+            f"is {kept}, but keep_positive and keep_others are {least} together",
+            f"{advantage.keep_positive} + {advantage.keep_others} = {least}",
+            f"write {least} or more, or lower one of them",
+        )
+    idle = [key for key in ("keep_positive", "keep_others", "keep_by_tool_errors") if getattr(advantage, key)]
+    for key in idle if not kept else ():
+        why, fix = "keep_generations is 0: all samples are learnt from", "write keep_generations, or remove it"
+        findings.warn("RST-T087", at(key), "has no effect", why, fix)
 
 
 def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None:
@@ -270,7 +296,7 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
             findings.warn(
                 "RST-T039", at(name), unlike_usual(rate), "training is likely to diverge in its first steps", "lower it"
             )
-    _check_schedule(settings.learner.optimizer, at, findings)
+    _check_schedules(settings, parts, at, findings)
     if settings.critic_learning_rate == 0:
         findings.error(
             "RST-T035",
@@ -280,21 +306,56 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
         )
 
 
-def _check_schedule(settings: OptimizerSettings, at: At, findings: Findings) -> None:
-    """Report a schedule that would rise, or that warms up beyond its end."""
-    if settings.lr_scheduler_type is LrSchedulerType.CONSTANT:
+def _check_schedules(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Check the learning-rate schedule of the policy, and of the critic if one is trained."""
+    optimizer = settings.learner.optimizer
+    _check_constant(optimizer, at, findings)
+    rate, warmup = "learning_rate", "warmup_steps" if optimizer.warmup_steps else "warmup_ratio"
+    _check_schedule(optimizer, rate, warmup, at, findings)
+    if settings.advantage.advantage_estimator is AdvantageEstimator.GAE and "critic" in parts:
+        # What both have in common gives the same findings, which are shown once.
+        rate = rate if settings.critic_learning_rate is None else "critic_learning_rate"
+        warmup = warmup if settings.critic_lr_warmup_steps is None else "critic_lr_warmup_steps"
+        _check_schedule(settings.critic_optimizer, rate, warmup, at, findings)
+
+
+def _check_constant(settings: OptimizerSettings, at: At, findings: Findings) -> None:
+    """Report settings of a decay that a constant schedule does not have; RLinf and ROLL ignore theirs as well."""
+    if settings.lr_scheduler_type is not LrSchedulerType.CONSTANT:
         return
+    is_ratio = settings.warmup_ratio > 0 and not settings.warmup_steps  # of decay_steps, if they are given
+    for key, is_idle in {
+        "min_learning_rate": settings.min_learning_rate > 0,
+        "decay_steps": settings.decay_steps is not None and not is_ratio,
+    }.items():
+        if is_idle:
+            report = findings.warn if at(key).path[:1] == ("train",) else findings.note
+            why = f"lr_scheduler_type is constant: the learning rate stays at {settings.learning_rate:g}"
+            report("RST-T084", at(key), "has no effect", why, "write lr_scheduler_type: cosine or linear, or remove it")
+
+
+def _check_schedule(settings: OptimizerSettings, of_rate: str, of_warmup: str, at: At, findings: Findings) -> None:
+    """Report a schedule that would rise, or that warms up beyond its end. `of_rate` and `of_warmup` are its keys."""
     rate, least, warmup = settings.learning_rate, settings.min_learning_rate, settings.steps_of_warmup
-    if least > rate:
-        what = f"is {least:g}, but learning_rate is {rate:g}"
+    falls = settings.lr_scheduler_type is not LrSchedulerType.CONSTANT
+    if falls and least > rate:
+        what = f"is {least:g}, but {of_rate} is {rate:g}"
         findings.error("RST-T077", at("min_learning_rate"), what, "the schedule would rise to it", "lower it")
-    if settings.decay_steps is not None and warmup >= settings.decay_steps:
+    if falls and settings.decay_steps is not None and warmup >= settings.decay_steps:
         findings.error(
             "RST-T077",
             at("decay_steps"),
             f"is {settings.decay_steps} optimizer steps, of which the first {warmup} are warm-up",
-            "the learning rate would have no step to fall in",
+            f"{of_warmup} leaves the learning rate no step to fall in",
             f"write more than {warmup}, or a shorter warm-up",
+        )
+    elif warmup >= settings.total_steps > 0 and warmup > 1:  # one step of warm-up has the full learning rate
+        findings.warn(
+            "RST-T085",
+            at(of_warmup),
+            f"makes {warmup} optimizer steps of warm-up, but the run has {settings.total_steps}",
+            f"the learning rate grows until the end, to {rate * settings.total_steps / warmup:g} of {rate:g}",
+            "write a shorter warm-up, or more steps",
         )
 
 
