@@ -544,7 +544,10 @@ class Trainer(Stoppable):
             stage = self._stages.evaluation
             trying = evaluate(self._scenario, stage.player, self._settings, self.state.version, stage.on_end)
             found = await models.fleet.serve(trying)
-        self._watching.evaluated(self.state.step, found)
+        if found.groups:
+            self._watching.evaluated(self.state.step, found)
+        elif self.state.step == self._settings.evaluation.eval_every:  # once
+            self._watching.note("nothing to evaluate: the task has no prompts for evaluations")
 
     # Ending -------------------------------------------------------------------------------------------------------
 
