@@ -173,6 +173,20 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             RLINF,
             {
                 "actor.training_backend": "fsdp",
+                "actor.optim": {"lr_scheduler": "cosine", "total_training_steps": 50, "lr_warmup_steps": 5},
+                "actor.global_batch_size": 16,
+                "algorithm.n_minibatches": None,
+                "data.rollout_batch_size": 8,
+                "algorithm.group_size": 8,
+            },
+            decay_steps=200,
+            warmup_steps=20,
+            id="schedule-of-fsdp-by-batch-size",
+        ),
+        case(
+            RLINF,
+            {
+                "actor.training_backend": "fsdp",
                 "actor.optim": {
                     "lr_warmup_steps": -1,
                     "lr_warmup_steps_ratio": 0.05,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import Job
+from roost.config.model_files import first_number
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
 from roost.config.notations.rlinf_agents import MADE_OF as OF_AGENTS
 from roost.config.notations.rlinf_agents import tool_task
@@ -33,6 +35,7 @@ from roost.config.train import (
     LrSchedulerType,
     Objective,
     OldLogprobs,
+    RolloutSettings,
     Whitening,
 )
 
@@ -141,7 +144,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_old_logprobs(algorithm),
         "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
         "entropy_coef": _entropy(algorithm),
-        **_schedule(actor, 1 if count is None or runner.values.get("task_type") == SFT else count),
+        **_schedule(actor, _steps_per_step(root, count)),
         "minibatches": count,
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
         "lora_rank": lora_rank(job),
@@ -334,6 +337,20 @@ def _schedule(actor: Section, minibatches: int) -> dict[str, Any]:
             f"nothing to do, or write {end}",
         )
     return found
+
+
+def _steps_per_step(root: Section, count: int | None) -> int:
+    """Optimizer steps of a training step: its minibatches, by their number or by their size."""
+    if root.below("runner").values.get("task_type") == SFT:
+        return 1
+    if count is not None:
+        return count
+    train, usual = root.below("train"), RolloutSettings()
+    size = first_number((root.below("actor"), "global_batch_size"), (train, "minibatch_size"))
+    prompts = first_number((train, "prompts_per_step"), (root.below("data"), "rollout_batch_size"))
+    group = first_number((train, "num_generations"), (root.below("algorithm"), "group_size"))
+    samples = (prompts or usual.prompts_per_step) * (group or usual.num_generations)
+    return math.ceil(samples / size) if size else 1
 
 
 def _of_optim(optim: Section, minibatches: int) -> dict[str, Any]:
