@@ -106,6 +106,9 @@ def read_distillation(values: Mapping[str, Any], where: Where, findings: Finding
     for key in ("temperature", "teacher_temperature"):
         if given.get(key) == 0:
             findings.error("RST-T076", where.under(key), "is 0; it must be above 0", fix=f"write {key}: 1")
+    if given.get("top_k") == 1:
+        what, why = "is 1; it must be 0, or 2 or more", "over one token both distributions are 1, and never diverge"
+        findings.error("RST-T076", where.under("top_k"), what, why, f"write top_k: {_DEFAULTS['top_k']}")
     return Distillation(**given)
 
 

@@ -324,7 +324,7 @@ NOT_IN_SFT = frozenset(
         "critic_lr_warmup_steps",
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
-        *("max_concurrent_episodes", "episode_timeout_s"),
+        *("max_concurrent_episodes", "episode_timeout_s", "rollout_logprobs", "request_seeds"),
     )
 )
 

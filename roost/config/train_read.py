@@ -11,7 +11,14 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
 from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
-from roost.config.teacher import OF_COMPLETIONS, OF_SAMPLES, merged_teachers, read_distillation, read_teachers
+from roost.config.teacher import (
+    OF_COMPLETIONS,
+    OF_SAMPLES,
+    Distillation,
+    merged_teachers,
+    read_distillation,
+    read_teachers,
+)
 from roost.config.train import (
     NOT_IN_SFT,
     SETTINGS,
@@ -147,7 +154,12 @@ def _note_idle_keys(values: Values, place: Where, root: Section) -> None:
     if keys:
         what = f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not used"
         why = f"it is for objective: {objective}" if len(keys) == 1 else f"they are for objective: {objective}"
-        root.findings.note("RST-T081", place, what, why, "remove what is not for another command")
+        fix = "remove what is not for another command"
+        if is_sft and not below:
+            weight = values["teacher"].get("weight", Distillation().weight)
+            why += f"; the teacher is used for distillation on the given completions, with weight {shown(weight)}"
+            fix += ", write weight, or remove teacher"
+        root.findings.note("RST-T081", place, what, why, fix)
 
 
 # The loss is the negative log-likelihood: a policy gradient with advantage 1 and no ratio, at temperature 1.

@@ -328,3 +328,14 @@ def test_the_examples_say_the_same_in_three_notations():
 
 def test_page_is_what_the_code_says():
     assert PAGE.read_text(encoding="utf-8") == settings_page(), "run: python -m tests.config.settings_page"
+
+
+def test_supervised_training_says_that_a_teacher_of_another_objective_is_used():
+    teacher = {"model": "large", "coef": 0.5}
+    config = config_of(objective="sft", teacher=teacher, rollout_logprobs="all", request_seeds=True)
+    findings = Findings()
+    read_job(load(config, (), findings), findings)
+    found = {note.code: note for note in findings.notes}
+    assert found["RST-T081"].what == "coef is not used"
+    assert found["RST-T081"].why.endswith("is used for distillation on the given completions, with weight 0.5")
+    assert "train.rollout_logprobs, train.request_seeds are not used" in found["RST-T043"].what

@@ -1,5 +1,7 @@
 """Rules about training, each once broken and once kept."""
 
+import json
+
 import pytest
 
 from roost.config.findings import Findings, Severity, shown
@@ -20,6 +22,10 @@ def rlinf(placement=APART, **train):
 
 def gae(**train):
     return rlinf(WITH_CRITIC, advantage_estimator="gae", **train)
+
+
+def distilled(**teacher):
+    return rlinf({"actor": "0-3", "teacher": "4"}, objective="sft", teacher={"model": "m/m", **teacher})
 
 
 ALL_TOKENS = {"top_p": 1, "top_k": -1}
@@ -85,6 +91,11 @@ BROKEN = {
         ),
         "train.teacher.model",
         "is one model for several teachers",
+    ),
+    "distillation-over-one-token": (
+        distilled(top_k=1),
+        "train.teacher.top_k",
+        "is 1; it must be 0, or 2 or more",
     ),
     "few-samples": (
         rlinf(prompts_per_step=1, num_generations=3),
@@ -196,6 +207,7 @@ KEPT = {
     "hold": rlinf(in_flight="hold", max_staleness=1),
     "drop-with-an-adapter": rlinf(in_flight="drop", lora_rank=8),
     "drain-in-vllm": rlinf(in_flight="drain", engine="vllm"),
+    "distillation-over-two-tokens": distilled(top_k=2),
     "warm-up-within-the-run": rlinf(warmup_steps=99, max_steps=100),
     "warm-up-of-one-step": rlinf(warmup_ratio=0.1, max_steps=1),
     "decay-steps-of-a-warm-up-ratio": rlinf(warmup_ratio=0.1, decay_steps=50),
@@ -250,6 +262,22 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
 def test_what_has_no_effect_is_a_warning(config, name, what):
     (finding,) = found(config)
     assert (finding.severity, finding.where.path, finding.what) == (Severity.WARNING, ("train", name), what)
+
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+def test_distillation_over_the_whole_vocabulary_is_a_warning_with_its_size(tmp_path):
+    (finding,) = found(distilled(top_k=0))
+    assert (finding.code, finding.severity) == ("RST-T088", Severity.WARNING)
+    assert (
+        finding.why == "4 bytes x the size of the vocabulary, which is not known here, go through the driver for each"
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps(SIZES | {"model_type": "qwen2", "hidden_size": 32, "vocab_size": 152_000})
+    )
+    (finding,) = found(distilled(top_k=0, model=str(tmp_path)))
+    assert finding.why.startswith("4 bytes x 152,000 tokens = 608 KB")
 
 
 def test_the_decay_of_a_constant_schedule_in_the_notation_is_a_note():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from roost.config.findings import Findings, Where
 from roost.config.teacher import is_teacher
@@ -19,6 +20,7 @@ from roost.config.train import (
     unlike_usual,
 )
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import UnknownShape, shape_from_config
 from roost.placement.rules.rewards import check_rewards
 
 COMPARING = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO)
@@ -56,8 +58,35 @@ def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             fix="use larger minibatches, or fewer learners",
         )
     check_teachers(settings, parts, at, findings)
+    _check_distillation(settings, [*parts.values()], at, findings)
     _check_types(settings, at, findings)
     _check_learners(settings, parts, at, findings)
+
+
+def _check_distillation(settings: TrainSettings, parts: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
+    """Warn about whole distributions, with their size if a model is on this machine."""
+    distillation = settings.learner.loss.distillation
+    if distillation is None or distillation.top_k:
+        return
+    sizes = [_vocabulary(part.model.config) for part in parts if is_teacher(part.name) or part.name in SUPERVISED]
+    largest = max(sizes, default=0)
+    known = f"4 bytes x {largest:,} tokens = {4 * largest / 1000:,.0f} KB"
+    size = known if largest else "4 bytes x the size of the vocabulary, which is not known here,"
+    findings.warn(
+        "RST-T088",
+        at("teacher"),
+        "top_k is 0, so that logits of the whole vocabulary are sent for each learnt token",
+        f"{size} go through the driver for each",
+        "write top_k: 64",
+    )
+
+
+def _vocabulary(config: Mapping[str, Any] | None) -> int:
+    """Tokens of a model, by its config.json; 0 if it is not known."""
+    try:
+        return shape_from_config(config or {}).vocabulary
+    except UnknownShape:
+        return 0
 
 
 def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
