@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.config.data import DataSource, read_data, shares_of_batch
-from roost.config.findings import Findings, Where, counted
+from roost.config.findings import Findings, Where, counted, did_you_mean
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.check_target import own_keys
 from roost.rollout.data.prompts import Prompt, PromptFormat, check_columns, prompt_column, short_name
@@ -20,6 +20,7 @@ from roost.rollout.order import MixedOrder, Order, TaskOrder
 
 CHUNK = 1024  # rows that are looked at together
 LOOKED_AT = 1000  # rows that are checked before a run, where no setting needs all
+ROLL_SPLIT = ("split", "train")  # ROLL selects by it in every file, also where rows have no such column
 HELD_OUT = 0x0DD  # tells the choice of held-out rows from the order of tasks
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -142,15 +143,19 @@ class PromptScenario:
     def data_summary(self) -> str:
         """One line about the data, for the terminal."""
         train, tried = self._opened(Split.TRAIN), self._opened(Split.EVALUATION)
-        limit = self._settings.max_prompt_tokens
-        least = f"shorter than {self._settings.min_prompt_tokens} or " if self._settings.min_prompt_tokens else ""
         dropped = train.dropped + tried.dropped
-        reasons = [f"prompts {least}longer than {limit} tokens"] if limit or least else []
-        reasons += [f"{key} is not {value}" for key, value in self._settings.only.items()]
-        why = f"; {counted(dropped, 'row')} dropped: {', or '.join(reasons)}" if dropped else ""
+        why = f"; {counted(dropped, 'row')} dropped: {self._dropped_because}" if dropped else ""
         sets = ", ".join(f"{name} {size:,}" for name, size in self._set_sizes.items())
         held = f", evaluation: {sets}" if sets else ""
         return f"data: {counted(len(train.used), 'row')}{held}{why}"
+
+    @property
+    def _dropped_because(self) -> str:
+        """Reasons to drop rows, by the settings."""
+        limit, shortest = self._settings.max_prompt_tokens, self._settings.min_prompt_tokens
+        least = f"shorter than {shortest} or " if shortest else ""
+        reasons = [f"prompts {least}longer than {limit} tokens"] if limit or least else []
+        return ", or ".join([*reasons, *(f"{key} is not {value}" for key, value in self._settings.only.items())])
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         shown = [(str(one.get("role")), str(one.get("content", ""))) for one in task.data["messages"]]
@@ -175,7 +180,9 @@ class PromptScenario:
             train = self._selected(self._settings.sources, self._settings.limit, self._shares(), only)
             if not len(train.used):
                 why = f"{counted(train.dropped, 'row')} dropped of {len(train.rows):,}"
-                raise DataError("RST-T066", "no row is left to train on", why, "raise max_prompt_tokens, or add rows")
+                why += f": {self._dropped_because}" if train.dropped else ""
+                fix = ("change only, " if only else "") + "raise max_prompt_tokens, or add rows"
+                raise DataError("RST-T066", "no row is left to train on", why, fix)
             sets = {name: self._selected(sources, None) for name, sources in self._settings.eval.items()}
             self._set_sizes = {name: len(each.used) for name, each in sets.items()}
             evaluation = _joined(list(sets.values()))
@@ -244,6 +251,7 @@ class PromptScenario:
         mixes = bool(settings.mix and shares)
         kinds = np.full(len(loaded.used), -1, np.int32) if mixes else None
         names = {name: number for number, name in enumerate(shares)}
+        unseen = {key for key, value in only.items() if (key, value) != ROLL_SPLIT}
         for start in range(0, len(loaded.used), CHUNK):
             if not (measures or mixes or only) and start >= LOOKED_AT:
                 break
@@ -267,6 +275,13 @@ class PromptScenario:
             if only:
                 has_them = [all(row.get(key, value) == value for key, value in only.items()) for row in rows]
                 kept[start : start + len(numbers)] &= has_them
+                unseen -= {key for row in rows if unseen for key in row}
+        if unseen and len(loaded.used):
+            columns = dict.fromkeys(column for part in loaded.rows.parts for column in part.columns)
+            wanted = min(str(key) for key in unseen)
+            fix = did_you_mean(wanted, columns) or "name one of these, or remove it"
+            what = f"only selects rows by {wanted}, a column that no row has"
+            raise DataError("RST-T064", what, f"the columns are {', '.join(columns)}", fix)
         return kept, kinds
 
     def _held_out(self, train: Loaded) -> tuple[Loaded, Loaded]:

@@ -126,6 +126,17 @@ def test_long_prompts_are_dropped_refused_or_cut(tokenizer, tmp_path):
     assert [short.task(Split.TRAIN, n).name for n in range(short.size(Split.TRAIN))] == ["abcdefgh", "éééééé"]
 
 
+def test_rows_are_selected_by_a_column_that_some_row_has(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a"}] * 200 + [{"prompt": "b", "level": 2}, {"prompt": "c"}])
+    assert PromptScenario(tokenizer, path=path, only={"level": 1}).size(Split.TRAIN) == 201
+    assert PromptScenario(tokenizer, path=path, only={"split": "train"}).size(Split.TRAIN) == 202, "as ROLL selects"
+    with pytest.raises(DataError, match="only selects rows by levels, a column that no row has; the columns are"):
+        PromptScenario(tokenizer, path=path, only={"levels": 1}).size(Split.TRAIN)
+    path = write(tmp_path / "b.jsonl", [{"prompt": "b", "level": 2}])
+    with pytest.raises(DataError, match=r"no row is left to train on; 1 row dropped of 1: level is not 1.*change only"):
+        PromptScenario(tokenizer, path=path, only={"level": 1}).size(Split.TRAIN)
+
+
 def test_order(tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", rows_of(10))
     in_order = PromptScenario(tokenizer, path=path, shuffle=False)
