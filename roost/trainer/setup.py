@@ -164,15 +164,8 @@ def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[
     )
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
     for name in layout.scorers:
-        groups[name] = scorer_group(plan, name, learner, critic_optimizer(settings), layout.threads)
+        groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, layout.threads)
     return groups
-
-
-def critic_optimizer(settings: TrainSettings) -> OptimizerSettings:
-    """The policy's optimizer with the critic's own learning rate and warm-up, where it has them."""
-    found, rate, warmup = settings.learner.optimizer, settings.critic_learning_rate, settings.critic_lr_warmup_steps
-    found = found if rate is None else replace(found, learning_rate=rate)
-    return found if warmup is None else replace(found, warmup_steps=warmup, warmup_ratio=0.0)
 
 
 def scorer_group(

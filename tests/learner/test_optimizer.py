@@ -9,7 +9,6 @@ from torch import nn
 
 from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings, TrainSettings
 from roost.learner.learner import learning_rate, new_optimizer
-from roost.trainer.setup import critic_optimizer
 
 
 @pytest.mark.parametrize(
@@ -88,5 +87,5 @@ def test_moments_in_place_from_the_start_change_nothing():
 def test_the_critic_warms_up_by_itself():
     optimizer = OptimizerSettings(1e-3, warmup_ratio=0.5, total_steps=8)
     settings = TrainSettings(LearnerSettings("m", optimizer=optimizer), critic_lr_warmup_steps=2)
-    assert [learning_rate(critic_optimizer(settings), step) for step in range(3)] == pytest.approx([5e-4, 1e-3, 1e-3])
-    assert critic_optimizer(replace(settings, critic_lr_warmup_steps=None)) == optimizer
+    assert [learning_rate(settings.critic_optimizer, step) for step in range(3)] == pytest.approx([5e-4, 1e-3, 1e-3])
+    assert replace(settings, critic_lr_warmup_steps=None).critic_optimizer == optimizer
