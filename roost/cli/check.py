@@ -44,7 +44,8 @@ def check_command(
     imports: Annotated[
         bool,
         typer.Option(
-            "--imports", help="Also import the classes that each config names by _target_, and check the keys they get."
+            "--imports",
+            help="Also open the data and import the classes that each config names, and check the keys they get.",
         ),
     ] = False,
     train: Annotated[
@@ -72,7 +73,7 @@ def check_command(
         if not as_json:
             print_findings(findings.found, console)
         if train and not as_json:
-            _print_trainable(config, plan, findings, console)
+            _print_trainable(config, plan, findings, console, imports)
     wrong = [config for config, findings in reports.items() if findings.errors]
     if as_json:
         found_in = {str(config): _report(findings, plans[config], train) for config, findings in reports.items()}
@@ -87,13 +88,14 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _print_trainable(config: Path, plan: Plan | None, findings: Findings, console: Console) -> None:
+def _print_trainable(config: Path, plan: Plan | None, findings: Findings, console: Console, imports: bool) -> None:
     """Print whether a config could train, and each key that training would ignore, with its line."""
     if plan is None or findings.has_errors:
         console.print(f"{config}: cannot train: {counted(findings.num_errors, 'error')}", soft_wrap=True)
         return
     ignored = _ignored(plan)
-    console.print(f"{config}: can train; {counted(len(ignored), 'key')} ignored", soft_wrap=True)
+    unopened = "" if imports else "; data and classes are not opened without --imports"
+    console.print(f"{config}: can train; {counted(len(ignored), 'key')} ignored{unopened}", soft_wrap=True)
     if ignored:
         print_keys(ignored, plan.file, console)
 

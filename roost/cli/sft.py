@@ -22,7 +22,7 @@ def sft_command(
     """Supervised training: learn given completions, with loss on what the assistant says alone.
 
     The job's data gives conversations, or prompts and completions (train.completion). Only the actor is launched. The
-    policy is in runs/NAME/policy; `roost train` continues from it with train.model=runs/NAME/policy.
+    policy is in runs/NAME/policy; `roost train` continues from it with ++train.model=runs/NAME/policy.
     """
     more = ("++train.objective=sft",)
     run_from_terminal(config, list(overrides or ()), name, runs, resume, resume_from, address, metrics, notation, more)

@@ -208,7 +208,10 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
     if not task:
         if not (values.get("rewards") or is_taught):
             what, why = "have no reward", "the answers to their prompts would not be scored"
-            fix = "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}"
+            fix = (
+                "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}; "
+                "for roost sft, objective: sft"
+            )
             root.findings.error("RST-T061", place, what, why, fix)
         return {"_target_": SCENARIO, **data}
     if task.get("_target_") != AGENTS or "tasks" in task:

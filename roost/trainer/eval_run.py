@@ -13,7 +13,7 @@ from typing import Any
 from roost.config.data import EVALUATION
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
-from roost.config.train import TrainSettings
+from roost.config.train import Objective, TrainSettings
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.owner import LocalOwner
@@ -75,6 +75,8 @@ async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callabl
         for name, job in jobs.items():
             found, decode = await _on_job(job, _settings(job, options), fleet, options, say)
             for label, groups in _named(name, found, len(jobs) > 1).items():
+                if not any(group.episodes for group in groups):
+                    raise ValueError(f"no answer of {label} was scored; see {options.folder / 'failures'}")
                 tables[label] = by_tag(groups)
                 records += [
                     {"set": label, "correct": one["reward"] >= 1.0 - 1e-6, **one}
@@ -107,6 +109,11 @@ def _settings(job: Job, options: EvalOptions) -> TrainSettings:
     settings = job.training
     if settings is None:
         raise ValueError("the job has no section train")
+    if settings.objective is Objective.SFT and not settings.rewards:
+        raise ValueError(
+            f"{job.source.file or 'the job'} is for roost sft and has no rewards to score answers with; "
+            "name a job with rewards or a data file by --data"
+        )
     temperature = settings.evaluation.eval_temperature if options.temperature is None else options.temperature
     if options.temperature is None and options.samples > 1 and temperature == 0:
         temperature = settings.sampling.temperature

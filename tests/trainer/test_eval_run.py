@@ -5,6 +5,7 @@ import math
 from itertools import combinations
 
 import pytest
+import typer
 
 pytest.importorskip("torch")
 
@@ -46,6 +47,17 @@ def test_tags_and_named_sets_have_their_own_figures():
     figures = Evaluation(0, groups, ("a", "b")).figures
     assert (figures["a/pass@1"], figures["b/pass@1"], figures["reward/mean"]) == (1, 0, 0.5)
     assert math.isnan(at_k([])["reward/mean"])
+
+
+def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, capsys):
+    job = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor": 0}},
+        "train": {"data": {"path": "rows.jsonl"}, "objective": "sft"},
+    }
+    (tmp_path / "warm.yaml").write_text(json.dumps(job))
+    with pytest.raises(typer.Exit):
+        eval_command("some-model", data=[str(tmp_path / "warm.yaml")], samples=1, out=tmp_path / "out")
+    assert "is for roost sft and has no rewards" in capsys.readouterr().err
 
 
 def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):
