@@ -20,7 +20,7 @@ def held():
 
 def scored(text, tests, data=None, **keys):
     answer = Answer(Task("t", {"tests": tests, **(data or {})}), text)
-    return asyncio.run(CodeTests(**keys).score(answer))
+    return asyncio.run(CodeTests(**{"limit_s": HANG_S, **keys}).score(answer))
 
 
 ADD = "def add(a, b):\n    return a + b\n"
