@@ -88,6 +88,8 @@ class Section:
                 "RST-C025", key, f"is {shown(value)}; it must be at most {MAX_NUMBER:g}", fix="write a smaller number"
             )
             return None
+        if is_exponent:  # YAML 1.1 reads 1e-06, without a point, as text
+            return float(value)
         if not is_number or not value >= 0:
             digits = re.match(r"\s*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
             fix = f"write {key}: {digits[1]}" if digits else "write a plain number, or leave it out"

@@ -322,7 +322,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[
 
 def _needed(found: Tensor | None, setting: str, field: str) -> Tensor:
     if found is None:
-        raise ValueError(f"{setting} needs the {field} of every token, which the batch does not have")
+        raise ValueError(f"{setting} needs the {field} for every token, which the batch does not have")
     return found
 
 

@@ -149,5 +149,5 @@ def test_how_the_work_is_cut_changes_nothing(models, taught, changes):
 def test_distillation_needs_the_teachers_distribution(models):
     loss = dataclasses.replace(SUPERVISED, distillation=Distillation())
     rows = drawn_samples(9)
-    with pytest.raises(ValueError, match="no distribution of a teacher"):
+    with pytest.raises(ValueError, match="needs the distribution of a teacher"):
         Learner(settings_of(models(), loss=loss), CPU).learn(rows, totals_of(rows))
