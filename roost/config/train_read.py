@@ -10,7 +10,7 @@ from roost.config.data import AGENTS, SCENARIO, read_data
 from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
-from roost.config.section import EXPONENT, MAX_NUMBER, Section, Unresolved
+from roost.config.section import Section, Unresolved
 from roost.config.teacher import (
     OF_COMPLETIONS,
     OF_SAMPLES,
@@ -309,9 +309,7 @@ def _words(section: Section, name: str) -> tuple[str, ...] | None:
 
 
 def _number(setting: Setting, section: Section, name: str) -> float | None:
-    written = section.values[name]
-    is_word = isinstance(written, str) and EXPONENT.fullmatch(written.strip())
-    number = float(written) if is_word and float(written) <= MAX_NUMBER else section.number(name)
+    number = section.number(name)
     most = setting.maximum
     if number is not None and most is not None and number > most:
         section.error("RST-T007", name, f"is {number:g}; it must be at most {most:g}", fix=f"write {name}: {most:g}")

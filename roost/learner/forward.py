@@ -106,7 +106,7 @@ class PolicyOutputs(Outputs):
         return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
     @contextmanager
-    def telling(self, top_k: int, vocabulary: int) -> Iterator[None]:
+    def returning_top_logits(self, top_k: int, vocabulary: int) -> Iterator[None]:
         """Context in which the outputs are the `top_k` highest logits and their tokens; 0: all logits alone."""
         self._most_likely = (top_k, vocabulary)
         try:

@@ -262,7 +262,7 @@ class GradientNorms:
         self.state = torch.zeros(3, dtype=torch.float64)  # count, mean, sum of squared deviations; as in checkpoints
 
     def is_outlier(self, norm: float, limit: float) -> bool:
-        """Whether a norm is above a limit other than 0, or far above the mean."""
+        """Return True if a norm is above a limit other than 0, or far above the mean."""
         count, mean, squares = self.state.tolist()
         is_far = count > OUTLIER_COUNT and norm > mean + OUTLIER_DEVIATIONS * math.sqrt(squares / count)
         return 0 < limit < norm or bool(is_far)
@@ -374,7 +374,7 @@ class Learner:
         if not isinstance(self._outputs, PolicyOutputs):
             raise ValueError("distributions come from a model with head policy")
         found: dict[int, Distribution] = {}
-        with torch.no_grad(), self._outputs.telling(top_k, vocabulary):
+        with torch.no_grad(), self._outputs.returning_top_logits(top_k, vocabulary):
             for part in self._rounds(samples):
                 ends = np.cumsum([predicted(sample).sum() for sample in part])[:-1]
                 logits, *ids = (np.split(each.cpu().numpy(), ends) for each in self._forward(pack(part)))

@@ -44,7 +44,15 @@ from roost.transport import current
 from roost.transport.failure import Address
 
 ASSISTANT = "assistant"
-TOLD = ("loss/total", "loss/distillation", "grad/norm", "learning_rate", "entropy", "steps/skipped", "steps/outlier")
+REPORTED = (
+    "loss/total",
+    "loss/distillation",
+    "grad/norm",
+    "learning_rate",
+    "entropy",
+    "steps/skipped",
+    "steps/outlier",
+)
 
 
 @dataclass(frozen=True)
@@ -307,7 +315,7 @@ class SftTrainer(Stoppable):
                     told.append(await self._learners.learn(part, totals))
                     self._skipped = self._skipped.after(told[-1], self.state.step)
         found = of_learning(told)
-        figures = {name: found[name] for name in TOLD if name in found}
+        figures = {name: found[name] for name in REPORTED if name in found}
         if "loss/total" not in figures:
             return figures
         supervised = found["loss/policy"] if self._teacher is not None else figures["loss/total"]

@@ -34,7 +34,7 @@ def test_nothing_to_select():
 
 
 def rstar2_quotas(positive, others, keep, least_positive, least_others):
-    """How many of each RLinf's down-sampling takes, where it takes as many as it is to."""
+    """Numbers of both kinds that RLinf's down-sampling takes, where it fills the group."""
     size = positive + others
     of_others, of_positive = round(others * keep / size), round(positive * keep / size)
     if of_others <= min(least_others, others):

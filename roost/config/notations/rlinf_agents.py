@@ -83,7 +83,7 @@ def _warn_unused(root: Section, names: list[str]) -> None:
 
 
 def _is_multi_agent(root: Section) -> bool:
-    """Whether the agent is WideSeek's, with a planner that gives tasks to workers; that is an error."""
+    """Return True and report an error for WideSeek's agent, with a planner that gives tasks to workers."""
     loop = root.below("agentloop")
     if root.below("train").values.get("task"):
         return False

@@ -155,7 +155,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 
 def is_fsdp(actor: Section) -> bool:
-    """Whether RLinf's FSDP actor trains, which does not read some keys of the Megatron actor."""
+    """Return True for RLinf's FSDP actor, which does not read some keys of the Megatron actor."""
     return actor.values.get("training_backend") == FSDP
 
 

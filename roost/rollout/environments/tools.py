@@ -126,7 +126,7 @@ class Python:
         try:
             ran = answer["results"][0]
             is_right, reason = bool(ran["success"] and ran["run_success"]), ran.get("reason")
-            return _told(is_right, reason, ran.get("stdout"), ran.get("stderr"), float(ran.get("cost") or 0.0))
+            return _outcome(is_right, reason, ran.get("stdout"), ran.get("stderr"), float(ran.get("cost") or 0.0))
         except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
             raise ToolFailed(f"the code judge answered {shown(answer)}, which has no result") from error
 
@@ -140,10 +140,10 @@ class Python:
                 ran = await run_once(code, given, self._limits, allows_weak=self._allow_weak)
             except TooWeak as error:
                 raise ToolFailed(str(error)) from error
-        return _told(ran.error in (None, Fault.EXITED), ran.error, ran.output, "", ran.seconds)
+        return _outcome(ran.error in (None, Fault.EXITED), ran.error, ran.output, "", ran.seconds)
 
 
-def _told(is_right: bool, reason: Any, stdout: Any, stderr: Any, seconds: float) -> str:
+def _outcome(is_right: bool, reason: Any, stdout: Any, stderr: Any, seconds: float) -> str:
     """The outcome of a program as RLinf's agents show it. Raise ToolFailed for a failure."""
     printed = [f"{name}: {text}" for name, text in (("stdout", stdout), ("stderr", stderr)) if text]
     lines = [*printed, f" execution time: {seconds:.2f}s"]
@@ -247,7 +247,7 @@ class ToolEnvironment:
         return {"tool_calls": float(self._calls), "failed_tool_calls": float(self._failed)}
 
     async def _called(self, name: str, arguments: Any) -> tuple[bool, str]:
-        """Whether a call succeeded, and what the policy is shown."""
+        """Return True and the tool's answer, or False and the error that the policy is shown."""
         tool = self._tools.get(name)
         if tool is None:
             return False, f"error: tool {name} not exist"
@@ -261,7 +261,7 @@ class ToolEnvironment:
 
 
 def wrong_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call, one line for each fault; empty if nothing is.
+    """Faults of the arguments of a call, one line each; empty if there are none.
 
     >>> wrong_arguments({"code": 1}, _texts(code="", input=""))
     "parameters format error, 'code' should be a string\\nparameters format error, 'input' is missing"
