@@ -206,7 +206,8 @@ def test_one_odd_value(data, name, on_machines):
         assert error.findings
         assert all(finding.what and str(finding) for finding in error.findings)
         return
-    assert roost.Plan.from_json(plan.to_json()) == plan
+    # As text: a plan that holds NaN equals no other.
+    assert roost.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
 
 
 @settings(max_examples=200)
