@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,14 @@ def model_location(model: str) -> ModelLocation:
         return ModelLocation.FOLDER
     is_name = len(model) <= _LONGEST_HUB_NAME and _HUB_NAME.fullmatch(model)
     return ModelLocation.HUB if is_name else ModelLocation.MISSING
+
+
+def is_in_hub_cache(model: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the hub's cache on this machine has a model; found without the hub's client, which planning lacks."""
+    home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
+    snapshots = Path(cache).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
+    return any(snapshots.glob("*/config.json"))
 
 
 def resolve_model(model: str) -> str:

@@ -105,7 +105,7 @@ def try_plan(
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
         check_training(job.training, components, lambda name: setting_location(name, job), findings)
-        check_engines(job.training, components, lambda name: setting_location(name, job), findings)
+        check_engines(job.training, components, lambda name: setting_location(name, job), findings, trains)
     if findings.has_errors:
         return None
     return Plan(

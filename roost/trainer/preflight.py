@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
-from pathlib import Path
 
 from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
@@ -24,7 +23,7 @@ from roost.engines.installed import ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.placement.rules.engines import ROLLOUT, models_of
+from roost.placement.rules.engines import ROLLOUT, models_of, script_for_model
 from roost.procs.child_env import child_env
 from roost.runtime.ray_address import running_here
 
@@ -204,15 +203,7 @@ def check_local_models(job: Job, settings: TrainSettings, findings: Findings) ->
     fix = "name a folder with a Hugging Face checkpoint"
     for where, model in _models(job, settings):
         if model_location(model) is ModelLocation.MISSING:
-            findings.error("RST-E003", where, f"{shown(model)} does not exist", fix=fix_of_missing(job, where, fix))
-
-
-def fix_of_missing(job: Job, where: Where, otherwise: str) -> str:
-    """Suggest the script next to the config that creates the model, if there is one."""
-    if not job.source.file or where.file != job.source.file:
-        return otherwise
-    script = Path(job.source.file).parent / "make_model.py"
-    return f"make it first: python {script}" if script.is_file() else otherwise
+            findings.error("RST-E003", where, f"{shown(model)} does not exist", fix=script_for_model(where) or fix)
 
 
 def _models(job: Job, settings: TrainSettings) -> list[tuple[Where, str]]:
@@ -226,7 +217,7 @@ def check_hub_models(job: Job, settings: TrainSettings, say: Callable[[str], Non
         wrong = check_on_hub(model, say) if model_location(model) is ModelLocation.HUB else None
         if wrong is not None:
             fix = "give the path of a folder with a Hugging Face checkpoint, or a model's name on the hub"
-            findings.error("RST-E005", where, f"{shown(model)} {wrong}", fix=fix_of_missing(job, where, fix))
+            findings.error("RST-E005", where, f"{shown(model)} {wrong}", fix=script_for_model(where) or fix)
     findings.raise_errors()
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import tomllib
+from contextlib import chdir
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -291,3 +292,37 @@ def test_check_train_tells_what_could_train_and_the_keys_ignored(tmp_path):
     report = json.loads(run("check", "--train", "--json", trains).stdout)[str(trains)]
     assert report["can_train"] and [each["key"] for each in report["ignored"]] == ["actor.fsdp_config.strategy"]
     assert run("check", places).exit_code == 0  # it only places
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        pytest.param("runs/sums", "warning RST-E003", id="beside other folders"),
+        pytest.param("sums", "warning RST-E003", id="no organisation"),
+        pytest.param("team/sums", "note RST-E009", id="possible hub name"),
+        pytest.param("team/cached", "", id="downloaded before"),
+        pytest.param("models/sums", "", id="here"),
+    ],
+)
+def test_check_train_reports_a_model_that_is_not_here(model, line, tmp_path, monkeypatch):
+    for folder in ("runs", "models/sums", "hub/models--team--cached/snapshots/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("models/sums", "hub/models--team--cached/snapshots/1"):
+        (tmp_path / folder / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    job = tmp_path / "job.yaml"
+    job.write_text(TRAINABLE.replace("tiny", model))
+    with chdir(tmp_path):
+        checked, plain = run("check", "--train", job, width=300), run("check", job, width=300)
+    assert checked.exit_code == 0
+    said = [each for each in checked.output.splitlines() if "RST-E0" in each]
+    assert len(said) == bool(line) and all(each.startswith(line) for each in said)
+    assert not line or f"actor.model.model_path: '{model}'" in said[0]
+    assert "RST-E0" not in plain.output
+
+
+def test_check_train_names_the_script_that_makes_the_model(tmp_path):
+    job, script = tmp_path / "job.yaml", tmp_path / "make_model.py"
+    job.write_text(TRAINABLE.replace("tiny", "team/sums"))
+    script.touch()
+    assert f"make it first: python {script}" in run("check", "--train", job, width=300).output

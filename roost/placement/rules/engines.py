@@ -8,8 +8,14 @@ from typing import Any
 
 from roost.config.engine_options import FORMS
 from roost.config.findings import Findings, Where, did_you_mean, shown
-from roost.config.job import Component
-from roost.config.model_files import ModelLocation, model_location, read_model_config, resolve_model
+from roost.config.job import COMMAND_LINE, Component
+from roost.config.model_files import (
+    ModelLocation,
+    is_in_hub_cache,
+    model_location,
+    read_model_config,
+    resolve_model,
+)
 from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 
@@ -23,8 +29,13 @@ OPTIONS = (
 LONGER_CONTEXT = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
 
 
-def check_engines(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
-    """Check the engine, its options and the models against the plan."""
+def check_engines(
+    settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings, trains: bool = False
+) -> None:
+    """Check the engine, its options and the models against the plan.
+
+    `trains`: also report models that would have to come from the hub.
+    """
     rollout = next((part for part in components if part.name == ROLLOUT), None)
     if rollout is not None and settings.engine == "torch" and rollout.parallel.model > 1:
         findings.error(
@@ -39,6 +50,8 @@ def check_engines(settings: TrainSettings, components: Sequence[ComponentPlan], 
     _check_context(settings, own or settings.learner.model, at("engine_options"), findings)
     for where, model in models_of(settings, components, at):
         _check_model(model, where, findings)
+        if trains and model_location(model) is ModelLocation.HUB and not is_in_hub_cache(model):
+            _report_not_here(model, where, findings)
 
 
 def models_of(
@@ -112,3 +125,24 @@ def _check_model(model: str, where: Where, findings: Findings) -> None:
         )
     elif place is ModelLocation.FOLDER and not (Path(resolve_model(model)) / "config.json").exists():
         findings.error("RST-E004", where, f"{shown(model)} has no config.json", fix="name a folder with a checkpoint")
+
+
+def _report_not_here(model: str, where: Where, findings: Findings) -> None:
+    """Report a model that only the hub can have: a warning if it looks like a path."""
+    around, script = Path(model).parent, script_for_model(where)
+    fix = "correct the path, or leave it if the hub has a model of this name"
+    if script or around == Path() or around.is_dir():
+        here = f"{shown(model)} does not exist on this machine"
+        why = "without a folder it is taken for a name on the Hugging Face hub, and the hub's cache does not have it"
+        findings.warn("RST-E003", where, here, why, script or fix)
+    else:
+        what = f"{shown(model)} is neither a folder here nor in the hub's cache"
+        findings.note("RST-E009", where, what, "it is downloaded from the Hugging Face hub when the job starts", fix)
+
+
+def script_for_model(where: Where) -> str:
+    """A fix that names the script next to the config that makes the model; empty if there is none."""
+    if not where.file or where.file == COMMAND_LINE:
+        return ""
+    script = Path(where.file).parent / "make_model.py"
+    return f"make it first: python {script}" if script.is_file() else ""
