@@ -234,7 +234,7 @@ def planned(job: Job, cluster: Cluster) -> Plan:
 def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
     """Load the scenario of a job, and the tokenizer it was built with."""
     findings = Findings()
-    check_named(settings, job, findings)
+    check_named(settings, job, findings, loads=True)
     findings.raise_errors()
     try:
         tokenizer = load_tokenizer(settings.learner.model)

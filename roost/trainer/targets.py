@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from roost.config.data import SCENARIO as DATA
 from roost.config.findings import Findings, Where
 from roost.config.job import Job
-from roost.config.train import TrainSettings
+from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location, task_place
 from roost.procs.user_code import call
-from roost.rollout.check_target import SCENARIO, NotLocated, check_target, located
+from roost.rollout.check_target import SCENARIO, NotLocated, check_target, located, own_keys
+from roost.rollout.data.scenario import PromptScenario
+from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Scenario, Split
-from roost.rollout.rewards.config import make_rewards
+from roost.rollout.rewards.config import check_answers, make_rewards
 
 LIBRARY = "transformers"
 
@@ -139,8 +143,21 @@ def check_vocabularies(settings: TrainSettings, job: Job, tokenizer: Any) -> Non
     findings.raise_errors()
 
 
-def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
-    """Import the classes and functions that a job names, and check its keys against their signatures."""
+def check_named(settings: TrainSettings, job: Job, findings: Findings, loads: bool = False) -> None:
+    """Import the classes and functions that a job names, check their keys, and look at the first rows of its data.
+
+    `loads`: also at the rows of data sets that have to be loaded.
+    """
+    before = findings.num_errors
     check_target(settings.task, task_place(settings, job), SCENARIO, findings)
     # `elsewhere` checks the keys without creating the rewards.
-    make_rewards(settings.rewards, setting_location("rewards", job), findings, elsewhere=settings.rewards)
+    where = setting_location("rewards", job)
+    rewards = make_rewards(settings.rewards, where, findings, elsewhere=settings.rewards)
+    data = settings.task if settings.task.get("_target_") == DATA else settings.task.get("tasks")
+    if findings.num_errors > before or not isinstance(data, Mapping) or data.get("_target_") != DATA:
+        return
+    if settings.rewards and settings.objective is not Objective.SFT:
+        keys = {key: value for key, value in own_keys(data).items() if key != "tokenizer"}
+        with contextlib.suppress(DataError):  # opening the data reports it
+            tasks = PromptScenario(**keys).first_tasks(loads)
+            check_answers(settings.rewards, rewards.routing, tasks, setting_location("data", job), findings)

@@ -42,21 +42,22 @@ def prompt_column(source: DataSource, columns: Sequence[str]) -> str:
     found = next((column for column in wanted if column in columns), None)
     if found is not None:
         return found
-    raise _missing(wanted[0], columns)
+    raise _missing("prompt", wanted[0], columns)
 
 
 def check_columns(source: DataSource, columns: Sequence[str]) -> None:
     """Raise DataError if a named column is not there."""
     prompt_column(source, columns)
-    for column in (source.answer, source.tag_column, source.query, source.system_column):
+    for key in ("answer", "tag_column", "query", "system_column"):
+        column = getattr(source, key)
         if column is not None and column not in columns:
-            raise _missing(column, columns)
+            raise _missing(key, column, columns)
 
 
-def _missing(column: str, columns: Sequence[str]) -> DataError:
+def _missing(key: str, column: str, columns: Sequence[str]) -> DataError:
     there = ", ".join(columns) or "none"
     fix = did_you_mean(column, columns) or "name one of these"
-    return DataError("RST-T064", f"there is no column {column}", f"the columns are {there}", fix)
+    return DataError("RST-T064", f"there is no column {column}", f"the columns are {there}", fix, key)
 
 
 class PromptFormat:

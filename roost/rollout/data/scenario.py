@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from roost.config.data import DataSource, read_data, shares_of_batch
+from roost.config.data import DataSettings, DataSource, read_data, shares_of_batch
 from roost.config.findings import Findings, Where, counted, did_you_mean
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.check_target import own_keys
 from roost.rollout.data.prompts import Prompt, PromptFormat, check_columns, prompt_column, short_name
-from roost.rollout.data.tables import DataError, ManyRows, Row, columns_of, open_rows
+from roost.rollout.data.tables import DataError, ManyRows, Row, first_of, first_rows, open_rows
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 from roost.rollout.order import MixedOrder, Order, TaskOrder
 
@@ -63,19 +63,20 @@ class PromptScenario:
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Report unknown keys, missing files and missing columns, as far as files need not be converted for it."""
+        """Report unknown keys, missing files and columns, and wrong prompts in the first rows of each file."""
         keys = {key: value for key, value in own_keys(config).items() if key != "tokenizer"}
         settings = read_data(keys, where, findings)
         if settings is None:
             return
-        for source in (*settings.sources, *(one for sources in settings.eval.values() for one in sources)):
+        before, counts = findings.num_errors, []
+        for source in all_sources(settings):
             for path in source.path:
                 try:
-                    columns = columns_of(path)
-                    if columns is not None:
-                        check_columns(source, columns)
+                    counts.append(_check_first(path, source, settings))
                 except DataError as error:
-                    findings.error(error.code, where, error.what, error.why or path, error.fix)
+                    error.report(where, findings)
+        if findings.num_errors == before and not any(counts):
+            _no_rows(settings).report(where, findings)
 
     def open_data(self, where: Where, findings: Findings) -> None:
         """Open all sources; report what is wrong with them."""
@@ -83,7 +84,22 @@ class PromptScenario:
             self._opened(Split.TRAIN)
             self._opened(Split.EVALUATION)
         except DataError as error:
-            findings.error(error.code, where, error.what, error.why, error.fix)
+            error.report(where, findings)
+
+    def first_tasks(self, loads: bool) -> Iterator[tuple[str, Task]]:
+        """Tasks of the first rows of each source, without prompts, with their places.
+
+        `loads`: also of data sets that have to be loaded.
+        """
+        for source in all_sources(self._settings):
+            for path in source.path:
+                found = first_rows(path, LOOKED_AT)
+                if found is None and loads:
+                    found = first_of(open_rows(path, source.name, source.split)[0], LOOKED_AT)
+                for number, row in enumerate([] if found is None else found.rows):
+                    if has_values(row, self._settings.only):
+                        label = path if found is None else found.label
+                        yield f"row {number} of {label}", Task("", _with_answer(row, source), self._tag(row, source))
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -98,9 +114,7 @@ class PromptScenario:
         row = loaded.rows.row(number)
         source, column = loaded.sources[loaded.rows.place(number)[0]]
         prompt = self._prompt(row, source, column, loaded.rows.spelled(number))
-        wanted = source.answer or source.optional_answer
-        answer = {"answer": row[wanted]} if wanted in row else {}
-        data = {**row, **answer, "prompt_text": prompt.text, "messages": prompt.messages}
+        data = {**_with_answer(row, source), "prompt_text": prompt.text, "messages": prompt.messages}
         return Task(
             short_name(prompt),
             {**data, "is_rendered": prompt.is_rendered, "row_tag": _raw_tag(row, source)},
@@ -178,6 +192,8 @@ class PromptScenario:
         if self._train is None or self._evaluation is None:
             only = self._settings.only
             train = self._selected(self._settings.sources, self._settings.limit, self._shares(), only)
+            if not len(train.rows):
+                raise _no_rows(self._settings)
             if not len(train.used):
                 why = f"{counted(train.dropped, 'row')} dropped of {len(train.rows):,}"
                 why += f": {self._dropped_because}" if train.dropped else ""
@@ -213,7 +229,7 @@ class PromptScenario:
                         check_columns(source, columns)
                         column = prompt_column(source, columns)
                     except DataError as error:
-                        raise DataError(error.code, f"{part.label}: {error.what}", error.why, error.fix) from None
+                        raise error.of(part.label) from None
                     opened.append(part)
                     about.append((source, column))
                     count = len(part) if left is None else min(left, len(part))
@@ -273,8 +289,7 @@ class PromptScenario:
                     raise DataError("RST-T069", what, why, "raise it, or write overlong: filter or overlong: truncate")
                 kept[start : start + len(numbers)] = fits & (lengths >= settings.min_prompt_tokens)
             if only:
-                has_them = [all(row.get(key, value) == value for key, value in only.items()) for row in rows]
-                kept[start : start + len(numbers)] &= has_them
+                kept[start : start + len(numbers)] &= [has_values(row, only) for row in rows]
                 unseen -= {key for row in rows if unseen for key in row}
         if unseen and len(loaded.used):
             columns = dict.fromkeys(column for part in loaded.rows.parts for column in part.columns)
@@ -320,7 +335,7 @@ class PromptScenario:
         try:
             return self._format.prompt(row, source, column, _raw_tag(row, source))
         except DataError as error:
-            raise DataError(error.code, f"{place}: {error.what}", error.why, error.fix) from None
+            raise error.of(place) from None
 
     def _domain(self, row: Row, source: DataSource) -> str:
         """Mixing key of a task: the row's own domain, the domain of its tag, or the default."""
@@ -338,6 +353,45 @@ class PromptScenario:
         tag = _raw_tag(row, source)
         domain = self._domain(row, source) if self._settings.domains else tag
         return tag if tag in self._settings.domains.get(domain, (tag,)) else domain
+
+
+def all_sources(settings: DataSettings) -> list[DataSource]:
+    """The sources to train on, and those of the evaluation sets."""
+    return [*settings.sources, *(one for sources in settings.eval.values() for one in sources)]
+
+
+def _check_first(path: str, source: DataSource, settings: DataSettings) -> bool:
+    """Check columns and prompts in the first rows of a path; return True unless it has no rows. Raise DataError."""
+    found = first_rows(path, LOOKED_AT)
+    if found is None or not found.rows:
+        return found is None
+    check_columns(source, found.columns)
+    form, column = PromptFormat(None, settings), prompt_column(source, found.columns)
+    for number, row in enumerate(found.rows):
+        if has_values(row, settings.only):
+            try:
+                form.prompt(row, source, column, _raw_tag(row, source))
+            except DataError as error:
+                raise error.of(f"row {number} of {found.label}") from None
+    return True
+
+
+def _no_rows(settings: DataSettings) -> DataError:
+    paths = [path for source in settings.sources for path in source.path]
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    what = f"{paths[0]}{more} {'has' if len(paths) == 1 else 'have'} no rows"
+    return DataError("RST-T066", what, "nothing is there to train on", "name a file with rows", "path")
+
+
+def has_values(row: Row, only: Mapping[str, Any]) -> bool:
+    """Whether a row has these values, as far as it has the columns."""
+    return all(row.get(key, value) == value for key, value in only.items())
+
+
+def _with_answer(row: Row, source: DataSource) -> Row:
+    """The columns of a row, and the named one as `answer`."""
+    wanted = source.answer or source.optional_answer
+    return {**row, "answer": row[wanted]} if wanted in row else row
 
 
 def _raw_tag(row: Row, source: DataSource) -> str:

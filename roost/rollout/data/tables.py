@@ -6,6 +6,8 @@ No format is held in memory. Parquet and CSV are converted to an Arrow file once
 from __future__ import annotations
 
 import bisect
+import csv
+import difflib
 import glob
 import hashlib
 import json
@@ -13,13 +15,16 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from roost.config.findings import Findings, Where
 
 CACHE_VARIABLE = "ROOST_DATA_CACHE"
 LINES, JSON, CSV, PARQUET, ARROW = "lines", "json", "csv", "parquet", "arrow"
@@ -36,17 +41,28 @@ SAVED = ("dataset_dict.json", "dataset_info.json")  # files of a folder that `sa
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 BATCH_ROWS = 8192  # of a converted file; one of its batches is the unit of a read
 BLOCK = 1 << 24  # bytes that are looked through at a time
+NAMED = 8  # files in a message
 LOOKED_AT = 100  # rows whose keys are the columns of a JSON file
 
 Row = dict[str, Any]
 
 
 class DataError(ValueError):
-    """Data that cannot be used; `code` is the finding's."""
+    """Data that cannot be used; `code` is the finding's, `key` the key of `train.data` that names it, if one does."""
 
-    def __init__(self, code: str, what: str, why: str = "", fix: str = "") -> None:
+    def __init__(self, code: str, what: str, why: str = "", fix: str = "", key: str = "") -> None:
         super().__init__("; ".join(filter(None, (what, why, fix))))
-        self.code, self.what, self.why, self.fix = code, what, why, fix
+        self.code, self.what, self.why, self.fix, self.key = code, what, why, fix, key
+
+    def of(self, place: str) -> DataError:
+        """The same about a row or a file."""
+        return DataError(self.code, f"{place}: {self.what}", self.why, self.fix, self.key)
+
+    def report(self, where: Where, findings: Findings) -> None:
+        """Report it at its key, if the section at `where` has that."""
+        if (*where.path, self.key) in where.positions:
+            where = where.under(self.key)
+        findings.error(self.code, where, self.what, self.why, self.fix)
 
 
 class Rows(Protocol):
@@ -88,14 +104,26 @@ class JsonRows:
         return [self._row(index) for index in range(start, end)]
 
     def _row(self, index: int) -> Row:
-        try:
-            row = json.loads(self._bytes[self._starts[index] : self._ends[index]])
-        except ValueError as error:
-            raise DataError("RST-T068", f"row {index} of {self.label} is not JSON", str(error), "correct it") from None
-        if not isinstance(row, dict):
-            kind = type(row).__name__
-            raise DataError("RST-T068", f"row {index} of {self.label} is a {kind}", "", "write an object for each row")
-        return row
+        start = int(self._starts[index])
+        return _json_row(self._bytes[start : self._ends[index]], self.label, index, lambda: self._line(start))
+
+    def _line(self, start: int) -> int:
+        return sum(bytes(self._bytes[at : min(at + BLOCK, start)]).count(b"\n") for at in range(0, start, BLOCK)) + 1
+
+
+def _json_row(text: bytes, label: str, index: int, line: Callable[[], int]) -> Row:
+    """A row from its JSON. Raise DataError with the line in its file if it is no object."""
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        first = getattr(error, "lineno", 1) - 1  # of the error in this row
+        what = f"row {index} of {label}, line {line() + first}, is not JSON"
+        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise DataError("RST-T068", what, why, "correct it") from None
+    if not isinstance(row, dict):
+        what = f"row {index} of {label}, line {line()}, is a {type(row).__name__}"
+        raise DataError("RST-T068", what, "", "write an object for each row")
+    return row
 
 
 Offsets = npt.NDArray[np.int64]
@@ -141,8 +169,9 @@ def _value_spans(data: Any, path: str) -> tuple[Offsets, Offsets]:
                 text, at, read = text[at:] + bytes(data[read:last]).decode(), 0, last
                 continue
             if text[at:].strip() != ("]" if is_list else ""):
-                what = f"row {len(spans)} of {path} is not JSON"
-                raise DataError("RST-T068", what, str(error), "correct it") from None
+                line = bytes(data[:offset]).count(b"\n") + 1 + text[at:].count("\n", 0, getattr(error, "pos", at) - at)
+                what = f"row {len(spans)} of {path}, line {line}, is not JSON"
+                raise DataError("RST-T068", what, getattr(error, "msg", str(error)), "correct it") from None
             break
         size = len(text[at:end].encode())
         spans.append((offset, offset + size))
@@ -276,25 +305,62 @@ def _known(files: list[str], path: str, why: str) -> list[str]:
 
 
 def _near(path: Path) -> str:
-    """The nearest folder above a path that exists."""
+    """Files of the nearest folder above a path that exists, those of the most similar names first."""
     above = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
-    names = sorted(file.name for file in above.iterdir() if not file.name.startswith("."))[:8]
-    return f"{above} has {', '.join(names) or 'no files'}"
+    wanted = path.absolute().relative_to(above).parts[0]
+    names = sorted(file.name for file in above.iterdir() if not file.name.startswith("."))
+    names.sort(key=lambda name: difflib.SequenceMatcher(None, wanted, name).ratio(), reverse=True)
+    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{above} has {', '.join(names[:NAMED]) or 'no files'}{more}"
 
 
-def columns_of(path: str) -> tuple[str, ...] | None:
-    """Columns of the first file, without reading or converting the rest; None if only loading can tell."""
-    files = files_of(path)
-    if not files:
-        return None
-    kind = FORMATS[Path(files[0]).suffix]
-    if kind == PARQUET:
-        import pyarrow.parquet as pq
+class FirstRows(NamedTuple):
+    """The first rows of a file, and its columns."""
 
-        return tuple(_readable(files[0], lambda: pq.read_schema(files[0])).names)
+    label: str
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
+def first_rows(path: str, count: int) -> FirstRows | None:
+    """Rows of the first file of a path that has any, without converting it; None for a data set to load."""
+    found = None
+    for file in files_of(path) or ():
+        found = _first_of(file, count)
+        if found.rows:
+            break
+    return found
+
+
+def _first_of(file: str, count: int) -> FirstRows:
+    kind = FORMATS[Path(file).suffix]
+    if kind == LINES:
+        rows = _first_lines(file, count)
+        return FirstRows(file, tuple(dict.fromkeys(key for row in rows for key in row)), rows)
     if kind == CSV:
-        return tuple(_header(files[0]))
-    return None if kind in (LINES, JSON) else ArrowRows(files[0], files[0]).columns
+        with Path(file).open(newline="", encoding="utf-8-sig") as text:
+            read = csv.DictReader(text)
+            return FirstRows(file, tuple(read.fieldnames or ()), list(islice(read, count)))
+    if kind == PARQUET:
+        schema, batches = _readable(file, lambda: _parquet(file, count))
+        batch = _readable(file, lambda: next(batches, None))
+        return FirstRows(file, tuple(schema.names), [] if batch is None else batch.to_pylist())
+    return first_of(_opened(file), count)
+
+
+def first_of(rows: Rows, count: int) -> FirstRows:
+    return FirstRows(rows.label, rows.columns, rows.read(0, min(count, len(rows))))
+
+
+def _first_lines(path: str, count: int) -> list[Row]:
+    found: list[Row] = []
+    with Path(path).open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if len(found) == count:
+                break
+            if text.strip():
+                found.append(_json_row(text, path, len(found), partial(int, number)))
+    return found
 
 
 def _readable(path: str, read: Any) -> Any:
@@ -350,30 +416,28 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(base) / "roost" / "data"
 
 
-def _parquet(path: str) -> tuple[Any, Iterator[Any]]:
+def _parquet(path: str, rows: int = BATCH_ROWS) -> tuple[Any, Iterator[Any]]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path, pre_buffer=False)
-    return file.schema_arrow, file.iter_batches(BATCH_ROWS)
+    return file.schema_arrow, file.iter_batches(rows)
 
 
 def _csv(path: str) -> tuple[Any, Iterator[Any]]:
     """Every column is text: an answer of 007 must stay what it is."""
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow_csv
 
     types = dict.fromkeys(_header(path), pa.string())
-    reader = csv.open_csv(
+    reader = arrow_csv.open_csv(
         path,
-        parse_options=csv.ParseOptions(newlines_in_values=True),
-        convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+        parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+        convert_options=arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=False),
     )
     return reader.schema, iter(reader)
 
 
 def _header(path: str) -> list[str]:
-    import csv
-
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
         return next(csv.reader(file), [])
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from roost.config.findings import shown
 from roost.rollout.episode import Task
-from roost.rollout.rewards.reward import Answer, RewardFailed, datum
+from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, datum
 from roost.rollout.rewards.unit_test_source import SOLUTION, NotRun, found_tests, imported_modules
 from roost.sandbox.execution import Execution, Fault
 from roost.sandbox.limits import Limits
@@ -173,6 +173,8 @@ class Counting(StrEnum):
 class CodeTests:
     """Runs the code of an answer on the cases of its task, each in its own sandbox, several concurrently."""
 
+    reads: ClassVar[Reads] = {"tests": any_value}
+
     def __init__(
         self,
         tests: str = "tests",
@@ -304,6 +306,8 @@ class RollCode(CodeTests):
 
     A row has `case_type`, `test_cases` (a list, or its JSON text) and `test_case_function`.
     """
+
+    reads: ClassVar[Reads] = {"test_cases": any_value}
 
     def __init__(self, on_error: float = 0.0, limit_s: float = 20.0, **more: Any) -> None:
         super().__init__(tests="test_cases", count="all", limit_s=limit_s, **more)

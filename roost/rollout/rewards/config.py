@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.procs.user_code import begun, call, within
 from roost.rollout.check_target import NotLocated, located
-from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored
+from roost.rollout.episode import Task
+from roost.rollout.rewards.reward import Answer, Reads, Reward, RewardFailed, Scored, as_scored
 
 OFFERED = ("answer", "task", "data", "text", "reward", "messages")  # the answer and its parts
 
@@ -161,6 +162,12 @@ class Routing:
         return {**scores, **({SCENARIO: own} if counts_own else {})}
 
 
+def domain_of(task: Task) -> str:
+    """The `domain` in a task's data; empty if there is none."""
+    domain = task.data.get("domain")
+    return domain if isinstance(domain, str) else ""
+
+
 ROUTE_KEYS = ("tags", "weight", "cache", "domain", "fallback")
 SCORING = ("score", "score_batch", "close")
 EXAMPLE = "write a name, and under it _target_: roost.rollout.rewards.math_answer.ExactAnswer"
@@ -271,6 +278,58 @@ def _check_scenario(keys: Mapping[str, Any], where: Where, findings: Findings) -
             why = f"the scenario's own reward has {', '.join(known)}"
             fix = did_you_mean(key, (*known, "_target_")) or "remove it"
             findings.error("RST-A006", where.under(str(key)), "is not a key here", why, fix)
+
+
+# What a reward reads ------------------------------------------------------------------------------------------------
+
+
+def check_answers(
+    config: Mapping[str, Any], routing: Routing, tasks: Iterable[tuple[str, Task]], where: Where, findings: Findings
+) -> None:
+    """Report data that rewards cannot read: a value of the wrong kind, and a column that none of the tasks has.
+
+    `tasks` are some tasks with their places; `where` is the place of the data.
+    """
+    readers = {route.name: _columns_read(config[route.name]) for route in routing.routes}
+    lacking: dict[tuple[str, str], tuple[str, Task] | None] = {}  # the first task without it; None if another has it
+    wrong: set[tuple[str, str]] = set()
+    for place, task in tasks:
+        for route in routing.of(task.tag, domain_of(task)):
+            for column, check in readers[route.name].items():
+                one, value = (route.name, column), task.data.get(column)
+                if value is None:
+                    lacking.setdefault(one, (place, task))
+                    continue
+                lacking[one] = None
+                why = check(value)
+                if why and one not in wrong:
+                    fix = "correct the row, or name another column as answer in the data"
+                    findings.error("RST-T089", where, f"{place}: {column} {why}", f"reward {route.name} reads it", fix)
+                    wrong.add(one)
+    for (name, column), first in lacking.items():
+        if first is not None:
+            columns = [str(each) for each in first[1].data]
+            what = f"{first[0]} has no {column}, which reward {name} reads"
+            fix = did_you_mean(column, columns)
+            if column == "answer":
+                near = fix.removeprefix("did you mean ").removesuffix("?") or "COLUMN"
+                fix = f"name the column of the answers: write answer: {near} in the data"
+            why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
+            findings.error("RST-T090", where, what, why, fix or f"add it, or name another column in reward {name}")
+
+
+def _columns_read(keys: Mapping[str, Any]) -> dict[str, Callable[[Any], str]]:
+    """Columns that a reward reads, by its class and the config's keys."""
+    target = located(str(keys["_target_"]))
+    reads: Reads = getattr(target, "reads", {})
+    parameters = inspect.signature(target).parameters if reads else {}
+    found = {}
+    for name, check in reads.items():
+        default = parameters[name].default if name in parameters else name
+        column = keys.get(name, default)
+        if isinstance(column, str):
+            found[column] = check
+    return found
 
 
 # What a reward is made of -------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from roost.rollout.rewards.reward import Answer, RewardFailed, Scored, datum
+from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, Scored, any_value, datum
 from roost.rollout.rewards.rules import TRUTH, after_thinking, repetition_penalty
 
 TAG = "ifeval"
@@ -143,6 +143,8 @@ class InstructionFollowing:
 
     Tasks with another tag than ifeval, and unknown checks, give 0.
     """
+
+    reads: ClassVar[Reads] = {"answer": any_value}
 
     def __init__(self, answer: str = TRUTH) -> None:
         self._key = answer

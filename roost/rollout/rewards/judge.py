@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.config.findings import Findings, Where
 from roost.engines.protocol import EngineError, EngineLost, EngineRefused
 from roost.rollout.rewards.judge_server import check_served
-from roost.rollout.rewards.reward import Answer, RewardFailed, datum
+from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, datum
 
 if TYPE_CHECKING:
     from roost.engines.http_calls import HttpCalls
@@ -164,6 +164,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # backoff between requests to a busy s
 
 class Judge:
     """Reward from a model's judgement of an answer."""
+
+    reads: ClassVar[Reads] = {"question": any_value, "reference": any_value}
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.rollout.rewards.math_text import cleaned, extracted, same_plainly
-from roost.rollout.rewards.reward import Answer, RewardFailed, right_answers
+from roost.rollout.rewards.reward import ANSWER, Answer, RewardFailed, right_answers
 
 NUMBER = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,6})?")
 BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
@@ -33,6 +33,8 @@ class Find(StrEnum):
 
 class ExactAnswer:
     """Compares the answer in the text with the right one in the task's data, apart from what is ignored."""
+
+    reads = ANSWER
 
     def __init__(
         self,
@@ -232,6 +234,8 @@ class MathAnswer:
     Answers are compared in a pool of processes with limits, as hostile ones can run forever or fill the memory. Such
     an answer is wrong, and counted.
     """
+
+    reads = ANSWER
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -62,7 +62,30 @@ def right_answers(task: Task, key: str) -> list[str]:
     answers = [str(one) for one in (found if isinstance(found, list | tuple) else [found]) if one is not None]
     if not answers:
         raise RewardFailed(f"the data of task {task.name[:60]!r} has no right answer under {key!r}: it is {found!r}")
+    if wrong := wrong_answer(found):
+        raise RewardFailed(f"{key!r} of task {task.name[:60]!r} {wrong}")
     return answers
+
+
+def wrong_answer(value: Any) -> str:
+    """Describe why a value is no right answer; empty if it is one: text, a number or the like, or a list of these.
+
+    >>> wrong_answer(["e", 2.718]), wrong_answer({"value": 4})
+    ('', "is {'value': 4}; text, a number or a list of these is needed")
+    """
+    parts = value if isinstance(value, list | tuple) else [value]
+    is_wrong = any(isinstance(one, Mapping | list | tuple | set | bytes) for one in parts)
+    return f"is {shown(value)}; text, a number or a list of these is needed" if is_wrong else ""
+
+
+def any_value(value: Any) -> str:
+    """Accept every value: the reward itself says what is wrong with one."""
+    return ""
+
+
+# Columns that a reward reads: the parameter that names each, and a function that describes what is wrong with a value.
+Reads = Mapping[str, Callable[[Any], str]]
+ANSWER: Reads = {"answer": wrong_answer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +172,8 @@ class Reward(Protocol):
 
     `score` may return whatever `as_scored` takes. A reward with slow startup, such as loading a model, may do it in an
     asynchronous `prepare()`. One that scores many answers at once has an asynchronous `score_batch(answers)` instead of
-    `score`, or beside it; it returns what `score` would for each.
+    `score`, or beside it; it returns what `score` would for each. A class attribute `reads` (see `Reads`) has the
+    columns that it needs: they are checked before a run.
     """
 
     async def score(self, answer: Answer) -> Any:

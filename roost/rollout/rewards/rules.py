@@ -11,11 +11,21 @@ from typing import Any, ClassVar
 from roost.config.findings import shown
 from roost.rollout.episode import Split
 from roost.rollout.rewards.math_answer import last_boxed
-from roost.rollout.rewards.reward import Answer, RewardFailed, Scored, datum, right_answers
+from roost.rollout.rewards.reward import (
+    ANSWER,
+    Answer,
+    Reads,
+    RewardFailed,
+    Scored,
+    any_value,
+    datum,
+    right_answers,
+    wrong_answer,
+)
 
 TRUTH = "ground_truth"  # the column of ROLL's data
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 CHOICE = re.compile(r"<answer>\s*([A-E])\s*\.\s*(.*?)\s*</answer>", re.DOTALL)
 
 
@@ -64,23 +74,32 @@ class _Rule:
 class SearchAnswer(_Rule):
     """RLinf's `searchr1`: the last `<answer>` equals a right answer; 0.25 with more than 10 opening or closing tags."""
 
+    reads: ClassVar[Reads] = {"answer": lambda value: wrong_answer(_target(value))}
+
     def __init__(self, answer: str = "answer", max_tags: int = 10) -> None:
         self._key, self._max_tags = answer, max_tags
 
     async def score(self, answer: Answer) -> float:
-        right = datum(answer.task, self._key)
-        if isinstance(right, Mapping) and "target" in right:  # as Search-R1's own data has it
-            right = right["target"]
+        right = _target(datum(answer.task, self._key))
+        if wrong := wrong_answer(right):
+            raise RewardFailed(f"{self._key!r} of task {answer.task.name[:60]!r} {wrong}")
         wanted = [str(one) for one in (right if isinstance(right, list | tuple) else [right])]
-        found = ANSWER.findall(answer.text)
+        found = TAGGED.findall(answer.text)
         if not found or plain_words(found[-1]) not in map(plain_words, wanted):
             return 0.0
         tags = max(answer.text.count("<answer>"), answer.text.count("</answer>"))
         return 0.25 if tags > self._max_tags else 1.0
 
 
+def _target(right: Any) -> Any:
+    """The right answers, which Search-R1's own data has under `target`."""
+    return right["target"] if isinstance(right, Mapping) and "target" in right else right
+
+
 class VqaAnswer(_Rule):
     """RLinf's `vqa`: the weighted sum of three scores of 0 or 1, for the choice and the two formats."""
+
+    reads: ClassVar[Reads] = {"answer": any_value}
 
     def __init__(self, weights: Mapping[str, float], answer: str = "answer") -> None:
         known = ("qa_accuracy", "think_format", "answer_format")
@@ -127,6 +146,8 @@ class CrossThink(_Rule):
     `strict`: -1.
     """
 
+    reads = ANSWER
+
     REWARDS: ClassVar = {  # by whether it is right and boxed
         "loose": {(True, True): 1.0, (True, False): 1.0, (False, True): -1.0, (False, False): -1.0},
         "soft": {(True, True): 1.0, (True, False): 0.5, (False, True): -0.5, (False, False): -1.0},
@@ -160,6 +181,8 @@ class BoxedAnswer(_Rule):
 
     `choices`: compare the first capital letter; otherwise the text, without case, blanks and punctuation.
     """
+
+    reads = ANSWER
 
     def __init__(self, choices: bool = False, answer: str = TRUTH) -> None:
         self._choices, self._key = choices, answer

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.procs.user_code import called, within
 from roost.rollout.conversation import Decode, LazyMessages, token_numbers
-from roost.rollout.episode import Episode, Split, Task
+from roost.rollout.episode import Episode, Split
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, leave_place, whole_traceback
-from roost.rollout.rewards.config import Route, Routing
+from roost.rollout.rewards.config import Route, Routing, domain_of
 from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored, finite, prepare_reward
 from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
 
@@ -384,12 +384,6 @@ async def _prepared(name: str, reward: Reward) -> None:
         await prepare_reward(reward)
     except RewardFailed as error:
         raise RewardFailed(f"reward {name}: {error}") from error
-
-
-def domain_of(task: Task) -> str:
-    """The `domain` in a task's data; empty if there is none."""
-    domain = task.data.get("domain")
-    return domain if isinstance(domain, str) else ""
 
 
 class RewardedEpisodeRunner:

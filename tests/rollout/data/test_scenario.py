@@ -242,6 +242,28 @@ def test_findings_of_the_config(tmp_path):
     assert found(config={})[0][0] == "RST-T060"
 
 
+def test_findings_of_the_first_rows_without_a_tokenizer(tmp_path):
+    path = write(tmp_path / "a.jsonl", rows_of(2))
+    assert found(config={"path": path, "chat_template": True, "max_prompt_tokens": 9}) == []
+    assert found(config={"path": path, "answer": "solution"})[0][0] == "RST-T064"
+    ((code, text),) = found(config={"path": write(tmp_path / "b.jsonl", [*rows_of(2), {"prompt": 5}])})
+    assert code == "RST-T065" and "b.jsonl: column prompt holds no prompt; it is 5" in text and "row 2 of" in text
+
+
+def test_an_empty_file_is_told(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", [])
+    for told in (found(config={"path": path}), found(PromptScenario(tokenizer, path=path))):
+        assert told == [("RST-T066", f"{path} has no rows; nothing is there to train on; name a file with rows")]
+
+
+def test_a_finding_is_at_the_key_that_names_the_column(tmp_path):
+    path, findings = write(tmp_path / "a.jsonl", rows_of(1)), Findings()
+    positions = {("train", "data", "answer"): ("command line", None, None)}
+    where = Where("job.yaml", 3, 3, ("train", "data"), positions)
+    PromptScenario.check_config({"path": path, "answer": "solution"}, where, findings)
+    assert str(findings.found[0].where) == "command line train.data.answer"
+
+
 @pytest.mark.parametrize(
     ("row", "keys", "code", "text"),
     [

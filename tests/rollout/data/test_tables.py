@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from roost.rollout.data import tables
-from roost.rollout.data.tables import DataError, ManyRows, columns_of, open_rows
+from roost.rollout.data.tables import DataError, ManyRows, first_rows, open_rows
 
 ROWS = [
     {"prompt": f"What is {n}+{n}? ½", "answer": str(2 * n), "tag": "even" if n % 2 == 0 else "odd"} for n in range(25)
@@ -92,7 +92,7 @@ def test_a_json_file_may_hold_objects(text, tmp_path):
 @pytest.mark.parametrize("text", ['[{"prompt": "a"}, {"prompt": }]', '[{"prompt": "a"}, ', '[{"prompt": "a"}, 5 5]'])
 def test_broken_json_is_told_with_its_row(text, tmp_path):
     (tmp_path / "broken.json").write_text(text)
-    with pytest.raises(DataError, match=r"row 1 of .*broken.json is"):
+    with pytest.raises(DataError, match=r"row 1 of .*broken.json, line 1, is"):
         all_rows(tmp_path / "broken.json")
 
 
@@ -117,10 +117,43 @@ def test_a_parquet_file_is_converted_once(tmp_path, cache):
 
 
 def test_columns_are_known_without_a_conversion(tmp_path, cache):
-    for name in ("rows.parquet", "rows.csv", "rows.arrow"):
-        WRITERS[name](tmp_path / name)
-        assert columns_of(str(tmp_path / name)) == ("prompt", "answer", "tag")
+    for name, write in WRITERS.items():
+        write(tmp_path / name)
+        found = first_rows(str(tmp_path / name), 2)
+        assert found.columns == ("prompt", "answer", "tag")
+        assert [str(row["answer"]) for row in found.rows] == [str(row["answer"]) for row in ROWS[:2]]
     assert not cache.exists()
+
+
+def test_the_first_rows_are_of_the_first_file_that_has_any(tmp_path):
+    (tmp_path / "a.jsonl").touch()
+    assert first_rows(str(tmp_path), 2).rows == []
+    write_lines(tmp_path / "b.jsonl")
+    assert first_rows(str(tmp_path), 2).rows == ROWS[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.jsonl", '{"prompt": 1}\n\n{"prompt" 2}\n', "row 1 of .*a.jsonl, line 3, is not JSON; .*column 11"),
+        ("a.jsonl", '{"prompt": 1}\n[2]\n', "row 1 of .*a.jsonl, line 2, is a list"),
+        ("a.json", '[\n{"prompt": 1},\n{"prompt":\n 2 3}]', "row 1 of .*a.json, line 4, is not JSON"),
+        ("a.json", '[{"prompt": 1},\n2]', "row 1 of .*a.json, line 2, is a int"),
+    ],
+)
+def test_a_broken_row_is_told_with_its_line(name, text, told, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=told):
+        all_rows(tmp_path / name)
+    with pytest.raises(DataError, match=told):
+        first_rows(str(tmp_path / name), 9)
+
+
+def test_the_names_of_a_folder_begin_with_the_most_similar(tmp_path):
+    for name in ("a.txt", *(f"b{n}.txt" for n in range(9)), "train.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"has train.jsonl, a.txt, .*, and 3 more"):
+        open_rows(str(tmp_path / "trian.jsonl"), None, "train")
 
 
 def test_a_missing_file_is_told_with_what_is_there(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from roost.config.findings import ConfigError, Findings, Where
 from roost.rollout.episode import Task
-from roost.rollout.rewards.config import Function, Route, make_reward, make_rewards
+from roost.rollout.rewards.config import Function, Route, check_answers, make_reward, make_rewards
 from roost.rollout.rewards.math_answer import ExactAnswer
 from roost.rollout.rewards.reward import Answer
 
@@ -134,3 +134,47 @@ def test_one_reward():
     assert isinstance(make_reward("a", {"_target_": EXACT, "tags": ["x"], "weight": 2}), ExactAnswer)
     with pytest.raises(ConfigError, match=r"rewards\.a\.finds"):
         make_reward("a", {"_target_": EXACT, "finds": 2})
+
+
+def answers_found(config, *rows):
+    """Findings about the data of tasks; a row's `tag` is its task's."""
+    rewards, findings = made(config)[0], Findings()
+    tasks = [(f"row {number}", Task("", row, row.get("tag", ""))) for number, row in enumerate(rows)]
+    check_answers(config, rewards.routing, tasks, HERE, findings)
+    return [f"{each.code} {each.what}; {each.fix}" for each in findings.found]
+
+
+ROLL = "roost.rollout.rewards.math_answer.RollMath"
+SEARCH = "roost.rollout.rewards.rules.SearchAnswer"
+CODE = "roost.rollout.rewards.code_tests.CodeTests"
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "told"),
+    [
+        pytest.param({"_target_": EXACT}, [{"answer": 4}, {"answer": ["a", 2.5]}], "", id="text and numbers"),
+        pytest.param(
+            {"_target_": EXACT},
+            [{"answer": 4}, {"answer": {"value": 4}}, {"answer": {"value": 5}}],
+            "RST-T089 row 1: answer is {'value': 4}",
+            id="mapping",
+        ),
+        pytest.param({"_target_": SEARCH}, [{"answer": {"target": ["a"]}}], "", id="mapping that a reward reads"),
+        pytest.param({"_target_": SEARCH}, [{"answer": {"a": 1}}], "RST-T089 row 0", id="another mapping"),
+        pytest.param(
+            {"_target_": EXACT},
+            [{"answers": 4}, {"answers": 5}],
+            "RST-T090 row 0 has no answer, which reward one reads; name the column of the answers: write answer:",
+            id="no answers",
+        ),
+        pytest.param({"_target_": EXACT, "answer": "solution"}, [{"solution": 4}], "", id="another column"),
+        pytest.param({"_target_": EXACT}, [{"answer": None}, {"answer": 5}], "", id="some rows have none"),
+        pytest.param({"_target_": ROLL}, [{"answer": 4}], "RST-T090 row 0 has no ground_truth", id="default column"),
+        pytest.param({"_target_": CODE}, [{"answer": 4}], "RST-T090 row 0 has no tests", id="tests"),
+        pytest.param({"_target_": EXACT, "tags": "math"}, [{"tag": "chat"}], "", id="tasks of other rewards"),
+        pytest.param({"_target_": f"{OWN}.short"}, [{}], "", id="a function"),
+    ],
+)
+def test_data_that_rewards_cannot_read(keys, rows, told):
+    found = answers_found({"one": keys}, *rows)
+    assert len(found) == bool(told) and all(each.startswith(told) for each in found)

@@ -42,6 +42,7 @@ EXACT = {"ignore_case": False, "ignore_spaces": False, "read_numbers": False}
         pytest.param(".", "0", {}, 0.0, id="a point is no number"),
         pytest.param("e5", "0", {}, 0.0, id="an exponent alone is no number"),
         pytest.param("٣", "3", {}, 0.0, id="other digits"),
+        pytest.param("True", True, {}, 1.0, id="true"),
         pytest.param("2", ["1", "2"], {}, 1.0, id="any of a list"),
         pytest.param("no", "yes", {"right": 2, "wrong": -1}, -1, id="score of a wrong one"),
         pytest.param("yes", "yes", {"right": 2, "wrong": -1}, 2, id="score of a right one"),
@@ -79,6 +80,12 @@ def test_the_key_is_the_users():
 @pytest.mark.parametrize("right", [None, [], [None]], ids=["null", "empty", "list of null"])
 def test_a_task_without_a_right_answer_cannot_be_scored(right):
     with pytest.raises(RewardFailed, match="no right answer"):
+        scored("4", right)
+
+
+@pytest.mark.parametrize("right", [{"value": 4}, [["4"]], [{"value": 4}]], ids=str)
+def test_an_answer_of_the_wrong_kind_cannot_be_scored(right):
+    with pytest.raises(RewardFailed, match=r"'answer' of task 't' is .*; text, a number or a list of these is needed"):
         scored("4", right)
 
 
