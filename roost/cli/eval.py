@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from roost.cli.console import open_console
 from roost.cli.options import WITH_TRAINING, import_from_here, not_installed
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job
+from roost.config.model_files import ModelLocation, model_location, resolve_model
 from roost.config.notations.notation import read_job
 from roost.view.text import print_findings
 
@@ -38,9 +41,19 @@ def eval_command(
         ),
     ] = None,
     samples: Annotated[int, typer.Option("-k", "--samples", min=1, help="Samples of each task.")] = 1,
-    reward: Annotated[str, typer.Option("--reward", help="Reward of data files: math or exact.")] = "math",
+    reward: Annotated[
+        str | None, typer.Option("--reward", help="Reward of data files: math (the default) or exact.")
+    ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Prompt column of data files.")] = None,
     answer: Annotated[str | None, typer.Option("--answer", help="Answer column of data files.")] = None,
+    chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat-template/--no-chat-template",
+            help="Send text prompts of data files as user messages of the model's chat template, or as they are. "
+            "Left out: with the template, where the model has one.",
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", min=1, help="Tokens of a completion.")
@@ -59,6 +72,7 @@ def eval_command(
     import_from_here()
     try:
         from roost.trainer.eval_run import EvalOptions, evaluate_jobs
+        from roost.trainer.preflight import check_on_hub
     except ImportError as error:
         notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
         raise typer.Exit(1) from None
@@ -66,16 +80,22 @@ def eval_command(
     is_run = (run / "config.yaml").is_file() and (run / "policy").is_dir()
     weights = str(run / "policy") if is_run else model
     given = data or ([f"{run.resolve().name}={run / 'config.yaml'}"] if is_run else [])
-    if not given:
-        raise typer.BadParameter("name a job or a data file", param_hint="--data")
+    wrong: str | None = _wrong_model(model, weights, bool(given))
+    if wrong:
+        raise typer.BadParameter(f"{model} {wrong}", param_hint="MODEL")
+    of_files = {"--reward": reward, "--prompt": prompt, "--answer": answer, "--chat-template": chat_template}
+    _refuse_unused([path for _, path in map(_named, given)], of_files)
     changes = [] if max_new_tokens is None else [f"++train.max_new_tokens={max_new_tokens}"]
-    keys = {"prompt": prompt, "answer": answer}
+    keys = {"prompt": prompt, "answer": answer, "chat_template": chat_template}
     columns = {key: column for key, column in keys.items() if column is not None}
-    jobs = {name: _job(path, weights, reward, columns, changes) for name, path in map(_named, given)}
-    folder = out or (run / "eval" if is_run else Path("eval") / Path(model).name)
+    jobs = {name: _job(path, weights, reward or "math", columns, changes) for name, path in map(_named, given)}
+    folder = out or (run / "eval" if is_run else Path("eval") / folder_name(model))
     options = EvalOptions(weights, folder, samples, temperature, limit, engine, engines)
+    say = partial(_say, notes)
+    if model_location(weights) is ModelLocation.HUB and (wrong := check_on_hub(weights, say)):
+        raise typer.BadParameter(f"{model} {wrong}", param_hint="MODEL")
     try:
-        results = evaluate_jobs(jobs, options, lambda text: notes.print(f"roost: {text}", soft_wrap=True))
+        results = evaluate_jobs(jobs, options, say)
     except ConfigError as error:
         print_findings(error.findings, notes)
         raise typer.Exit(1) from None
@@ -89,6 +109,45 @@ def eval_command(
     print(f"report   {folder / 'report.html'}")
 
 
+def _say(notes: Console, text: str) -> None:
+    notes.print(f"roost: {text}", soft_wrap=True)
+
+
+def _wrong_model(model: str, weights: str, has_data: bool) -> str:
+    """Describe what is wrong with a model, as far as this machine can tell; empty if nothing is."""
+    place = model_location(weights)
+    if place is ModelLocation.MISSING:
+        return "does not exist"
+    if not has_data and place is ModelLocation.HUB:
+        return "is no folder here; name a run, or what to evaluate a model of the hub on by --data"
+    if not has_data:
+        return "is not the folder of a run with a policy; name a job or a data file by --data"
+    if place is ModelLocation.FOLDER and not (Path(resolve_model(weights)) / "config.json").is_file():
+        return "has no config.json; name a run, or a folder with a checkpoint"
+    return ""
+
+
+def folder_name(model: str) -> str:
+    """Name of the folder for the results of a model: policies of two runs must not share one.
+
+    >>> folder_name("runs/math/policy"), folder_name("Qwen/Qwen2.5-0.5B"), folder_name("../policy/")
+    ('runs-math-policy', 'Qwen-Qwen2.5-0.5B', 'policy')
+    """
+    path = Path(model)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return "-".join(part for part in path.parts if part not in (path.anchor, "..", "~")) or "model"
+
+
+def _refuse_unused(paths: Sequence[str], of_files: Mapping[str, Any]) -> None:
+    """Refuse options of data files where there are jobs alone, which have data and rewards of their own."""
+    written = [name for name, value in of_files.items() if value is not None]
+    if written and all(Path(path).suffix in CONFIGS for path in paths):
+        what = f"is for data files, and {', '.join(paths)} {'is a job' if len(paths) == 1 else 'are jobs'}"
+        fix = "change the job by a copy of its file, or name a data file by --data"
+        raise typer.BadParameter(f"{what} with data and rewards of its own; {fix}", param_hint=written[0])
+
+
 def _named(given: str) -> tuple[str, str]:
     """Name and path of a job or data file.
 
@@ -99,13 +158,14 @@ def _named(given: str) -> tuple[str, str]:
     return (name, path) if sign else (Path(given).stem, given)
 
 
-def _job(path: str, model: str, reward: str, columns: dict[str, str], changes: Sequence[str]) -> Job:
+def _job(path: str, model: str, reward: str, columns: Mapping[str, Any], changes: Sequence[str]) -> Job:
     """The job of a config, or one made for a data file."""
     findings, notes = Findings(), open_console(stderr=True)
     config: Any = Path(path)
     if config.suffix not in CONFIGS:
         if reward not in REWARDS:
             raise typer.BadParameter(f"is {reward}; use {' or '.join(REWARDS)}", param_hint="--reward")
+        _check_columns(path, columns)
         source = {"path": path, "eval": path, **columns}
         config = {"cluster": PLACED, "train": {"data": source, "rewards": {reward: REWARDS[reward]}}}
         config["train"]["model"] = model
@@ -115,6 +175,25 @@ def _job(path: str, model: str, reward: str, columns: dict[str, str], changes: S
     if job is None or job.training is None or findings.has_errors:
         raise typer.Exit(1)
     return job
+
+
+def _check_columns(path: str, columns: Mapping[str, Any]) -> None:
+    """Refuse a data file that is not there or lacks a column; data sets of the hub are checked when they are loaded."""
+    from roost.rollout.data.prompts import USUAL
+    from roost.rollout.data.tables import DataError, first_rows
+
+    try:
+        found = first_rows(path, 1)
+    except DataError as error:
+        raise typer.BadParameter(str(error), param_hint="--data") from None
+    if found is None:
+        return
+    for key, usual in {"prompt": USUAL, "answer": ("answer",)}.items():
+        wanted = [columns[key]] if key in columns else usual
+        if not any(column in found.columns for column in wanted):
+            what = f"{found.label} has no column {' or '.join(wanted)}"
+            there = f"the columns are {', '.join(found.columns)}" if found.columns else "it has no rows"
+            raise typer.BadParameter(f"{what}; {there}: name one by --{key}", param_hint=f"--{key}")
 
 
 def _print(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:

@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roost.config.data import EVALUATION
+from roost.config.data import EVALUATION, SCENARIO
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import Objective, TrainSettings
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.owner import LocalOwner
-from roost.rollout.episode import Group, Split
+from roost.rollout.episode import Group, Scenario, Split
 from roost.trainer.evaluation import Evaluation, answer_in, at_k, evaluate
 from roost.trainer.records.json_lines import write_whole
 from roost.trainer.records.samples import sample_record
 from roost.trainer.report.page import page_file
 from roost.trainer.rollout_workers import open_stages
 from roost.trainer.setup import PATIENT, load_rewards, load_scenario
-from roost.trainer.targets import decoder
+from roost.trainer.targets import decoder, load_tokenizer
 from roost.trainer.watching import FailureFiles
 from roost.view.html import one_file_page
 
@@ -66,6 +66,7 @@ def evaluate_jobs(jobs: Mapping[str, Job], options: EvalOptions, say: Callable[[
 
 async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callable[[str], None]) -> Results:
     first = _settings(next(iter(jobs.values())), options)
+    loaded = {name: _loaded(job, _settings(job, options), say) for name, job in jobs.items()}
     specs = [engine_spec(first, options, rank) for rank in range(options.engines)]
     owners = [LocalOwner(spec, options.folder / "logs") for spec in specs]
     tables: dict[str, dict[str, dict[str, float]]] = {}
@@ -73,7 +74,7 @@ async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callabl
     say(f"starting {options.engine} with {options.model}")
     async with Fleet(owners, folder=options.folder, report=say) as fleet:
         for name, job in jobs.items():
-            found, decode = await _on_job(job, _settings(job, options), fleet, options, say)
+            found, decode = await _on_job(job, loaded[name], fleet, options, say)
             for label, groups in _named(name, found, len(jobs) > 1).items():
                 if not any(group.episodes for group in groups):
                     raise ValueError(f"no answer of {label} was scored; see {options.folder / 'failures'}")
@@ -86,13 +87,33 @@ async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callabl
     return Results(tables, tuple({**one, "extracted": answer_in(str(one["completion"]))} for one in records))
 
 
-async def _on_job(
-    job: Job, settings: TrainSettings, fleet: Fleet, options: EvalOptions, say: Callable[[str], None]
-) -> tuple[Evaluation, Any]:
+def _loaded(job: Job, settings: TrainSettings, say: Callable[[str], None]) -> tuple[TrainSettings, Scenario, Any]:
+    """The scenario of a job and its tokenizer. Text of a data file is sent in the model's chat template, if it has one.
+
+    `settings` are returned as they are used.
+    """
+    is_file = job.source.file is None and settings.task.get("_target_") == SCENARIO
+    if is_file and "chat_template" not in settings.task and load_tokenizer(settings.learner.model).chat_template:
+        settings = replace(settings, task={**settings.task, "chat_template": True})
     scenario, tokenizer = load_scenario(job, settings)
-    size = scenario.size(Split.EVALUATION)
-    if not size:
+    if not scenario.size(Split.EVALUATION):
         raise ValueError(f"{job.source.file or 'the data'} has no evaluation tasks; give a data file, or held-out rows")
+    if is_file:
+        is_rendered = scenario.task(Split.EVALUATION, 0).data["is_rendered"]
+        how = "in the model's chat template (--no-chat-template sends text as it is)"
+        say(f"prompts are sent {how if is_rendered else 'as they are, without a chat template'}")
+    return settings, scenario, tokenizer
+
+
+async def _on_job(
+    job: Job,
+    loaded: tuple[TrainSettings, Scenario, Any],
+    fleet: Fleet,
+    options: EvalOptions,
+    say: Callable[[str], None],
+) -> tuple[Evaluation, Any]:
+    settings, scenario, tokenizer = loaded
+    size = scenario.size(Split.EVALUATION)
     tasks = min(size, options.limit or size)
     settings = replace(settings, evaluation=replace(settings.evaluation, eval_tasks=tasks))
     tried = settings.evaluation

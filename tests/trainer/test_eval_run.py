@@ -9,11 +9,15 @@ import typer
 
 pytest.importorskip("torch")
 
-from roost.cli.eval import eval_command
+from transformers import AutoTokenizer
+
+from roost.cli.eval import _job, eval_command
 from roost.rollout.arithmetic import write_arithmetic_model
-from roost.rollout.episode import Episode, EpisodeReward, Group, Task
-from roost.trainer.eval_run import by_tag
+from roost.rollout.episode import Episode, EpisodeReward, Group, Split, Task
+from roost.trainer.eval_run import _loaded, by_tag
 from roost.trainer.evaluation import Evaluation, at_k, pass_at
+
+TEMPLATE = "{% for one in messages %}<{{ one['role'] }}>{{ one['content'] }}{% endfor %}<assistant>"
 
 
 def group(*answers, tag="", right="7"):
@@ -55,9 +59,62 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
         "train": {"data": {"path": "rows.jsonl"}, "objective": "sft"},
     }
     (tmp_path / "warm.yaml").write_text(json.dumps(job))
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(typer.Exit):
-        eval_command("some-model", data=[str(tmp_path / "warm.yaml")], samples=1, out=tmp_path / "out")
+        eval_command(str(tmp_path), data=[str(tmp_path / "warm.yaml")], samples=1, out=tmp_path / "out")
     assert "is for roost sft and has no rewards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "hint", "told"),
+    [
+        pytest.param("./nowhere", None, {}, "MODEL", "./nowhere does not exist", id="missing path"),
+        pytest.param("runs/mth", None, {}, "MODEL", "runs/mth is no folder here", id="missing run"),
+        pytest.param("made", None, {}, "MODEL", "made is not the folder of a run with a policy", id="no run"),
+        pytest.param("empty", "rows.jsonl", {}, "MODEL", "empty has no config.json", id="no model"),
+        pytest.param("team/no", "rows.jsonl", {"answer": "sum"}, "MODEL", "is no folder here", id="not on the hub"),
+        pytest.param("made", "row.jsonl", {}, "--data", "there is no row.jsonl", id="missing data"),
+        pytest.param("made", "rows.jsonl", {}, "--answer", "no column answer; .* prompt, sum", id="no answer"),
+        pytest.param("made", "rows.jsonl", {"prompt": "question"}, "--prompt", "no column question", id="no prompt"),
+        pytest.param("made", "job.yaml", {"reward": "exact"}, "--reward", "is for data files", id="reward of a job"),
+        pytest.param("made", "job.yaml", {"chat_template": False}, "--chat-template", "for data files", id="template"),
+    ],
+)
+def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    for folder in ("made", "empty"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+    (tmp_path / "job.yaml").touch()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "sum": 2}\n')
+    with pytest.raises(typer.BadParameter, match=told) as caught:
+        eval_command(model, data=data and [data], samples=1, **options)
+    assert caught.value.param_hint == hint
+    assert not (tmp_path / "eval").exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "sent"),
+    [
+        pytest.param(TEMPLATE, {}, ("<user>1+1=<assistant>", True), id="chat model"),
+        pytest.param(TEMPLATE, {"chat_template": False}, ("1+1=", False), id="as it is"),
+        pytest.param(None, {}, ("1+1=", False), id="base model"),
+    ],
+)
+def test_text_of_data_files_is_sent_as_the_model_takes_it(template, options, sent, tmp_path):
+    model, rows = write_arithmetic_model(tmp_path / "model", hidden_size=32, intermediate_size=32), tmp_path / "a.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(model)
+    rows.write_text('{"prompt": "1+1=", "answer": 2}\n')
+    told = []
+    job = _job(str(rows), str(model), "exact", options, ())
+    _, scenario, _ = _loaded(job, job.training, told.append)
+    data = scenario.task(Split.EVALUATION, 0).data
+    assert (data["prompt_text"], data["is_rendered"]) == sent
+    assert ("in the model's chat template" in told[0]) is sent[1]
 
 
 def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):
