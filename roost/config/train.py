@@ -298,6 +298,11 @@ class TrainSettings:
             raise ValueError("the number of steps follows from that of the tasks: use for_tasks first")
         return self.max_steps
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of a step, as the learning-rate schedule counts them."""
+        return self.ppo_epochs * self.minibatches
+
     def for_tasks(self, count: int) -> TrainSettings:
         """The settings with their number of steps, for this number of training tasks.
 
@@ -313,7 +318,7 @@ class TrainSettings:
             return self
         bound = count // self.rollout.prompts_per_step * self.max_epochs
         steps = bound if self.max_steps is None else min(bound, self.max_steps)
-        optimizer = replace(self.learner.optimizer, total_steps=steps * self.ppo_epochs * self.minibatches)
+        optimizer = replace(self.learner.optimizer, total_steps=steps * self.optimizer_steps)
         return replace(self, max_steps=steps, max_epochs=None, learner=replace(self.learner, optimizer=optimizer))
 
 

@@ -383,8 +383,10 @@ class Learner:
         self._reshard()
         return [found.get(id(sample)) for sample in samples]
 
-    def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
+    def learn(self, samples: Sequence[Sample], totals: Totals, position: int | None = None) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a minibatch, whose size over all ranks is `totals`.
+
+        `position` is the step's place in the learning-rate schedule; by default the number of steps taken before.
 
         Returns statistics of the whole minibatch, the same on every rank: those of the loss, `grad/norm` (before
         clipping), `lr`, `tokens`, `sequences` and `skipped`. The step is skipped if loss or norm is not finite, if the
@@ -408,7 +410,7 @@ class Learner:
         statistics = added_up(together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}]))
         limits = overstepped(statistics, self._settings.loss)
         is_finite = math.isfinite(statistics.get("loss", 0.0))
-        return statistics | limits | self._update(is_finite, is_wanted=not any(limits.values()))
+        return statistics | limits | self._update(is_finite, not any(limits.values()), position)
 
     def offload(self, parts: Sequence[str] = PARTS) -> None:
         """Move parts to the host and free their device memory; moments are kept unchanged."""
@@ -463,12 +465,12 @@ class Learner:
         state = learner_state(self.module, self._optimizer, progress, self._device)
         return state if self._norms is None else {**state, NORMS: self._norms.state}
 
-    def _update(self, is_finite: bool, is_wanted: bool = True) -> dict[str, float]:
+    def _update(self, is_finite: bool, is_wanted: bool, position: int | None) -> dict[str, float]:
         """Apply the gradients, unless they are not finite, not wanted, or outliers that are skipped."""
         settings = self._settings.optimizer
         parameters = [each for each in self._outputs.parameters() if each.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
-        rate, size = learning_rate(settings, self.step), float(norm)
+        rate, size = learning_rate(settings, self.step if position is None else position), float(norm)
         is_finite = is_finite and math.isfinite(size)
         told = {"grad/norm": size, "lr": rate, "skipped": float(not is_finite)}
         is_outlier = self._norms is not None and is_finite and self._norms.is_outlier(size, settings.max_grad_norm)

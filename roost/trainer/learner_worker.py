@@ -100,8 +100,8 @@ class LearnerWorker(Worker):
     def distributions(self, samples: Sequence[Sample], top_k: int, vocabulary: int) -> list[Distribution | None]:
         return self._learner.distributions(samples, top_k, vocabulary)
 
-    def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
-        return self._learner.learn(samples, totals)
+    def learn(self, samples: Sequence[Sample], totals: Totals, position: int) -> dict[str, float]:
+        return self._learner.learn(samples, totals, position)
 
     def offload(self, parts: Sequence[str]) -> None:
         self._learner.offload(tuple(parts))

@@ -98,10 +98,10 @@ class Learners:
         """The most likely tokens at each predicted token of every sample, in the order given."""
         return await self._spread("distributions", samples, top_k, vocabulary)
 
-    async def learn(self, samples: Sequence[Sample], totals: Totals) -> dict[str, float]:
-        """Run one optimizer step on a minibatch."""
+    async def learn(self, samples: Sequence[Sample], totals: Totals, position: int) -> dict[str, float]:
+        """Run one optimizer step on a minibatch, at a position of the learning-rate schedule."""
         parts = shares([len(sample) for sample in samples], self.world_size)
-        of_ranks = await self._each("learn", [([samples[index] for index in part], totals) for part in parts])
+        of_ranks = await self._each("learn", [([samples[index] for index in part], totals, position) for part in parts])
         statistics: dict[str, float] = of_ranks[0]
         return statistics
 

@@ -322,24 +322,26 @@ class Loop:
         async with self._phase("learn"):
             for epoch in range(settings.ppo_epochs if len(chosen) else 0):
                 seed = sample_seed(settings.seed, self.state.step, part, epoch)
-                for samples in minibatches(chosen, cut_into, seed):
+                # The schedule also counts minibatches that are not learnt from: it ends with the run.
+                position = self.state.step * settings.optimizer_steps + (part * settings.ppo_epochs + epoch) * cut_into
+                for number, samples in enumerate(minibatches(chosen, cut_into, seed)):
                     totals = totals_of(samples, settings.sampling.max_new_tokens)
                     if not totals.tokens or self.skipped.exceeds(settings):
                         continue
                     if self._is_stopped_early:
                         metrics.append({DROPPED: 1.0})
                         continue
-                    metrics.append(await self._optimizer_step(samples, totals))
+                    metrics.append(await self._optimizer_step(samples, totals, position + number))
                     self.skipped = self.skipped.after(metrics[-1], self.state.step)
                     self._is_stopped_early = bool(metrics[-1].get(OVER_KL))
         counts = batch.cut, ready.down_sampled
         return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts)
 
-    async def _optimizer_step(self, part: Sequence[Sample], totals: Totals) -> Figures:
+    async def _optimizer_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
         if self.models.critic is None:
-            return await self.models.policy.learn(part, totals)
+            return await self.models.policy.learn(part, totals, position)
         policy, critic = await asyncio.gather(
-            self.models.policy.learn(part, totals), self.models.critic.learn(part, totals)
+            self.models.policy.learn(part, totals, position), self.models.critic.learn(part, totals, position)
         )
         return policy | {f"critic/{name}": value for name, value in critic.items()}
 

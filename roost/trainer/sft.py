@@ -309,10 +309,12 @@ class SftTrainer(Stoppable):
         told: list[Mapping[str, float]] = []
         with self._recorder.timer("learn", "work", True, step=self.state.step):
             seed = sample_seed(self._settings.seed, self.state.step)
-            for part in minibatches(batch, self._settings.minibatches, seed) if samples else ():
+            first = self.state.step * self._settings.minibatches
+            parts = minibatches(batch, self._settings.minibatches, seed) if samples else ()
+            for position, part in enumerate(parts, start=first):
                 totals = totals_of(part, self._settings.sampling.max_new_tokens)
                 if totals.tokens and not self._skipped.exceeds(self._settings):
-                    told.append(await self._learners.learn(part, totals))
+                    told.append(await self._learners.learn(part, totals, position))
                     self._skipped = self._skipped.after(told[-1], self.state.step)
         found = of_learning(told)
         figures = {name: found[name] for name in REPORTED if name in found}

@@ -187,6 +187,18 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             RLINF,
             {
                 "actor.training_backend": "fsdp",
+                "actor.optim": {"lr_scheduler": "cosine", "total_training_steps": 50, "lr_warmup_steps": 5},
+                "algorithm.n_minibatches": 2,
+                "algorithm.update_epoch": 3,
+            },
+            decay_steps=300,
+            warmup_steps=30,
+            id="schedule-of-fsdp-with-epochs",
+        ),
+        case(
+            RLINF,
+            {
+                "actor.training_backend": "fsdp",
                 "actor.optim": {
                     "lr_warmup_steps": -1,
                     "lr_warmup_steps_ratio": 0.05,

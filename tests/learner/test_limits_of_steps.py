@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from roost.config.train import LossAggregation, LossSettings, OptimizerSettings
+from roost.config.train import LossAggregation, LossSettings, LrSchedulerType, OptimizerSettings
 from roost.learner.learner import GradientNorms
 from roost.learner.losses import PolicyBatch, Totals, policy_loss
 from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
@@ -104,6 +104,14 @@ def test_a_norm_above_its_limit_is_an_outlier_from_the_start(learner):
     one = learner(optimizer=dataclasses.replace(SKIPPING, max_grad_norm=1e-6))
     assert one.learn(BATCHES[0], totals_of(BATCHES[0]))["steps/outlier"] == 1
     assert one.step == 0
+
+
+def test_the_rate_follows_the_given_position_of_the_schedule(learner):
+    falling = dataclasses.replace(SKIPPING, lr_scheduler_type=LrSchedulerType.LINEAR, total_steps=4)
+    one = learner(optimizer=falling)
+    rates = [one.learn(BATCHES[0], totals_of(BATCHES[0]), position)["lr"] for position in (None, 1, 3)]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.25e-3])
+    assert one.step == 3
 
 
 def test_a_restored_run_skips_the_same_gradients(learner, tmp_path):

@@ -39,6 +39,7 @@ class Model:
         self.learnt = []
         self.mismatches = []
         self.over_kl = ()
+        self.positions = []  # in the learning-rate schedule
 
     async def score(self, samples, as_reference=False):
         self._events.append(f"{self._name} scores" + (" as reference" if as_reference else ""))
@@ -50,10 +51,11 @@ class Model:
         self.valued = [sample.token_ids.tolist() for sample in samples]
         return [np.zeros(len(sample), np.float32) for sample in samples]
 
-    async def learn(self, samples, totals):
+    async def learn(self, samples, totals, position):
         self._events.append(f"{self._name} learns")
         await settled()
         self._events.append(f"{self._name} learnt")
+        self.positions.append(position)
         self.learnt.append([int(sample.token_ids[1]) * 100 + int(sample.token_ids[2]) for sample in samples])
         over = {"steps/over_kl": 1.0} if len(self.learnt) in self.over_kl else {}
         return {"loss": float(len(samples)), "tokens": float(totals.tokens), **over}
@@ -455,7 +457,7 @@ def test_what_is_made_ready_ahead_ends_with_a_step_that_fails():
             await run.go()
         return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
-    async def learn(self, samples, totals):
+    async def learn(self, samples, totals, position):
         run.events.append("policy learns")
         raise OSError("the learner is gone")
 
@@ -567,8 +569,8 @@ class Breaking(Model):
 
     skips: ClassVar = set()
 
-    async def learn(self, samples, totals):
-        told = await super().learn(samples, totals)
+    async def learn(self, samples, totals, position):
+        told = await super().learn(samples, totals, position)
         is_skipped = len(self.learnt) in self.skips
         return told | {"skipped": float(is_skipped), "loss": math.nan if is_skipped else 0.5, "grad/norm": 1.0}
 

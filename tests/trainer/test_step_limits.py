@@ -27,6 +27,8 @@ def test_a_minibatch_beyond_the_kl_ends_its_step_alone(over, learnt, dropped):
     assert [figures.get("steps/dropped", 0) for _, figures, _ in run.told] == dropped
     assert [figures.get("steps/over_kl", 0) for _, figures, _ in run.told] == [float(count > 0) for count in dropped]
     assert run.state.step == 2
+    per_step = [range(first, first + count) for first, count in zip((0, 4), learnt, strict=True)]
+    assert run.policy.positions == [position for each in per_step for position in each], "dropped ones count, too"
 
 
 def test_a_stop_lasts_over_the_parts_of_a_step():
@@ -38,6 +40,7 @@ def test_a_stop_lasts_over_the_parts_of_a_step():
     assert len(run.policy.learnt) == 2
     ((_, figures, groups),) = run.told
     assert figures["steps/dropped"] == 2
+    assert run.policy.positions == [0, 1]
     assert groups == [0, 1, 2, 3], "they are taken all the same, for the next step begins with others"
     assert len(trained(settings).policy.learnt) == 4
 

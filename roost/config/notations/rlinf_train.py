@@ -312,7 +312,7 @@ def _old_logprobs(algorithm: Section) -> dict[str, Any]:
 TORCH_COSINE, TORCH_COSINE_END = "torch_cosine", 1e-6  # a schedule of RLinf's without warm-up, and its last rate
 
 
-def _schedule(actor: Section, minibatches: int) -> dict[str, Any]:
+def _schedule(actor: Section, optimizer_steps: int) -> dict[str, Any]:
     """The learning rate: `lr_sched` is read by the Megatron actor alone, and the schedule in `optim` by the FSDP actor.
 
     Megatron counts optimizer steps, FSDP training steps. Without a backend either may say it.
@@ -320,7 +320,7 @@ def _schedule(actor: Section, minibatches: int) -> dict[str, Any]:
     optim, sched, backend = actor.below("optim"), actor.below("lr_sched"), actor.values.get("training_backend")
     _warn_unread(optim, sched, backend)
     by_optim = backend == FSDP or (backend != MEGATRON and ("lr_scheduler" in optim or not sched.values))
-    found = _of_optim(optim, minibatches if backend == FSDP else 1) if by_optim else _of_lr_sched(sched)
+    found = _of_optim(optim, optimizer_steps if backend == FSDP else 1) if by_optim else _of_lr_sched(sched)
     if backend not in (MEGATRON, FSDP) and found.get("warmup_steps") is None:
         other = (sched, "lr_warmup_iters") if by_optim else (optim, "lr_warmup_steps")
         found["warmup_steps"] = whole_number(*other, 0)
@@ -340,20 +340,21 @@ def _schedule(actor: Section, minibatches: int) -> dict[str, Any]:
 
 
 def _steps_per_step(root: Section, count: int | None) -> int:
-    """Optimizer steps of a training step: its minibatches, by their number or by their size."""
+    """Optimizer steps of a training step: its minibatches, by their number or by their size, in each epoch."""
     if root.below("runner").values.get("task_type") == SFT:
         return 1
-    if count is not None:
-        return count
     train, usual = root.below("train"), RolloutSettings()
+    epochs = int(first_number((train, "ppo_epochs"), (root.below("algorithm"), "update_epoch")) or 1)
+    if count is not None:
+        return count * epochs
     size = first_number((root.below("actor"), "global_batch_size"), (train, "minibatch_size"))
     prompts = first_number((train, "prompts_per_step"), (root.below("data"), "rollout_batch_size"))
     group = first_number((train, "num_generations"), (root.below("algorithm"), "group_size"))
     samples = (prompts or usual.prompts_per_step) * (group or usual.num_generations)
-    return math.ceil(samples / size) if size else 1
+    return math.ceil(samples / size) * epochs if size else epochs
 
 
-def _of_optim(optim: Section, minibatches: int) -> dict[str, Any]:
+def _of_optim(optim: Section, optimizer_steps: int) -> dict[str, Any]:
     """The FSDP actor's schedule; a negative `lr_warmup_steps` leaves the warm-up to its ratio."""
     total, warmup = (whole_number(optim, key, 0) for key in ("total_training_steps", "lr_warmup_steps"))
     share, rate = optim.number("min_lr_rate"), optim.number("lr")
@@ -361,9 +362,9 @@ def _of_optim(optim: Section, minibatches: int) -> dict[str, Any]:
     least = optim.number("min_lr") if share is None or rate is None else share * rate
     return {
         "lr_scheduler_type": LrSchedulerType.COSINE if is_torch else named(optim, "lr_scheduler", SCHEDULES),
-        "warmup_steps": warmup if warmup is None or is_torch else warmup * minibatches,
+        "warmup_steps": warmup if warmup is None or is_torch else warmup * optimizer_steps,
         "warmup_ratio": None if warmup or not total or is_torch else _fraction(optim, "lr_warmup_steps_ratio"),
-        "decay_steps": total * minibatches if total else None,
+        "decay_steps": total * optimizer_steps if total else None,
         "min_learning_rate": TORCH_COSINE_END if is_torch else least,
     }
 
