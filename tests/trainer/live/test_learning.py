@@ -41,9 +41,9 @@ def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tm
 class BackwardLearner(LearnerWorker):
     """Learns the opposite of what it should."""
 
-    def learn(self, samples, totals):
+    def learn(self, samples, totals, position):
         turned = [Sample(one.token_ids, one.turns, one.logprobs, -one.advantages, one.old_logprobs) for one in samples]
-        return super().learn(turned, totals)
+        return super().learn(turned, totals, position)
 
 
 LEARNING = {
