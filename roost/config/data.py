@@ -11,6 +11,7 @@ from roost.config.findings import Findings, Where, did_you_mean, shown
 
 SCENARIO = "roost.rollout.data.scenario.PromptScenario"
 AGENTS = "roost.rollout.agents.scenario.AgentScenario"  # it takes its tasks from data, if it names no other source
+QUESTIONS = "roost.rollout.environments.environment.Questions"  # an environment without rewards of its own
 OVERLONG = ("filter", "error", "truncate")
 EVALUATION = "evaluation"  # the name of an evaluation set without one
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from roost.config.data import AGENTS, SCENARIO, read_data
+from roost.config.data import AGENTS, QUESTIONS, SCENARIO, read_data
 from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
@@ -205,14 +205,15 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
     data.setdefault("batch_size", values.get("prompts_per_step", default_of("prompts_per_step")))
     if read_data(data, place, root.findings) is None:
         return task or {"_target_": SCENARIO}
+    has_own_reward = task and not _is_scored_by_rewards(task)
+    if not (has_own_reward or values.get("rewards") or is_taught):
+        what, why = "have no reward", "the answers to their prompts would not be scored"
+        fix = (
+            "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}; "
+            "for roost sft, objective: sft"
+        )
+        root.findings.error("RST-T061", place, what, why, fix)
     if not task:
-        if not (values.get("rewards") or is_taught):
-            what, why = "have no reward", "the answers to their prompts would not be scored"
-            fix = (
-                "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}; "
-                "for roost sft, objective: sft"
-            )
-            root.findings.error("RST-T061", place, what, why, fix)
         return {"_target_": SCENARIO, **data}
     if task.get("_target_") != AGENTS or "tasks" in task:
         what, why = "are not used", "the class of train.task makes its own tasks"
@@ -221,6 +222,12 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
         return dict(task)
     tokenizer = {"tokenizer": values.get("model") or _model_of(job, root)[0]} if "max_prompt_tokens" in data else {}
     return {**task, "tasks": {"_target_": SCENARIO, **tokenizer, **data}}
+
+
+def _is_scored_by_rewards(task: Mapping[str, Any]) -> bool:
+    """Whether the environment of a task gives no reward itself."""
+    environment = task.get("environment")
+    return isinstance(environment, Mapping) and environment.get("_target_") == QUESTIONS
 
 
 def task_place(settings: TrainSettings, job: Job) -> Where:

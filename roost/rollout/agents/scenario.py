@@ -38,6 +38,7 @@ class WatchedEnvironment:
         self._seen: Any = None  # last observation
         self._states: dict[int, str] = {}  # by turn
         self.metrics: Mapping[str, float] = {}  # of the episode so far, where the environment tells them
+        self.answer: str | None = None  # what rewards score, where the environment tells it
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         first = await self._environment.reset(task, seed)
@@ -51,6 +52,7 @@ class WatchedEnvironment:
         self._seen = seen.content
         self._steps.append((action, seen))
         self.metrics = seen.info.get("metrics", self.metrics)
+        self.answer = seen.info.get("answer", self.answer)
         self._rewards.append((turns, float(seen.reward)))
         return seen
 
@@ -145,7 +147,7 @@ class AgentScenario:
     `max_response_length` after its first prompt. `chat_template` replaces the tokenizer's; `template` holds arguments
     for it; see `ChatFormat` for `keeps_reasoning`. `tool_parser` and `reasoning_parser` name parsers of vLLM or SGLang.
 
-    Rewards score the policy's last turn, or an agent's `answer` if it has one.
+    Rewards score the policy's last turn, or the `answer` of the agent or in an observation's `info`, if there is one.
     """
 
     config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {
@@ -239,6 +241,7 @@ class AgentScenario:
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
         own, last = getattr(agent, "answer", None), policy.last_reply
+        own = own if isinstance(own, str) else environment.answer
         said = own if isinstance(own, str) else None if last is None else last.text
         return EpisodeReward(
             await environment.score(),

@@ -16,7 +16,7 @@ class Observation:
     content: Any  # text, an array, or a mapping of them, as the agent expects it
     reward: float = 0.0  # of the step alone
     is_over: bool = False
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)  # `metrics` are reported; `answer` is what rewards score
     is_truncated: bool = False  # over because of a limit, not because the task ended
 
 
@@ -70,3 +70,43 @@ class Environments(Protocol):
     async def close(self) -> None:
         """Close everything: servers, simulators, connections."""
         ...
+
+
+class Questions:
+    """Environments of tasks that are questions: the first observation is the question, and a step gives the answer.
+
+    The answer is scored by `train.rewards`. An agent that takes no step is scored by the policy's last turn.
+    """
+
+    async def open(self) -> Environment:
+        return Question()
+
+    async def close(self) -> None:
+        pass
+
+
+class Question:
+    """One question, which ends with its answer."""
+
+    async def reset(self, task: Task, seed: int | None = None) -> Observation:
+        return Observation(question_of(task))
+
+    async def step(self, action: Any) -> Observation:
+        return Observation("", is_over=True, info={"answer": str(action)})
+
+    async def score(self) -> float:
+        return 0.0
+
+    async def close(self) -> None:
+        pass
+
+
+def question_of(task: Task) -> str:
+    """The last user's message of a task from data; the name of another task.
+
+    >>> asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    >>> question_of(Task("sum", {"messages": asked})), question_of(Task("sum"))
+    ('2+2?', 'sum')
+    """
+    users = [one.get("content") for one in task.data.get("messages", ()) if one.get("role") == "user"]
+    return users[-1] if users and isinstance(users[-1], str) else task.data.get("prompt_text") or task.name

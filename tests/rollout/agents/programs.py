@@ -25,6 +25,12 @@ async def play_async(base_url, api_key, model, task, environment):
             seen = await environment.step(answer.choices[0].message.content)
 
 
+def answer_alone(base_url, api_key, model, task, environment):
+    """A program of its own: it knows nothing of environments."""
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        client.chat.completions.create(model=model, messages=task.data["messages"])
+
+
 def fail(base_url, api_key, model, task, environment):
     raise LookupError("mine")
 

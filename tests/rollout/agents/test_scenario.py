@@ -2,11 +2,17 @@ import asyncio
 
 import pytest
 
+from roost.config.compose import load
+from roost.config.findings import Findings, Where
+from roost.config.notations.notation import read_job
 from roost.engines.protocol import ContextFull
 from roost.rollout.agents import scenario as module
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.episode import Split, Task, Transcript
 from roost.rollout.episode_runner import checked_score
+from roost.rollout.rewards.config import make_reward
+from roost.rollout.rewards.reward import Answer
+from roost.trainer.targets import make_scenario
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine
 from tests.rollout.agents.world import TASK, Noting, Worlds, python
 from tests.rollout.script import others_running, ran, settled
@@ -217,3 +223,46 @@ def test_episodes_side_by_side_share_a_recorder():
             await scenario.close()
 
     assert ran(playing()) == [2.0] * 20
+
+
+QUESTIONS = "roost.rollout.environments.environment.Questions"
+EXACT = {"exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer"}}
+
+
+@pytest.mark.parametrize("run", ["run_episode", "play_async", "answer_alone"])
+def test_a_program_answers_the_questions_of_a_data_file(run, tmp_path):
+    """The config's own task: data, rewards and a program for OpenAI's client, without a class for the environment."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "2+2?", "answer": "four"}\n')
+    config = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": 0}},
+        "train": {
+            "model": "tiny",
+            "data": {"path": str(path), "prompt": "question"},
+            "rewards": EXACT,
+            "task": {
+                "_target_": "roost.rollout.agents.scenario.AgentScenario",
+                "environment": {"_target_": QUESTIONS},
+                "agent": {**PROGRAM, "run": f"{HERE}.programs.{run}"},
+            },
+        },
+    }
+    findings = Findings()
+    settings = read_job(load(config, (), findings), findings).training
+    scenario = make_scenario(settings.task, QWEN_TOKENIZER, Where(), findings)
+    assert findings.found == ()
+
+    async def playing():
+        engine, task = Engine("four"), scenario.task(Split.TRAIN, 0)
+        try:
+            score = await scenario.run_episode(task, Transcript(engine.draw))
+        finally:
+            await scenario.close()
+        scored = await make_reward("exact", EXACT["exact"]).score(Answer(task, score.answer))
+        return engine.shown, score, scored
+
+    shown, score, scored = ran(playing())
+    assert "user\n2+2?<" in shown[0] and (score.reward, score.answer, scored) == (0.0, "four", 1.0)
+    bare = {**config, "train": {key: value for key, value in config["train"].items() if key != "rewards"}}
+    read_job(load(bare, (), findings), findings)
+    assert [each.code for each in findings.found] == ["RST-T061"]
