@@ -182,6 +182,7 @@ def _start_local_once() -> Connection:
         OnLoopback(),
         simulating(simulated),
         in_own_sessions(),
+        without_services(),
         patient_start(),
     ):
         _init(address=LOCAL, _temp_dir=str(reaper.folder.path / "s"), **options)
@@ -325,6 +326,30 @@ def in_own_sessions() -> Iterator[None]:
         yield
     finally:
         replaced.ConsolePopen = before
+
+
+@contextlib.contextmanager
+def without_services() -> Iterator[None]:
+    """Context in which Ray starts no autoscaler, log monitor or API server, three processes of a second each.
+
+    One machine has nothing to scale, Roost follows the logs itself, and the dashboard is off. Ray has no setting for
+    it.
+    """
+    from ray._private.node import Node
+
+    replaced: Any = Node
+    before = {name: getattr(replaced, name) for name in ("start_monitor", "start_log_monitor", "start_api_server")}
+
+    def no_api_server(node: Any, **_: object) -> None:
+        node._webui_url = None
+
+    replaced.start_monitor = replaced.start_log_monitor = lambda node: None
+    replaced.start_api_server = no_api_server
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(replaced, name, method)
 
 
 START_LIMIT_S = 300.0

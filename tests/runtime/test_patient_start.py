@@ -43,6 +43,7 @@ def test_a_process_that_exited_is_not_waited_for(registered_late):
     assert len(registered_late) == 2
 
 
+@pytest.mark.long
 def test_ray_is_started_again_when_its_daemon_exits(monkeypatch):
     """As it does on a busy machine, where its agents are not up in time."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -84,12 +84,12 @@ class RayNodes:
         return node
 
     def _started(self, **options):
-        from roost.runtime.ray_connection import STARTS, RayExited, patient_start
+        from roost.runtime.ray_connection import STARTS, RayExited, patient_start, without_services
 
         for _ in range(STARTS - 1):
-            with contextlib.suppress(RayExited), patient_start():
+            with contextlib.suppress(RayExited), without_services(), patient_start():
                 return self._cluster.add_node(**options)
-        with patient_start():
+        with without_services(), patient_start():
             return self._cluster.add_node(**options)
 
     @property
