@@ -71,8 +71,8 @@ def eval_command(
     notes = open_console(stderr=True)
     import_from_here()
     try:
+        from roost.net.hub import check_on_hub
         from roost.trainer.eval_run import EvalOptions, evaluate_jobs
-        from roost.trainer.preflight import check_on_hub
     except ImportError as error:
         notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
         raise typer.Exit(1) from None

@@ -12,7 +12,8 @@ pytest.importorskip("huggingface_hub")
 
 from huggingface_hub import constants
 
-from roost.trainer.preflight import Answer, ask_hub, check_on_hub
+from roost.net.hub import Answer, ask_hub, check_on_hub
+from roost.rollout.data.tables import DataError, open_rows
 from tests.cli.terminal import run, write
 
 ARITHMETIC = Path(__file__).parents[2] / "examples/arithmetic"
@@ -151,6 +152,15 @@ def test_a_name_that_the_hub_does_not_have(hub, tmp_path, monkeypatch):
     result = trained(tmp_path, ARITHMETIC / "rlinf.yaml", "actor.model.model_path=org/other")
     assert "'org/other' is neither a folder here nor a model on the Hugging Face hub" in result.stderr
     assert check_on_hub("org/there", print) is None
+
+
+def test_a_data_set_that_the_hub_does_not_have(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+    (tmp_path / "data").mkdir()
+    hub.asked.clear()
+    with chdir(tmp_path), pytest.raises(DataError, match=r"dta/train is neither a local path nor .*; .* has data"):
+        open_rows("dta/train", None, "train")
+    assert hub.asked == ["/api/datasets/dta/train"], "asked once, not until retries are used up"
 
 
 def test_a_token_that_the_hub_refuses_is_named(hub, monkeypatch):

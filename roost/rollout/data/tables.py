@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.config.findings import Findings, Where
+from roost.net.hub import check_data_set
 
 CACHE_VARIABLE = "ROOST_DATA_CACHE"
 LINES, JSON, CSV, PARQUET, ARROW = "lines", "json", "csv", "parquet", "arrow"
@@ -290,7 +291,8 @@ def files_of(path: str) -> list[str] | None:
         return _known(files, path, "no data file matches the pattern")
     if HUB_NAME.fullmatch(path) and here.suffix not in FORMATS and not _is_local(here):
         return None
-    raise DataError("RST-T063", f"there is no {path}", _near(here), "name a file, a folder or a data set of the hub")
+    fix = "name a file, a folder or a data set of the hub"
+    raise DataError("RST-T063", f"there is no {path}", _near(here), fix, "path")
 
 
 def _is_local(path: Path) -> bool:
@@ -450,12 +452,17 @@ def _from_disk(path: str, split: str) -> Rows:
 
 
 def _from_hub(path: str, name: str | None, split: str) -> Rows:
+    may_exist, unreachable = check_data_set(path)
+    if not may_exist:
+        what = f"{path} is neither a local path nor a data set on the Hugging Face hub"
+        raise DataError("RST-T063", what, _near(Path(path)), "correct it", "path")
     from datasets import load_dataset
 
     try:
         return HubRows(load_dataset(path, name, split=split), path)
     except Exception as error:  # of the hub's client, of the network, or of a data set's own code
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        why = f"{_near(Path(path))}; the hub cannot be reached: {unreachable}" if unreachable else why
         fix = "write the path of local files instead, or of a folder that save_to_disk wrote on a machine with access"
         raise DataError("RST-T068", f"{path} is no local path, and cannot be loaded from the hub", why, fix) from None
 

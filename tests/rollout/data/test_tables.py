@@ -178,6 +178,20 @@ def test_a_saved_data_set_is_read_by_split(tmp_path):
         all_rows(tmp_path / "saved", split="dev")
 
 
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
+    import datasets
+    from huggingface_hub import constants
+
+    for module in (datasets.config, constants):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"cannot be loaded from the hub; .* the hub cannot be reached: .*refused"):
+        open_rows("nobody/nothing", None, "train")
+    assert datasets.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE, "else the library retries for half a minute"
+
+
 def test_a_hub_name_without_access_says_what_to_do(monkeypatch):
     import datasets
 
