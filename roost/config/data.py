@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.findings import Findings, Where, did_you_mean, listed_keys, shown
 
 SCENARIO = "roost.rollout.data.scenario.PromptScenario"
 AGENTS = "roost.rollout.agents.scenario.AgentScenario"  # it takes its tasks from data, if it names no other source
@@ -161,7 +161,7 @@ def checked(
     for key, value in values.items():
         if key not in kinds:
             hint = did_you_mean(key, kinds)
-            fix = "correct the key, or remove it" if hint else f"known keys: {', '.join(kinds)}"
+            fix = "correct the key, or remove it" if hint else listed_keys(key, kinds)
             findings.error("RST-C023", where.under(str(key)), f"is not a key of {of}", hint, fix)
         elif value is not None and not _is(value, kinds[key]):
             fix = f"write {key}: {_EXAMPLES[kinds[key]]}"

@@ -197,6 +197,30 @@ def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.7) -> str
     return f"did you mean {close[0]}?" if close else ""
 
 
+MOST_LISTED = 16  # keys in a message
+
+
+def listed_keys(word: object, known: Iterable[str]) -> str:
+    """The keys that there are, for a message about an unknown one: the nearest three where there are many.
+
+    >>> listed_keys("batch", ["name", "path"])
+    'known keys: name, path'
+    >>> listed_keys("batch", [*map(str, range(20)), "minibatches", "micro_batch_tokens", "patch"])
+    'write one of the 23 keys, such as minibatches, micro_batch_tokens, patch, or remove it'
+    """
+    names, written = list(known), str(word)[:64].lower()
+    if len(names) <= MOST_LISTED:
+        return f"known keys: {', '.join(names)}"
+
+    def likeness(name: str) -> float:
+        initials = "".join(part[:1] for part in name.split("_"))
+        contains = len(written) > 1 and written in name
+        return difflib.SequenceMatcher(None, written, name).ratio() + contains + 2 * (written == initials)
+
+    nearest = sorted(names, key=likeness, reverse=True)[:3]
+    return f"write one of the {len(names)} keys, such as {', '.join(nearest)}, or remove it"
+
+
 def counted(number: int, word: str) -> str:
     """A number with its noun.
 

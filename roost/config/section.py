@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS, Findings, Where, did_you_mean, shown
+from roost.config.findings import MAX_ACCELERATORS, Findings, Where, did_you_mean, listed_keys, shown
 from roost.config.source import Source
 from roost.config.yaml_events import MAX_BITS
 
@@ -185,5 +185,5 @@ class Section:
         for key in self.values:
             if key not in known:
                 hint = did_you_mean(key, known)
-                mend = "correct the key, or remove it" if hint else fix or f"known keys: {', '.join(known)}"
+                mend = "correct the key, or remove it" if hint else fix or listed_keys(key, known)
                 self.findings.error("RST-C023", self.where(str(key)), "is not a key Roost knows", hint, mend)

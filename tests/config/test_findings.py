@@ -5,6 +5,8 @@ from textwrap import dedent
 import pytest
 
 import roost
+from roost.config.findings import listed_keys
+from roost.config.train import SETTINGS
 
 
 def findings_of(text, tmp_path, **options):
@@ -414,3 +416,8 @@ def test_unclear_notation(config, what):
 def test_notation_can_be_forced():
     config = {"cluster": {"name": "home"}, "actor_train": {"device_mapping": [0, 1]}, "num_gpus_per_node": 2}
     assert roost.plan(config, notation=roost.Notation.ROLL)["actor"].world_size == 2
+
+
+def test_an_unknown_setting_is_told_with_the_nearest_three_not_with_all():
+    assert listed_keys("lr", SETTINGS).startswith(f"write one of the {len(SETTINGS)} keys, such as lora_rank, learning_rate")
+    assert "kl_coef" in listed_keys("kl", SETTINGS)
