@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -154,16 +155,27 @@ def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file
 
 
 def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> None:
-    """Print unused keys of a config as a table: key, reason, replacement."""
+    """Print unused keys of a config: key, reason, replacement. As a table, if that leaves the keys whole."""
+    rows = [_key_row(use, file) for use in keys]
+    if max((len(row[0]) for row in rows), default=0) * 2 > console.width:
+        for key, *texts in rows:
+            console.print(Text(key), soft_wrap=True)
+            for text in filter(None, texts):
+                console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))
+        return
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for name in ("key", "not used because", "instead"):
+    table.add_column("key", no_wrap=True)
+    for name in ("not used because", "instead"):
         table.add_column(name, overflow="fold")
-    for use in keys:
-        followed = use.known.effect is Effect.FOLLOWED
-        reason = f"the config has no section train; there it is {use.known.reason}" if followed else use.known.reason
-        words = (_short(use.where, file), f"{use.known.effect.value}: {reason}", use.hint or use.known.instead)
-        table.add_row(*(Text(word) for word in words))
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _key_row(use: KeyUse, file: str | None) -> tuple[str, str, str]:
+    followed = use.known.effect is Effect.FOLLOWED
+    reason = f"the config has no section train; there it is {use.known.reason}" if followed else use.known.reason
+    return _short(use.where, file), f"{use.known.effect.value}: {reason}", use.hint or use.known.instead
 
 
 def _short(key: Where, file: str | None) -> str:

@@ -294,6 +294,15 @@ def test_check_train_tells_what_could_train_and_the_keys_ignored(tmp_path):
     assert run("check", places).exit_code == 0  # it only places
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_of_keys_stay_whole(width, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(TRAINABLE.replace("strategy: fsdp", "strategy: fsdp, gradient_checkpointing_use_reentrant: true"))
+    said = run("check", "--train", job, width=width).output.splitlines()
+    for key in ("actor.fsdp_config.strategy", "actor.fsdp_config.gradient_checkpointing_use_reentrant"):
+        assert any(line.startswith(f"{key}, line 3") for line in said)
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [

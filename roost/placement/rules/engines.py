@@ -130,14 +130,15 @@ def _check_model(model: str, where: Where, findings: Findings) -> None:
 def _report_not_here(model: str, where: Where, findings: Findings) -> None:
     """Report a model that only the hub can have: a warning if it looks like a path."""
     around, script = Path(model).parent, script_for_model(where)
-    fix = "correct the path, or leave it if the hub has a model of this name"
     if script or around == Path() or around.is_dir():
         here = f"{shown(model)} does not exist on this machine"
         why = "without a folder it is taken for a name on the Hugging Face hub, and the hub's cache does not have it"
+        fix = "correct the path, or leave it if the hub has a model of this name"
         findings.warn("RST-E003", where, here, why, script or fix)
     else:
         what = f"{shown(model)} is neither a folder here nor in the hub's cache"
-        findings.note("RST-E009", where, what, "it is downloaded from the Hugging Face hub when the job starts", fix)
+        why = "it is downloaded from the Hugging Face hub when the job starts; correct it if a path is meant"
+        findings.note("RST-E009", where, what, why)
 
 
 def script_for_model(where: Where) -> str:
