@@ -17,8 +17,8 @@ def count_learning(patch, scenario):
     """From now on `scenario.learnt` is how many minibatches were learnt from."""
     learn = Learners.learn
 
-    async def counted(self, samples, totals):
-        told = await learn(self, samples, totals)
+    async def counted(self, *of_a_minibatch):
+        told = await learn(self, *of_a_minibatch)
         scenario.learnt += 1
         return told
 
