@@ -3,8 +3,6 @@
 import importlib
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,6 @@ from roost.rollout.episode import Split, Transcript
 from roost.rollout.rewards.reward import Answer
 from roost.trainer.sft import Conversations
 from roost.trainer.targets import load_scenario
-from tests.limits import HANG_S
 from tests.rollout.script import completion, ran
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +29,11 @@ NOTATIONS = ("rlinf", "roll", "loop")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    made = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder)]
-    subprocess.run(made, check=True, capture_output=True, timeout=HANG_S)
-    return str(folder)
+    folder = str(tmp_path_factory.mktemp("model"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLE))  # where the script finds the other
+        runpy.run_path(str(EXAMPLE / "make_model.py"))["write_model"](folder)
+    return folder
 
 
 def job(name):

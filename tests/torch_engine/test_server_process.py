@@ -37,9 +37,17 @@ def silent(folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(silent):
+def owner():
+    """The process that a server is started for."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(silent, owner):
     """Only those with the key are served, and only with tokens."""
-    with running_server(silent, "--api-key", KEY) as server:
+    with running_server(silent, "--api-key", KEY, "--parent-pid", str(owner.pid)) as server:
         yield server
 
 
@@ -100,12 +108,10 @@ def test_a_server_that_is_told_to_end_ends_its_requests_and_itself(folder):
         assert server.process.stderr.read() == ""
 
 
-def test_a_server_ends_with_the_process_it_was_started_for(folder):
-    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with running_server(folder, "--parent-pid", str(owner.pid)) as server:
-        owner.kill()  # and not waited for: a process that is dead but still counted has ended, too
-        assert server.process.wait(HANG_S) == 0
-    owner.communicate()
+def test_a_server_ends_with_the_process_it_was_started_for(server, owner):
+    """The last test of this server."""
+    owner.kill()  # and not waited for: a process that is dead but still counted has ended, too
+    assert server.process.wait(HANG_S) == 0
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path):

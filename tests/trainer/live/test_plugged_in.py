@@ -10,6 +10,7 @@ import pytest
 
 from roost.app_world.tiny_model import write_app_world_model
 from roost.trainer.records.run_folder import RunFolder
+from tests.cli.terminal import run
 from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[3]
@@ -114,12 +115,15 @@ def test_an_agent_is_a_class_a_file_and_one_override(folder):
         ),
     ],
 )
-def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, untaught, written, told):
+def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, untaught, written, told, monkeypatch):
     (folder / "appworld" / "agent" / "my_agent.yaml").write_text(written)
-    done = train(folder, CHOOSES, f"llm.base_model_path={untaught}")
-    assert done.returncode == 1
-    said = done.stdout + done.stderr
-    assert all(text in said for text in told) and str(folder / "appworld" / "agent" / "my_agent.yaml") in said
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    done = run("train", "job.yaml", CHOOSES, f"llm.base_model_path={untaught}", "--name", "run", width=300)
+    sys.modules.pop("my_agents", None)  # the next test has another
+    assert done.exit_code == 1, done.output
+    assert all(text in done.output for text in told), done.output
+    assert str(folder / "appworld" / "agent" / "my_agent.yaml") in done.output
     assert not (folder / "runs" / "run").exists()
 
 
