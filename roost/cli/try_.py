@@ -107,8 +107,12 @@ def show_trial(trial: Trial, console: Console) -> None:
         _show(number, one, trial, console)
     finished = [one.episode for one in trial.played if one.episode is not None]
     failed = len(trial.played) - len(finished)
-    mean = sum(one.score.reward for one in finished) / len(finished) if finished else float("nan")
-    console.print(f"{counted(len(finished), 'episode')} finished, {failed} failed; mean reward {mean:.3f}")
+    if finished:
+        mean = sum(one.score.reward for one in finished) / len(finished)
+        console.print(f"{counted(len(finished), 'episode')} finished, {failed} failed; mean reward {mean:.3f}")
+    else:
+        every = "the episode failed" if failed == 1 else f"all {failed} episodes failed"
+        console.print(f"{every}; there is no reward")
     for unknown in trial.unknown:
         console.print(f"unknown, because the server does not tell: {unknown}", soft_wrap=True)
 

@@ -61,6 +61,7 @@ def test_a_server_that_runs_and_code_that_fails(tmp_path, model):
     assert failed.exit_code == 1
     assert "LookupError: mine (programs.py:" in failed.stdout and 'raise LookupError("mine")' in failed.stdout
     assert "roost/rollout" not in failed.stdout, "only the user's frames"
+    assert "the episode failed; there is no reward" in failed.stdout and "nan" not in failed.stdout
 
 
 def test_what_a_server_of_text_does_not_tell_is_said(tmp_path, model):

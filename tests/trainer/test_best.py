@@ -36,9 +36,9 @@ def test_which_is_best(steps, evaluations, among, best):
 @pytest.mark.parametrize(
     ("evaluated", "shown"),
     [
-        pytest.param((), ["train 25"], id="never evaluated"),
-        pytest.param((20,), ["train 25"], id="stopped after an evaluation"),
-        pytest.param((20, 25), ["evaluation 25"], id="evaluated at the end"),
+        pytest.param((), [], id="never evaluated"),
+        pytest.param((20,), ["answer", "evaluation 20"], id="stopped after an evaluation"),
+        pytest.param((20, 25), ["answer", "evaluation 25"], id="evaluated at the end"),
     ],
 )
 def test_the_summary_shows_answers_of_the_first_and_the_last_step(tmp_path, evaluated, shown):
@@ -49,8 +49,10 @@ def test_the_summary_shows_answers_of_the_first_and_the_last_step(tmp_path, eval
             run.add_samples([{"step": step, "kind": kind, "task": f"task {kind} {step}", **answer}])
     console = Console(file=io.StringIO(), width=200)
     print_summary(run, console)
-    lines = [line.split("  ") for line in console.file.getvalue().splitlines()[1:]]
-    assert [[part.strip() for part in line if part][2] for line in lines] == ["train 1", *shown]
+    said = console.file.getvalue()
+    lines = [[part.strip() for part in line.split("  ") if part] for line in said.splitlines()]
+    assert [line[2] for line in lines] == ["answer", "train 1", "train 25", *shown], "a table for each kind"
+    assert [line[0] for line in lines if line[2] == "answer"] == ["training", *(["evaluation"] if shown else [])]
 
 
 def test_the_best_checkpoint_outlives_the_newest_ones_and_is_named(tmp_path):

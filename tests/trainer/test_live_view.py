@@ -53,6 +53,11 @@ class TestPlain:
             "step 3/3  reward 0.300  mean 0.200  staleness 0.5  1,500 tokens/s  2.0 s",
         ]
 
+    def test_distillation_shows_both_losses(self, console, clock):
+        with LiveView(1, console, clock=clock) as view:
+            view.step({"step": 1, "loss/supervised": 2.5, "loss/distillation": 0.125, "loss/total": 1.3})
+        assert console.file.getvalue().startswith("step 1/1  loss 2.500  distillation 0.125")
+
     def test_a_resumed_run_counts_from_where_it_was(self, console, clock):
         with LiveView(14, console, first_step=10, clock=clock) as view:
             clock.now += 60

@@ -13,6 +13,7 @@ from typing import Any
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.procs.user_code import begun, call, within
 from roost.rollout.check_target import NotLocated, located
+from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Task
 from roost.rollout.rewards.reward import Answer, Reads, Reward, RewardFailed, Scored, as_scored
 
@@ -304,7 +305,10 @@ def check_answers(
                 why = check(value)
                 if why and one not in wrong:
                     fix = "correct the row, or name another column as answer in the data"
-                    findings.error("RST-T089", where, f"{place}: {column} {why}", f"reward {route.name} reads it", fix)
+                    told = DataError(
+                        "RST-T089", f"{place}: {column} {why}", f"reward {route.name} reads it", fix, "answer"
+                    )
+                    told.report(where, findings)
                     wrong.add(one)
     for (name, column), first in lacking.items():
         if first is not None:

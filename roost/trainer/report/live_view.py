@@ -214,6 +214,7 @@ def _figures(values: Mapping[str, float]) -> list[str]:
         "staleness/mean": lambda value: f"staleness {value:.1f}",
         "loss/policy": lambda value: f"loss {_number(value)}",
         "loss/supervised": lambda value: f"loss {_number(value)}",
+        "loss/distillation": lambda value: f"distillation {_number(value)}",
         "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
         "time/step": lambda value: f"{value:.1f} s",
         "samples/failed": lambda value: f"failed {value:,.0f}" if value else "",

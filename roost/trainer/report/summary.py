@@ -32,6 +32,9 @@ def print_summary(run: RunFolder, console: Console) -> None:
     losses = tuple(loss for step in steps if (loss := number_of(step, "loss/supervised")) is not None)
     if losses:
         console.print(f"loss     {sparkline(losses)}  {losses[0]:.3f} -> {losses[-1]:.3f}")
+    apart = tuple(one for step in steps if (one := number_of(step, "loss/distillation")) is not None)
+    if apart:
+        console.print(f"teacher  {sparkline(apart)}  {apart[0]:.3f} -> {apart[-1]:.3f} (distillation loss)")
     _print_samples(run, console)
     best = best_checkpoint(run)
     if best is not None:
@@ -45,25 +48,33 @@ def print_summary(run: RunFolder, console: Console) -> None:
 
 
 def _print_samples(run: RunFolder, console: Console) -> None:
-    """Print answers of the first and the last step: of its evaluation if there is one, on the same tasks if possible.
-
-    The last step is the last with samples: a stopped run may have been evaluated long before.
-    """
+    """Print answers of the first and the last step, on the same tasks if possible, and of the last evaluation."""
     first = list(islice((one for one in run.sample_lines if one["kind"] == "train" and one["step"] == 1), SHOWN))
-    last_step = max((one["step"] for one in run.sample_lines), default=0)
-    at_end = [one for one in run.sample_lines if one["step"] == last_step]
-    tried = {one["task"]: one for one in at_end if one["kind"] == "evaluation"}
-    if not tried and last_step > 1:
-        tried = {one["task"]: one for one in at_end}
-    same = [tried[task] for task in dict.fromkeys(one["task"] for one in first) if task in tried]
-    last = same or list(tried.values())[:SHOWN]
-    table = Table("step", "task", "answer", "reward", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for one in [*first, *last]:
+    at_end = {one["task"]: one for one in _of_last(run, "train") if one["step"] > 1}
+    same = [at_end[task] for task in dict.fromkeys(one["task"] for one in first) if task in at_end]
+    last = same or list(at_end.values())[:SHOWN]
+    tried = {one["task"]: one for one in _of_last(run, "evaluation")}
+    of_training = [*first, *last]
+    same = [tried[task] for task in dict.fromkeys(one["task"] for one in of_training) if task in tried]
+    evaluated = same or list(tried.values())[:SHOWN]
+    _print_table("training", of_training, console)
+    _print_table("evaluation", evaluated, console)
+    _print_conversation([*evaluated, *last, *reversed(first)], console)
+
+
+def _of_last(run: RunFolder, kind: str) -> list[Record]:
+    """Samples of the last step that has any of this kind. The file is read twice: it may be larger than memory."""
+    step = max((one["step"] for one in run.sample_lines if one["kind"] == kind), default=0)
+    return [one for one in run.sample_lines if one["kind"] == kind and one["step"] == step]
+
+
+def _print_table(kind: str, samples: Sequence[Record], console: Console) -> None:
+    table = Table(kind, "task", "answer", "reward", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for one in samples:
         reward = number_of(one, "reward")
-        table.add_row(str(one["step"]), _short(one["task"]), _short(one["completion"]), f"{reward or 0:.2f}")
+        table.add_row(f"step {one['step']}", _short(one["task"]), _short(one["completion"]), f"{reward or 0:.2f}")
     if table.row_count:
         console.print(table)
-    _print_conversation([*last, *reversed(first)], console)
 
 
 def _print_conversation(samples: Sequence[Record], console: Console) -> None:
