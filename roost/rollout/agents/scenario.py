@@ -192,6 +192,10 @@ class AgentScenario:
 
     def open_data(self, where: Where, findings: Findings) -> None:
         """Open the data of the tasks, where they have some; report what is wrong with them."""
+        environment = self._environment
+        if hasattr(self._tasks, "show_tools") and isinstance(environment, Mapping):
+            make = located(environment["_target_"])
+            self._tasks.show_tools(make.offered(environment) if hasattr(make, "offered") else ())
         if hasattr(self._tasks, "open_data"):
             self._tasks.open_data(where, findings)
 

@@ -65,6 +65,7 @@ class PromptFormat:
 
     def __init__(self, tokenizer: Any, settings: DataSettings) -> None:
         self._tokenizer, self._settings = tokenizer, settings
+        self.tools: Sequence[Mapping[str, Any]] = ()  # that the chat template shows
         self._encode = lru_cache(maxsize=1024)(self._encoded)
 
     def prompt(self, row: Row, source: DataSource, column: str, tag: str = "") -> Prompt:
@@ -121,6 +122,7 @@ class PromptFormat:
                 chat_template=source,
                 add_generation_prompt=True,
                 tokenize=False,
+                tools=list(self.tools) or None,
                 **arguments,
             )
         except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:

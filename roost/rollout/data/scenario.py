@@ -86,6 +86,10 @@ class PromptScenario:
         except DataError as error:
             error.report(where, findings)
 
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Write prompts with these tools, as an agent does: they count for their lengths."""
+        self._format.tools = tuple(tools)
+
     def first_tasks(self, loads: bool) -> Iterator[tuple[str, Task]]:
         """Tasks of the first rows of each source, without prompts, with their places.
 

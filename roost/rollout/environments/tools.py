@@ -203,6 +203,11 @@ class ToolEnvironments:
         for name, tool in tools.items():
             check_target(tool, where.under("tools", str(name)), TOOL, findings)
 
+    @staticmethod
+    def offered(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The tools of a config as a chat template shows them, as far as their classes tell."""
+        return shown_tools({name: located(tool["_target_"]) for name, tool in config["tools"].items()})
+
     async def open(self) -> ToolEnvironment:
         return ToolEnvironment(self._tools)
 
@@ -222,13 +227,7 @@ class ToolEnvironment:
         self._calls = self._failed = 0
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
-        functions = [
-            {"name": name, "description": tool.description, "parameters": tool.parameters}
-            for name, tool in self._tools.items()
-        ]
-        functions = [{key: value for key, value in each.items() if value} for each in functions]
-        offered = [{"type": "function", "function": each} for each in functions]
-        return Observation("", info={"tools": offered, "metrics": self._metrics})
+        return Observation("", info={"tools": shown_tools(self._tools), "metrics": self._metrics})
 
     async def step(self, action: Sequence[Mapping[str, Any]]) -> Observation:
         answers = await asyncio.gather(*(self._called(str(one["name"]), one["arguments"]) for one in action))
@@ -258,6 +257,16 @@ class ToolEnvironment:
             return True, await tool.call(arguments)
         except ToolFailed as error:
             return False, str(error)
+
+
+def shown_tools(tools: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tools, or their classes, as a chat template shows them: as functions of OpenAI's API."""
+    found = []
+    for name, tool in tools.items():
+        about = {key: getattr(tool, key, None) for key in ("description", "parameters")}
+        kept = {key: value for key, value in about.items() if value and isinstance(value, str | Mapping)}
+        found.append({"type": "function", "function": {"name": name, **kept}})
+    return found
 
 
 def wrong_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from roost.config.notations.notation import read_job
 from roost.engines.protocol import ContextFull
 from roost.rollout.agents import scenario as module
 from roost.rollout.agents.scenario import AgentScenario
+from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.episode import Split, Task, Transcript
 from roost.rollout.episode_runner import checked_score
 from roost.rollout.rewards.config import make_reward
@@ -266,3 +267,20 @@ def test_a_program_answers_the_questions_of_a_data_file(run, tmp_path):
     bare = {**config, "train": {key: value for key, value in config["train"].items() if key != "rewards"}}
     read_job(load(bare, (), findings), findings)
     assert [each.code for each in findings.found] == ["RST-T061"]
+
+
+@pytest.mark.parametrize(("most", "size"), [(60, 0), (2000, 1)], ids=["too long with its tools", "fits"])
+def test_schemas_of_tools_count_for_the_length_of_a_prompt(most, size, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "who?"}\n')
+    data = {"path": str(tmp_path / "rows.jsonl"), "chat_template": True, "max_prompt_tokens": most}
+    tasks = PromptScenario(QWEN_TOKENIZER, **data)
+    assert tasks.size(Split.TRAIN) == 1, "the question alone is short"
+    search = {"_target_": "roost.rollout.environments.tools.Search", "url": None}
+    tools = {"_target_": "roost.rollout.environments.tools.ToolEnvironments", "tools": {"search": search}}
+    tasks = PromptScenario(QWEN_TOKENIZER, **data)
+    agent = {"_target_": "roost.rollout.agents.tools.ToolAgent"}
+    scenario, findings = AgentScenario(QWEN_TOKENIZER, tasks, agent, tools), Findings()
+    scenario.open_data(Where(), findings)
+    assert [each.code for each in findings.found] == ([] if size else ["RST-T066"])
+    if size:
+        assert '"name": "search"' in scenario.task(Split.TRAIN, 0).data["prompt_text"]
