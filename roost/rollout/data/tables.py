@@ -60,9 +60,11 @@ class DataError(ValueError):
         return DataError(self.code, f"{place}: {self.what}", self.why, self.fix, self.key)
 
     def report(self, where: Where, findings: Findings) -> None:
-        """Report it at its key, if the section at `where` has that."""
-        if (*where.path, self.key) in where.positions:
-            where = where.under(self.key)
+        """Report it at its key: in the section at `where`, or beside it as RLinf (`prompt_key`) and ROLL name it."""
+        beside = where.path[:-1]
+        keys = ((*where.path, self.key), (*beside, f"{self.key}_key"), (*beside, self.key))
+        at = next((path for path in keys if self.key and path in where.positions), None)
+        where = where if at is None else Where(*where.positions[at], at, where.positions)
         findings.error(self.code, where, self.what, self.why, self.fix)
 
 

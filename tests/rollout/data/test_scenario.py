@@ -256,12 +256,19 @@ def test_an_empty_file_is_told(tokenizer, tmp_path):
         assert told == [("RST-T066", f"{path} has no rows; nothing is there to train on; name a file with rows")]
 
 
-def test_a_finding_is_at_the_key_that_names_the_column(tmp_path):
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        (("train", "data"), ("train", "data", "answer")),
+        (("data", "train_data_paths"), ("data", "answer_key")),
+        (("actor_train", "data_args", "file_name"), ("actor_train", "data_args", "answer")),
+    ],
+)
+def test_a_finding_is_at_the_key_that_names_the_column(section, key, tmp_path):
     path, findings = write(tmp_path / "a.jsonl", rows_of(1)), Findings()
-    positions = {("train", "data", "answer"): ("command line", None, None)}
-    where = Where("job.yaml", 3, 3, ("train", "data"), positions)
+    where = Where("job.yaml", 3, 3, section, {key: ("command line", None, None)})
     PromptScenario.check_config({"path": path, "answer": "solution"}, where, findings)
-    assert str(findings.found[0].where) == "command line train.data.answer"
+    assert str(findings.found[0].where) == f"command line {'.'.join(key)}"
 
 
 @pytest.mark.parametrize(
