@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup test test-all test-vllm chaos lint docs pages demo bench clean
+.PHONY: setup test test-all pytest-short pytest-all test-vllm chaos lint docs pages demo bench clean
 
 setup: $(VENV)/.installed
 
@@ -18,11 +18,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,dev,docs]' --constraint constraints.txt
 	touch $@
 
-test: setup lint
+test: setup
+	$(MAKE) --no-print-directory --jobs 2 lint pytest-short
+
+pytest-short: setup
 	$(PYTEST) -m "not long"
 
 # With the tests marked long: machines that are killed, runs that are resumed, hosts in network namespaces.
-test-all: setup lint
+test-all: setup
+	$(MAKE) --no-print-directory --jobs 2 lint pytest-all
+
+pytest-all: setup
 	$(PYTEST)
 
 # Ten minutes of random faults; the policy must equal that of an undisturbed run.
