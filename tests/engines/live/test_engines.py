@@ -157,12 +157,6 @@ def test_log_probs_that_are_not_requested_are_unknown(running_engine):
     assert [math.isnan(logprob) for logprob in without.logprobs] == [True] * len(without.token_ids)
 
 
-def test_a_completion_ends_where_the_context_is_full(running_engine):
-    prompt = [1] * (MAX_CONTEXT - 5)
-    done = running_engine.run(lambda engine: engine.generate(prompt, LONG))
-    assert (len(done.token_ids), done.finish) == (5, Finish.LENGTH)
-
-
 async def under_way(engine, request_id=None):
     """A long request that has made some tokens: one that was sent after it, and is worked on beside it, is done."""
     task = asyncio.create_task(engine.generate([1, 2, 3], LONG, request_id))

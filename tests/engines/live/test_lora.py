@@ -1,4 +1,7 @@
-"""Adapters in real engines: loaded, replaced under their name, used beside the model itself, and let go."""
+"""Adapters in real engines: loaded, replaced under their name, used beside the model itself, and let go.
+
+Of these engines the context is small, so it is here that one is filled.
+"""
 
 import asyncio
 
@@ -6,12 +9,13 @@ import pytest
 
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
-from roost.engines.protocol import EngineRefused, Sampling, UpdateFailed
+from roost.engines.protocol import EngineRefused, Finish, Sampling, UpdateFailed
 from roost.engines.weights.probe import make_probe
 from roost.engines.weights.release import Release
 from tests.engines.live.conftest import spec_of
 
 RANK = 4
+SMALL_CONTEXT = 256
 TOLERANCE = 1e-3
 PROMPT = [72, 101, 108, 108, 111]
 GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -19,7 +23,7 @@ GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def running_engine(engine_kind, start_engine, model_folder):
-    return start_engine(spec_of(engine_kind, model_folder, lora_rank=RANK))
+    return start_engine(spec_of(engine_kind, model_folder, lora_rank=RANK, max_context=SMALL_CONTEXT))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,12 @@ def logprobs_of(model, done):
 
 async def with_adapter(engine):
     return await engine.generate(PROMPT, GREEDY, adapter="policy")
+
+
+def test_a_completion_ends_where_the_context_is_full(running_engine):
+    prompt = [1] * (SMALL_CONTEXT - 5)
+    done = running_engine.run(lambda engine: engine.generate(prompt, GREEDY))
+    assert (len(done.token_ids), done.finish) == (5, Finish.LENGTH)
 
 
 def test_requests_with_and_without_an_adapter_at_once(running_engine, engine_kind, adapted):
