@@ -1,6 +1,7 @@
 """The rooms of the house: imports go one way, and the pure rooms stay pure."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,15 @@ EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "time", "asyncio"} 
 PURE_ROOMS = ("config", "cluster", "placement", "view")
 
 
+@functools.cache
 def imported(file):
+    found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            found.append(node.module)
+    return found
 
 
 FILES = [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(ROOT.rglob("*.py"))]

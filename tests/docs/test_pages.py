@@ -1,5 +1,6 @@
 """Generated pages are what the code says, and links between Markdown files lead somewhere."""
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -29,6 +30,7 @@ def test_python_page_is_what_the_code_says():
     assert api_page.PAGE.read_text(encoding="utf-8") == api_page.api_page(), "run: python -m tests.docs.api_page"
 
 
+@functools.cache
 def anchors(file):
     """The anchors of a page's headings, as GitHub makes them and mkdocs.yml is set to."""
     text = FENCED.sub("", file.read_text(encoding="utf-8"))
