@@ -23,8 +23,6 @@ def cluster():
     from roost import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("ROOST_FAKE_ACCELERATORS", "")
-        shared_ray(ROOST_FAKE_ACCELERATORS="")
+        shared_ray(patch)
         with Cluster(num_nodes=1) as cluster:
             yield cluster

@@ -33,8 +33,7 @@ def module_patch():
 @pytest.fixture(scope="module")
 def local_ray(module_patch):
     """A local Ray with 8 simulated accelerators."""
-    module_patch.setenv("ROOST_FAKE_ACCELERATORS", "8")
-    shared_ray(ROOST_FAKE_ACCELERATORS="8")
+    shared_ray(module_patch)
 
 
 @pytest.fixture(scope="module")

@@ -369,7 +369,10 @@ def hunt(cluster):
     return victim, waiter, kill
 
 
-@pytest.mark.parametrize("method", ["receive", "broadcast_with_victim", "send_to_victim"])
+LONG = [pytest.param(method, marks=pytest.mark.long) for method in ("broadcast_with_victim", "send_to_victim")]
+
+
+@pytest.mark.parametrize("method", ["receive", *LONG])
 def test_a_dead_peer_ends_a_wait_and_is_named(hunt, method):
     _, waiter, kill = hunt
     call = getattr(waiter, method)()

@@ -143,6 +143,7 @@ def test_an_asynchronous_worker_goes_on_while_its_daemon_is_slow_to_hear_of_a_fa
     assert "host.py" not in error.first.traceback
 
 
+@pytest.mark.long
 def test_a_restartable_worker_comes_back_on_its_place(cluster):
     group = launched(cluster, restarts=1, env={"MARK": "kept"})
     before = group.place().wait()

@@ -65,6 +65,7 @@ def test_a_launch_that_cannot_be_sent_leaves_nothing_behind(cluster):
     assert launched(cluster, "it", PackedPlacementStrategy(0, 0)).rank().wait() == [0]
 
 
+@pytest.mark.long
 def test_a_launch_that_fails_half_way_leaves_nothing_behind(cluster, monkeypatch):
     cut = {"num_nodes": 1, "component_placement": {"actor": "0-1", "rollout": "2-3"}}
     plan = roost.plan({"cluster": cut}, cluster)
@@ -89,6 +90,7 @@ def test_a_closed_group_gives_its_devices_to_other_jobs(cluster):
         assert launched(other, "all", PackedPlacementStrategy(0, 7, num_hardware_per_process=8)).rank().wait() == [0]
 
 
+@pytest.mark.long
 def test_what_groups_share_is_kept_until_the_last_is_closed(cluster):
     first = launched(cluster, "first", PackedPlacementStrategy(0, 1))
     second = launched(cluster, "second", PackedPlacementStrategy(1, 2))
@@ -111,6 +113,7 @@ def test_a_job_that_would_wait_for_itself_is_refused(cluster):
     launched(cluster, "more", cpus_per_process=half).wait_ready()
 
 
+@pytest.mark.long
 def test_a_failure_of_a_closed_group_disturbs_nobody(cluster):
     broken, healthy = launched(cluster, "broken"), launched(cluster, "healthy")
     healthy.wait_ready()

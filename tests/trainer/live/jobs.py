@@ -12,9 +12,8 @@ from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.train import RunOptions, train
+from tests.local_ray import ACCELERATORS
 
-ACCELERATORS = 3  # of the simulated machine that all jobs run on
-MARK = "ROOST_TEST_MARK"  # the variable by which processes that tests have started are known
 ARITHMETIC = {"_target_": "roost.rollout.arithmetic.Arithmetic", "largest": 2}
 OFFLOADS = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from roost.app_world.tiny_model import write_app_world_model
 from roost.trainer.records.saving import described
 from tests.limits import HANG_S
-from tests.trainer.live.jobs import MARK, config, learnt_groups, spans_of, trained, weights_of
+from tests.local_ray import MARK
+from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
 
 
 def figures(run, name):

@@ -16,7 +16,8 @@ import yaml
 
 from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
-from tests.trainer.live.jobs import MARK, config
+from tests.local_ray import ACCELERATORS, MARK
+from tests.trainer.live.jobs import config
 
 pytestmark = pytest.mark.long
 
@@ -62,7 +63,7 @@ class CommandRun:
 
     def variables(self):
         # Ray's memory monitor would kill workers here for what other programs of the machine use.
-        alone = {"ROOST_FAKE_ACCELERATORS": "3", "RAY_memory_monitor_refresh_ms": "0"}
+        alone = {"ROOST_FAKE_ACCELERATORS": str(ACCELERATORS), "RAY_memory_monitor_refresh_ms": "0"}
         return {MARK: self.mark, "RAY_TMPDIR": str(self.temporary), **alone}
 
     def output(self):

@@ -22,7 +22,8 @@ from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.trainer.learners import LearnerSender
 from roost.trainer.loop import Loop
 from tests.limits import HANG_S
-from tests.trainer.live.jobs import MARK, config, learnt_groups, trained, weights_of
+from tests.local_ray import MARK
+from tests.trainer.live.jobs import config, learnt_groups, trained, weights_of
 
 pytestmark = pytest.mark.long
 

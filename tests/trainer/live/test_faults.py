@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from roost.rollout.arithmetic import Arithmetic
-from tests.trainer.live.jobs import MARK, OFFLOADS, config, learnt_groups, trained
+from tests.local_ray import MARK
+from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained
 
 LEARNER, ENGINE = "LearnerWorker", "roost.torch_engine"
 

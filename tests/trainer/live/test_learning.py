@@ -94,6 +94,7 @@ def taught_model(folder):
     return folder
 
 
+@pytest.mark.long
 def test_a_student_learns_from_a_teacher_without_rewards(model, tmp_path):
     keys = {**LEARNING, "max_steps": 7, "ppo_epochs": 4, "learning_rate": 3e-3, "entropy_coef": 0}
     teacher = {"model": str(taught_model(tmp_path / "teacher"))}

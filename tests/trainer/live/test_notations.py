@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.trainer.live.jobs import ACCELERATORS, ARITHMETIC, config, trained
+from tests.local_ray import ACCELERATORS
+from tests.trainer.live.jobs import ARITHMETIC, config, trained
 
 
 @pytest.mark.long
@@ -24,6 +25,7 @@ def test_fewer_tasks_than_a_step_takes(model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_the_built_in_engine_for_hugging_faces_in_rolls_notation(model, tmp_path):
     drawn = {"max_new_tokens": 3, "top_p": 1, "top_k": -1}
     job = {
