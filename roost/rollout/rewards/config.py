@@ -326,10 +326,12 @@ def _columns_read(keys: Mapping[str, Any]) -> dict[str, Callable[[Any], str]]:
     """Columns that a reward reads, by its class and the config's keys."""
     target = located(str(keys["_target_"]))
     reads: Reads = getattr(target, "reads", {})
-    parameters = inspect.signature(target).parameters if reads else {}
+    callables = inspect.getmro(target)[:-1] if isinstance(target, type) else (target,)
+    signatures = [inspect.signature(one).parameters for one in callables] if reads else []
     found = {}
     for name, check in reads.items():
-        default = parameters[name].default if name in parameters else name
+        # A subclass may pass keys on; what is no parameter of any class is a column's own name.
+        default = next((each[name].default for each in signatures if name in each), name)
         column = keys.get(name, default)
         if isinstance(column, str):
             found[column] = check

@@ -138,7 +138,7 @@ def test_one_reward():
 
 def answers_found(config, *rows):
     """Findings about the data of tasks; a row's `tag` is its task's."""
-    rewards, findings = made(config)[0], Findings()
+    rewards, findings = made(config, elsewhere=config)[0], Findings()
     tasks = [(f"row {number}", Task("", row, row.get("tag", ""))) for number, row in enumerate(rows)]
     check_answers(config, rewards.routing, tasks, HERE, findings)
     return [f"{each.code} {each.what}; {each.fix}" for each in findings.found]
@@ -146,6 +146,7 @@ def answers_found(config, *rows):
 
 ROLL = "roost.rollout.rewards.math_answer.RollMath"
 SEARCH = "roost.rollout.rewards.rules.SearchAnswer"
+ROLL_CODE = "roost.rollout.rewards.code_tests.RollCode"
 CODE = "roost.rollout.rewards.code_tests.CodeTests"
 
 
@@ -173,6 +174,8 @@ CODE = "roost.rollout.rewards.code_tests.CodeTests"
         pytest.param({"_target_": CODE}, [{"answer": 4}], "RST-T090 row 0 has no tests", id="tests"),
         pytest.param({"_target_": EXACT, "tags": "math"}, [{"tag": "chat"}], "", id="tasks of other rewards"),
         pytest.param({"_target_": f"{OWN}.short"}, [{}], "", id="a function"),
+        pytest.param({"_target_": f"{JUDGE[:-5]}CompletionJudge"}, [{}], "", id="a subclass that passes keys on"),
+        pytest.param({"_target_": ROLL_CODE}, [{}], "RST-T090 row 0 has no test_cases", id="a column of its own"),
     ],
 )
 def test_data_that_rewards_cannot_read(keys, rows, told):
