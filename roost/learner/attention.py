@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -45,7 +46,8 @@ class Segments:
 
 def register() -> None:
     """Register with transformers, without a mask function, so that no mask is built."""
-    AttentionInterface.register(NAME, _attend)
+    # Not compiled with the layer around it: lengths of sequences differ in every call.
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend))
 
 
 def _attend(
@@ -66,8 +68,10 @@ def _attend(
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
     # Under autocast, rotary embeddings leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    attend = _flash if _can_flash(query, value) else _by_length
-    return attend(query, key, value, segments, scaling, sliding_window), None
+    # In a batch of one length nothing has to be rearranged, and torch's choice of kernel is the fastest.
+    attend = _flash if len(segments.alike) > 1 and _can_flash(query, value) else _by_length
+    # Not a view: a compiled layer would be compiled again for each shape of the view's base.
+    return attend(query, key, value, segments, scaling, sliding_window).clone(), None
 
 
 def _by_length(
@@ -77,21 +81,27 @@ def _by_length(
 
     Thousands of short sequences, as in control tasks, would otherwise need as many calls.
     """
-    shared = query.shape[1] // key.shape[1]
-    if shared > 1:
-        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+    key, value = (_shared(each, query) for each in (key, value))
     parts = []
     for length, tokens in segments.alike:
-        q, k, v = (_rows(each, tokens, length) for each in (query, key, value))
+        rows = None if len(segments.alike) == 1 else tokens
+        q, k, v = (_rows(each, rows, length) for each in (query, key, value))
         mask = _window_mask(length, window, q.device)
         part = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
         parts.append(part.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts).index_select(0, segments.back).unsqueeze(0)
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts).index_select(0, segments.back)
+    return whole.unsqueeze(0)
 
 
-def _rows(packed: Tensor, tokens: Tensor, length: int) -> Tensor:
-    """Sequences of one length as a batch: [sequences, heads, tokens, head size]."""
-    chosen = packed.squeeze(0).index_select(1, tokens)
+def _shared(packed: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with as many heads as the queries."""
+    shared = query.shape[1] // packed.shape[1]
+    return packed if shared == 1 else packed.repeat_interleave(shared, dim=1)
+
+
+def _rows(packed: Tensor, tokens: Tensor | None, length: int) -> Tensor:
+    """Sequences of one length as a batch: [sequences, heads, tokens, head size]; None: of all tokens."""
+    chosen = packed.squeeze(0) if tokens is None else packed.squeeze(0).index_select(1, tokens)
     return chosen.view(len(chosen), -1, length, chosen.shape[-1]).transpose(0, 1)
 
 
@@ -111,6 +121,9 @@ def _flash(
     from torch.nn.attention.varlen import varlen_attn
 
     longest = max(segments.lengths)
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _varlen_parameters() else {}
+    if not options:
+        key, value = (_shared(each, query) for each in (key, value))
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
     output = varlen_attn(
         query,
@@ -122,7 +135,7 @@ def _flash(
         longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=True,
+        **options,
     )
     return cast(Tensor, output).unsqueeze(0)  # returns a pair only if auxiliary output is requested
 
@@ -132,8 +145,14 @@ def _can_flash(query: Tensor, value: Tensor) -> bool:
         return False
     if query.shape[-1] != value.shape[-1] or query.shape[-1] > FLASH_HEAD:
         return False
+    return {"window_size", "scale"} <= _varlen_parameters()
+
+
+@cache
+def _varlen_parameters() -> frozenset[str]:
+    """Parameters of flash attention in this release of torch; empty if it has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return {"window_size", "enable_gqa", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
