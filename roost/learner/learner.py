@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
@@ -26,119 +25,8 @@ from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.losses import Totals, overstepped
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
+from roost.learner.residence import PARTS, Residence
 from roost.learner.sample import Distribution, Floats, Sample
-
-PARTS = ("weight", "grad", "optimizer")
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Away:
-    """Freed device storage, and its content on the host."""
-
-    storage: torch.UntypedStorage
-    content: Tensor  # bytes
-
-
-class Residence:
-    """Tracks and moves weights, gradients and optimizer moments between device and host.
-
-    Tensors stay the same objects and lose only their storage, so references to them (optimizer, FSDP, tied weights)
-    remain valid.
-    """
-
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self._module = module
-        self._optimizer = optimizer
-        self._device = device
-        self._away: dict[str, list[Away]] = {}
-
-    @property
-    def away(self) -> tuple[str, ...]:
-        """Parts that are on the host."""
-        return tuple(self._away)
-
-    def offload(self, parts: Iterable[str]) -> None:
-        """Move parts to the host; offloaded parts are skipped."""
-        leaving = {part: list(_storages(self._tensors(part))) for part in _known(parts) if part not in self._away}
-        with _beside(self._device):
-            # Copy everything before freeing any memory: if the host has too little, nothing has changed.
-            copies = {part: [_to_host(storage) for storage in storages] for part, storages in leaving.items()}
-        for part, away in copies.items():
-            for each in away:
-                each.storage.resize_(0)
-            if away:  # between steps there are no gradients
-                self._away[part] = away
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # for other processes on the device
-
-    def load(self, parts: Iterable[str]) -> None:
-        """Move parts back to the device; loaded parts are skipped."""
-        coming = [part for part in _known(parts) if part in self._away]
-        arriving = [each for part in coming for each in self._away[part]]
-        try:
-            for each in arriving:
-                each.storage.resize_(each.content.numel())
-        except torch.OutOfMemoryError:
-            for each in arriving:
-                each.storage.resize_(0)
-            raise
-        with _beside(self._device):
-            for part in coming:
-                for each in self._away[part]:
-                    _bytes(each.storage).copy_(each.content, non_blocking=True)
-        for part in coming:
-            del self._away[part]
-
-    def _tensors(self, part: str) -> Iterator[Tensor]:
-        if part == "weight":
-            yield from self._module.parameters()
-        elif part == "grad":
-            yield from (each.grad for each in self._module.parameters() if each.grad is not None)
-        else:
-            for state in self._optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, Tensor))
-
-
-def _known(parts: Iterable[str]) -> list[str]:
-    parts = list(parts)
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown:
-        raise ValueError(f"a learner has no {', '.join(unknown)} to offload; it has {', '.join(PARTS)}")
-    return parts
-
-
-def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
-    """Unique storages of tensors."""
-    seen: set[int] = set()
-    for tensor in tensors:
-        local = tensor.detach()
-        storage = (local.to_local() if isinstance(local, DTensor) else local).untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            yield storage
-
-
-def _to_host(storage: torch.UntypedStorage) -> Away:
-    content = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
-    return Away(storage, content.copy_(_bytes(storage), non_blocking=True))
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-@contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """Run copies on a separate stream after all queued work; synchronize at the end."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
-
 
 BUCKET_BYTES = 1 << 28
 
