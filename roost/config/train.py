@@ -64,9 +64,14 @@ class LearnerSettings:
     weight_dtype: str = setting("float32", "Data type of the master weights.", choices=FLOAT_TYPES)
     compute_dtype: str = setting("float32", "Data type of the forward and backward pass.", choices=FLOAT_TYPES)
     micro_batch_tokens: int = setting(8192, "Tokens packed into one micro-batch.", minimum=1)
-    logit_tokens: int = 1024  # tokens whose logits are in memory at the same time
+    logit_tokens: int | None = None  # whose logits are in memory at the same time; None: as many as LOGIT_BYTES hold
     activation_checkpointing: bool | None = setting(
         None, "Recompute activations in the backward pass. Default: on GPUs."
+    )
+    compile: bool | None = setting(
+        None,
+        "Compile decoder layers with torch.compile; the first step then takes one to two minutes longer. Default: on "
+        "GPUs, for models of 0.2 B parameters and more.",
     )
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were generated with

@@ -89,8 +89,10 @@ class PolicyOutputs(Outputs):
         temperature: float,
         learns_entropy: bool,
         distillation: Distillation | None = None,
+        compiles: bool = False,
     ) -> None:
         super().__init__(model, body, last)
+        self._of_logits = torch.compile(_of_logits, dynamic=True) if compiles else _of_logits
         self._chunk = chunk
         self._temperature = temperature
         self._learns_entropy = learns_entropy
@@ -134,15 +136,20 @@ class PolicyOutputs(Outputs):
     def _of_chunk(
         self, hidden: Tensor, targets: Tensor, teacher: Tensor | None, teacher_ids: Tensor | None
     ) -> tuple[Tensor, ...]:
-        logits = self._parts[1](hidden).float() / self._temperature
-        logprobs = torch.log_softmax(logits, dim=-1)
-        with torch.set_grad_enabled(self._learns_entropy and torch.is_grad_enabled()):
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
-        said = (logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy)
+        logits = self._parts[1](hidden)
+        said = self._of_logits(logits, targets, self._temperature, self._learns_entropy)
         if teacher is None:
             return said
         own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())
-        return (*said, distillation_losses(own * self._temperature, teacher, self._distillation))
+        return (*said, distillation_losses(own.float(), teacher, self._distillation))
+
+
+def _of_logits(logits: Tensor, targets: Tensor, temperature: float, learns_entropy: bool) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets, and the entropy, which has a gradient only if it is learnt from."""
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    seen = logprobs if learns_entropy else logprobs.detach()
+    entropy = -(seen.exp() * seen).sum(-1)
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 class ValueOutputs(Outputs):

@@ -192,7 +192,8 @@ class Learner:
         self.skipped = 0  # optimizer steps skipped because loss or gradient was not finite
         if head is Head.POLICY:
             vocabulary = self.module.config.get_text_config().vocab_size
-            check_packing(self.score, vocabulary, PACKING_TOLERANCES[settings.compute_dtype], settings.model)
+            with torch.compiler.set_stance("force_eager"):  # its sequences are too short to be worth compiling
+                check_packing(self.score, vocabulary, PACKING_TOLERANCES[settings.compute_dtype], settings.model)
 
     @property
     def module(self) -> PreTrainedModel:

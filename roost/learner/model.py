@@ -23,6 +23,8 @@ from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
 
 READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
+COMPILED_SIZE = 200_000_000  # parameters from which compiling pays by default
+LOGIT_BYTES = 1 << 29  # of logits in float32 at the same time; larger products are faster
 
 
 def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, device: torch.device) -> None:
@@ -78,11 +80,14 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) ->
     if settings.adapter is not None:
         add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
     layers = decoder_layers(model)
-    if settings.activation_checkpointing:
-        for layer in layers:
-            # Inside the hooks that gather sharded weights, so that these are not gathered once more.
+    compiles = model.num_parameters() >= COMPILED_SIZE if settings.compile is None else settings.compile
+    for layer in layers:
+        # Inside the hooks that gather sharded weights, so that these are not gathered once more.
+        if compiles:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        if settings.activation_checkpointing:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    outputs = _outputs(model, settings, head)
+    outputs = _outputs(model, settings, head, compiles)
     if world_size() > 1:
         shard(outputs, layers, float_type(settings.compute_dtype), device)
     # Without dropout: what is learnt from is scored by the very same function.
@@ -141,7 +146,7 @@ def _check_logits(model: PreTrainedModel) -> None:
             )
 
 
-def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head) -> Outputs:
+def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head, compiles: bool) -> Outputs:
     if head is Head.VALUE:
         return ValueOutputs(model, model.base_model, model.get_submodule("score"))
     if settings.temperature <= 0:
@@ -150,8 +155,9 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head) -> O
         model,
         model.base_model,
         model.get_output_embeddings(),
-        chunk=settings.logit_tokens,
+        chunk=settings.logit_tokens or max(1, LOGIT_BYTES // (4 * model.config.get_text_config().vocab_size)),
         temperature=settings.temperature,
         learns_entropy=settings.loss.entropy_coef != 0,
         distillation=settings.loss.distillation,
+        compiles=compiles,
     )

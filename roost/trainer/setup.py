@@ -156,16 +156,22 @@ def sleep_level_of(settings: TrainSettings) -> int:
 
 def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
     """Worker groups of the learner and the scorers."""
-    recomputes = settings.learner.activation_checkpointing
-    learner = replace(
-        settings.learner,
-        model=resolve_model(settings.learner.model),
-        activation_checkpointing=layout.on_gpu if recomputes is None else recomputes,
-    )
+    learner = resolved_learner(settings.learner, layout.on_gpu)
     groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
     for name in layout.scorers:
         groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, layout.threads)
     return groups
+
+
+def resolved_learner(settings: LearnerSettings, on_gpu: bool) -> LearnerSettings:
+    """Settings with the model's folder, and with the defaults that depend on the device."""
+    recomputes, compiles = settings.activation_checkpointing, settings.compile
+    return replace(
+        settings,
+        model=resolve_model(settings.model),
+        activation_checkpointing=on_gpu if recomputes is None else recomputes,
+        compile=False if compiles is None and not on_gpu else compiles,
+    )
 
 
 def scorer_group(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from roost.config.model_files import resolve_model
 from roost.config.teacher import TEACHER
 from roost.config.train import TrainSettings
 from roost.learner.heads import Head
@@ -38,7 +37,7 @@ from roost.trainer.loop import WEIGHT
 from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.saving import Saver
-from roost.trainer.setup import PATIENT, devices_of, has_gpus, scorer_group
+from roost.trainer.setup import PATIENT, devices_of, has_gpus, resolved_learner, scorer_group
 from roost.trainer.watching import Watching
 from roost.transport import current
 from roost.transport.failure import Address
@@ -182,13 +181,8 @@ class SftTrainer(Stoppable):
     def launch(self) -> None:
         """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
         self._watching.phase("start")
-        began, on_gpu, learner = time.perf_counter(), has_gpus(self._cluster), self._settings.learner
-        recomputes = learner.activation_checkpointing
-        learner = replace(
-            learner,
-            model=resolve_model(learner.model),
-            activation_checkpointing=on_gpu if recomputes is None else recomputes,
-        )
+        began, on_gpu = time.perf_counter(), has_gpus(self._cluster)
+        learner = resolved_learner(self._settings.learner, on_gpu)
         on_node = np.bincount(self._plan[self._name].table.nodes).max()
         threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))
         self._watching.note("starting learners")

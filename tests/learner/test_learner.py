@@ -227,3 +227,24 @@ def test_weights_are_at_hand_wherever_they_were(learner):
         one.score(drawn_samples(9))
     one.load()
     assert_equal(before, dict(one.weights()))
+
+
+@pytest.mark.long
+def test_compiled_layers_learn_as_others_do(models, monkeypatch):
+    """Traced and differentiated ahead of time, but run by eager kernels: generating code takes minutes here."""
+    compiled = []
+
+    def compile_eagerly(function, **options):
+        compiled.append(function)
+        return real(function, backend="aot_eager", **options)
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    batches = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 7, seed=3)]
+    learners = [Learner(settings_of(models(), compile=compiles), CPU) for compiles in (False, True)]
+    (expected, _), (weights, _) = (trained(each, *batches) for each in learners)
+    assert len(compiled) == 1 + learners[0].module.config.num_hidden_layers
+    assert_equal(weights, expected, 1e-6)
+    scores = [each.score(batches[0]) for each in learners]
+    for one, other in zip(*scores, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
