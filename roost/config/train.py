@@ -146,7 +146,9 @@ class RolloutSettings:
     )
     dynamic_sampling: bool = setting(False, "Replace groups whose samples all have the same reward.")
     episode_attempts: int = setting(3, "Attempts per episode before it counts as failed.", minimum=1)
-    max_concurrent_episodes: int = setting(256, "Episodes that run at the same time.", minimum=1)
+    max_concurrent_episodes: int | None = setting(
+        None, "Episodes that run at the same time. Default: 1024 of a single turn, 256 of others.", minimum=1
+    )
     episode_timeout_s: float = setting(3600.0, "Time limit of an episode, in seconds.")
     rollout_logprobs: RolloutLogprobs = setting(
         RolloutLogprobs.AUTO, "Samples whose log-probs are requested from the engine, which cost vLLM much time."
@@ -154,6 +156,10 @@ class RolloutSettings:
     request_seeds: bool | None = setting(
         None, "Seed each request, to sample the same again. Default: on the built-in engine; slow on vLLM."
     )
+
+    def concurrency(self, is_single_turn: bool) -> int:
+        """Episodes that run at the same time; those of a single turn need nothing but the engine."""
+        return self.max_concurrent_episodes or (1024 if is_single_turn else 256)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ async def evaluate(
     if not size:
         return Evaluation(version, ())
     order = order_of(scenario, Split.EVALUATION, settings.seed)
-    places = asyncio.Semaphore(rollout.max_concurrent_episodes)
+    places = asyncio.Semaphore(rollout.concurrency(getattr(scenario, "single_turn", False)))
     changed = asyncio.Event()
     plays = [
         GroupRollout(

@@ -122,7 +122,7 @@ class Feed:
         self._taken = 0
         self._replaced = 0
         self._lost_in_a_row = 0
-        self._places = asyncio.Semaphore(settings.max_concurrent_episodes)
+        self._places = asyncio.Semaphore(settings.concurrency(getattr(scenario, "single_turn", False)))
         self._changed = asyncio.Event()
         self._on_progress, self._on_end = on_progress, on_end
         self._wanted = None if steps is None else steps * settings.prompts_per_step
