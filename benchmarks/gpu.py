@@ -1,0 +1,146 @@
+"""Speed of the learner, the engines and whole steps on one GPU, beside what the hardware and vLLM reach there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from verdicts import JsonFile, Verdict, print_verdicts, write_results
+
+HERE = Path(__file__).parent
+SECTIONS = {
+    "learner": ("gpu_learner.py",),
+    "serving": ("gpu_engines.py", "serving"),
+    "step": ("gpu_engines.py", "step"),
+}
+# A Llama of 1.2 B parameters.
+SIZES = {
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 16_384,
+    "initializer_range": 0.005,  # all tokens are about as likely, so completions reach the limit
+}
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help=f"Run this section only: {', '.join(SECTIONS)}.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Folder of the model; written if it does not exist.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure on the first CUDA device, each section in a process of its own."""
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = model or Path(temporary) / "model"
+        if not (folder / "config.json").exists():
+            console.print(f"writing a model of 1.2 B parameters to {folder}", style="dim")
+            write_model(folder)
+        results: dict[str, Any] = {"versions": versions()}
+        for name in only or list(SECTIONS):
+            console.print(f"measuring: {name}", style="dim")
+            results |= section(name, folder, Path(temporary) / f"{name}.json")
+    console.print_json(json.dumps(results))
+    verdicts = [verdict for judge in (of_learner, of_offload, of_serving, of_step) for verdict in judge(results)]
+    print_verdicts(verdicts, console)
+    if json_file is not None:
+        write_results(json_file, results, verdicts)
+
+
+def section(name: str, model: Path, file: Path) -> dict[str, Any]:
+    script, *arguments = SECTIONS[name]
+    done = subprocess.run([sys.executable, str(HERE / script), *arguments, str(model), str(file)])
+    if done.returncode:
+        return {f"{name}_failed": done.returncode}
+    results: dict[str, Any] = json.loads(file.read_text())
+    return results
+
+
+def write_model(folder: Path) -> None:
+    from roost.rollout.arithmetic import write_arithmetic_model
+
+    write_arithmetic_model(folder, **SIZES)
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    found = {"gpu": torch.cuda.get_device_name(0), "cuda": str(torch.version.cuda)}
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
+    found["commit"] = git.stdout.strip() or "unknown"
+    for package in ("torch", "transformers", "vllm", "ray"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def of_learner(results: dict[str, Any]) -> list[Verdict]:
+    verdicts = []
+    for row in results.get("learner", ()):
+        (count, length), recomputes = row["shape"], row["activation_checkpointing"]
+        target, kind = (0.33, "with") if recomputes else (0.40, "without")
+        about = f"learner {kind} activation checkpoints, {count} x {length}"
+        share, ratio = row["learn_share"], row["score_tokens_per_s"] / row["learn_tokens_per_s"]
+        learnt = f"{share:.1%}, {row['learn_tokens_per_s']:,.0f} tokens/s"
+        scored = f"{ratio:.2f}, {row['score_tokens_per_s']:,.0f} tokens/s"
+        verdicts.append(Verdict(f"{about}: {target:.0%} of the matrix rate", learnt, share >= target))
+        verdicts.append(Verdict(f"{about}: scoring 2.5 times as fast", scored, ratio >= 2.5))
+    return verdicts
+
+
+def of_offload(results: dict[str, Any]) -> list[Verdict]:
+    rates = results.get("offload")
+    if not rates:
+        return []
+    seconds = 14 / rates["first_offload"]
+    verdicts = [Verdict("first offload of 14 GiB within 2 s", f"{seconds:.1f} s", seconds <= 2)]
+    for what in ("offload", "load"):
+        share = rates[f"second_{what}"] / rates[f"pinned_{what}"]
+        measured = f"{share:.0%}, {rates[f'second_{what}']:.1f} GiB/s"
+        verdicts.append(Verdict(f"{what}: 85% of the pinned copy rate", measured, share >= 0.85))
+    return verdicts
+
+
+def of_serving(results: dict[str, Any]) -> list[Verdict]:
+    served = results.get("serving", {})
+    if "vllm" not in served:
+        return []
+    verdicts = []
+    for count in ("1", "64", "256", "512"):
+        own, peer = served["torch"][count], served["vllm"][count]
+        measured = f"{peer / own:.2f}, {own:,.0f} and {peer:,.0f} tokens/s"
+        about = f"vLLM at most 1.7 times the built-in engine, {count} requests"
+        verdicts.append(Verdict(about, measured, peer <= 1.7 * own))
+    return verdicts
+
+
+def of_step(results: dict[str, Any]) -> list[Verdict]:
+    step = results.get("step")
+    if step is None:
+        return []
+    moved = step["switch"] + step["sync"]
+    verdicts = [
+        Verdict("switch and sync within 1 s", f"{moved:.2f} s", moved <= 1.0),
+        Verdict("switch and sync within 3% of the step", f"{moved / step['step']:.1%}", moved <= 0.03 * step["step"]),
+    ]
+    plain = results.get("serving", {}).get("vllm", {}).get("groups")
+    if plain:
+        share = step["generated_tokens_per_s"] / plain
+        measured = f"{share:.0%}, {step['generated_tokens_per_s']:,.0f} of {plain:,.0f} tokens/s"
+        verdicts.append(Verdict("generation in a step: 85% of plain requests", measured, share >= 0.85))
+    return verdicts
+
+
+if __name__ == "__main__":
+    typer.run(main)
