@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup test test-all pytest-short pytest-all test-vllm chaos lint docs pages demo bench clean
+.PHONY: setup test test-all pytest-short pytest-all test-vllm chaos lint docs pages demo gpu bench clean
 
 setup: $(VENV)/.installed
 
@@ -62,6 +62,11 @@ demo: setup
 	$(BIN)/roost plan examples/heterogeneous/cluster.yaml --inventory examples/heterogeneous/machines.yaml --grid
 	$(BIN)/python examples/arithmetic/make_model.py
 	$(BIN)/roost train examples/arithmetic/rlinf.yaml --name demo-$$(date +%Y%m%d-%H%M%S) runner.max_steps=15
+
+# On a CUDA device: the tests marked gpu, and the benchmark.
+gpu: setup
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 bench: setup
 	$(BIN)/python benchmarks/plan.py

@@ -8,7 +8,10 @@ from roost.learner.attention import Segments, _by_length, _can_flash, _flash
 from roost.learner.learner import Learner
 from tests.learner.drawn import assert_equal, drawn_samples, settings_of, totals_of, trained
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
 
 

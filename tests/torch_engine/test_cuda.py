@@ -14,7 +14,10 @@ from roost.engines.tiny_model import write_tiny_model
 from roost.torch_engine.engine import EngineSettings, TorchEngine
 from tests.torch_engine.conftest import Driver
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 PROMPTS = [
     [(7 * place + token) % 256 for token in range(length)] for place, length in enumerate((1, 30, 255, 300, 420))
