@@ -84,15 +84,15 @@ class Rows(Protocol):
 
 
 class JsonRows:
-    """A JSON Lines file, or a JSON file with a list, one object, or several."""
+    """A JSON Lines file, or a JSON file with a list, one object, or several; of a JSON file `most` rows, if given."""
 
-    def __init__(self, path: str, kind: str) -> None:
+    def __init__(self, path: str, kind: str, most: int | None = None) -> None:
         self.label = path
         with Path(path).open("rb") as file:
             self._bytes: Any = (
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if Path(path).stat().st_size else b""
             )
-        spans = _line_spans(self._bytes) if kind == LINES else _value_spans(self._bytes, path)
+        spans = _line_spans(self._bytes) if kind == LINES else _value_spans(self._bytes, path, most)
         self._starts, self._ends = spans
 
     @property
@@ -147,7 +147,7 @@ def _line_spans(data: Any) -> tuple[Offsets, Offsets]:
 BETWEEN = re.compile(r"[\s,]*")
 
 
-def _value_spans(data: Any, path: str) -> tuple[Offsets, Offsets]:
+def _value_spans(data: Any, path: str, most: int | None) -> tuple[Offsets, Offsets]:
     """Start and end of each value of a list, or of each object of a file without one. Blocks are decoded in turn."""
     decoder = json.JSONDecoder()
     spans: list[tuple[int, int]] = []
@@ -155,7 +155,7 @@ def _value_spans(data: Any, path: str) -> tuple[Offsets, Offsets]:
     is_list = data[head : head + 1] == b"["
     read = head + is_list  # bytes decoded so far
     text, at, offset = "", 0, read  # `offset` is the byte at which text[at:] begins
-    while True:
+    while most is None or len(spans) < most:
         between = BETWEEN.match(text, at)
         at, offset = (between.end(), offset + between.end() - at) if between else (at, offset)
         try:
@@ -349,7 +349,7 @@ def _first_of(file: str, count: int) -> FirstRows:
         schema, batches = _readable(file, lambda: _parquet(file, count))
         batch = _readable(file, lambda: next(batches, None))
         return FirstRows(file, tuple(schema.names), [] if batch is None else batch.to_pylist())
-    return first_of(_opened(file), count)
+    return first_of(JsonRows(file, kind, count) if kind == JSON else _opened(file), count)
 
 
 def first_of(rows: Rows, count: int) -> FirstRows:

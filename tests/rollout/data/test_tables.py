@@ -132,6 +132,11 @@ def test_the_first_rows_are_of_the_first_file_that_has_any(tmp_path):
     assert first_rows(str(tmp_path), 2).rows == ROWS[:2]
 
 
+def test_the_first_rows_of_a_json_file_are_read_without_the_rest(tmp_path):
+    (tmp_path / "a.json").write_text('[{"prompt": 1}, {"prompt": 2}, broken]')
+    assert [row["prompt"] for row in first_rows(str(tmp_path / "a.json"), 2).rows] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
