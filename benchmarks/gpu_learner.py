@@ -21,7 +21,7 @@ import torch
 from roost.config.train import LearnerSettings, LossSettings, OldLogprobs
 from roost.learner.learner import Learner
 from roost.learner.losses import Totals
-from roost.learner.sample import NOT_MADE, Sample
+from roost.learner.sample import NOT_GENERATED, Sample
 
 DEVICE = torch.device("cuda", 0)
 MATRIX = 8192
@@ -56,7 +56,7 @@ def measure(model: Path) -> dict[str, Any]:
 def rates(learner: Learner, count: int, length: int, matrix: float) -> dict[str, Any]:
     """Tokens per second of an optimizer step and of scoring, and the step's share of the matrix rate."""
     samples = random_samples(count, length, learner.module.config.vocab_size)
-    totals = Totals(sequences=count, tokens=sum(sample.made for sample in samples), longest=length)
+    totals = Totals(sequences=count, tokens=sum(sample.num_generated for sample in samples), longest=length)
     torch.cuda.reset_peak_memory_stats()
     first, learnt = timed(lambda: learner.learn(samples, totals))
     peak = torch.cuda.max_memory_allocated() / GIB
@@ -76,7 +76,7 @@ def random_samples(count: int, length: int, vocabulary: int) -> list[Sample]:
     """Samples with a prompt and one turn."""
     random = np.random.default_rng(0)
     turns = np.zeros(length, np.int64)
-    turns[:PROMPT] = NOT_MADE
+    turns[:PROMPT] = NOT_GENERATED
     return [
         Sample(
             token_ids=random.integers(0, vocabulary, length),

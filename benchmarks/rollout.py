@@ -110,8 +110,8 @@ class Bench:
                 ways[THREADS] = in_thread(partial(play_in_threads, url, Completions(), workload))
                 ways[SAME_ROUTE] = in_thread(partial(play_in_threads, url, TokenRoute(), workload))
             if "workers" in parts:
-                player = await stack.enter_async_context(in_workers(episodes, workload, self._model))
-                ways[WORKERS] = partial(episodes.run_episode, player)
+                runner = await stack.enter_async_context(in_workers(episodes, workload, self._model))
+                ways[WORKERS] = partial(episodes.run_episode, runner)
             yield ways
 
     async def _warm_up(self, ways: Mapping[str, Way], size: int) -> None:
@@ -162,9 +162,9 @@ def is_measured(way: str, size: int, sizes: Sequence[int]) -> bool:
 
 def report(found: Sequence[Row], played: Sequence[Played], console: Console) -> None:
     table = Table("at a time", "", "episodes/s", "turns/s", "tokens/s", "rounds", title="Speed", title_justify="left")
-    costs = Table("at a time", "", "batch", "busy", "engine", "player", "others", title="Engine and cores")
+    costs = Table("at a time", "", "batch", "busy", "engine", "runner", "others", title="Engine and cores")
     costs.title_justify = "left"
-    costs.caption = "batch: requests in it; engine, others: cores; player: its own ms of a core for a turn"
+    costs.caption = "batch: requests in it; engine, others: cores; runner: its own ms of a core for a turn"
     for row in found:
         who = str(row.concurrency), row.way
         speeds = f"{row.episodes_per_second:.2f}", f"{row.turns_per_second:.1f}", f"{row.tokens_per_second:,.0f}"

@@ -78,10 +78,10 @@ class Cores:
     def used(self) -> tuple[float, float, float]:
         own = psutil.Process()
         workers = [child for child in own.children(recursive=True) if _is_agent_worker(child)]
-        engine, players = _seconds(self._engine), sum(map(_seconds, [own, *workers]))
+        engine, runners = _seconds(self._engine), sum(map(_seconds, [own, *workers]))
         spent = psutil.cpu_times()._asdict()
         everything = sum(spent.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
-        return engine, players, everything - engine - players
+        return engine, runners, everything - engine - runners
 
 
 def _seconds(process: psutil.Process) -> float:

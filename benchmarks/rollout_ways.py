@@ -55,12 +55,12 @@ class Episodes:
         self._scenario = Talk(**asdict(workload))
         self.here = LocalEpisodeRunner(self._scenario, self.draws.open, LIMIT_S)
 
-    async def run_episode(self, player: EpisodeRunner, count: int, concurrency: int) -> list[int]:
+    async def run_episode(self, runner: EpisodeRunner, count: int, concurrency: int) -> list[int]:
         left, made = iter(range(count)), list[int]()
 
         async def one_after_another() -> None:
             for number in left:
-                episode = await player.run_episode(EpisodeRequest(self._scenario.task(Split.TRAIN, number), number, 0))
+                episode = await runner.run_episode(EpisodeRequest(self._scenario.task(Split.TRAIN, number), number, 0))
                 self.draws.close(number)
                 made.append(episode.made)
 
@@ -70,7 +70,7 @@ class Episodes:
 
 @contextlib.asynccontextmanager
 async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> AsyncIterator[EpisodeRunner]:
-    """A player whose episodes are played in agent workers, which draw their turns through the driver's gateway."""
+    """A runner whose episodes are played in agent workers, which draw their turns through the driver's gateway."""
     from roost import Cluster, NodePlacementStrategy
     from roost.rollout.agent_worker import AgentGroup, AgentWorker
     from roost.rollout.gateway import Gateway
@@ -85,7 +85,7 @@ async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> Asy
         async with gateway.serving() as contact:
             agents = AgentGroup(group, contact)
             await agents.prepare()
-            yield agents.player(LABEL)
+            yield agents.runner(LABEL)
 
 
 # A thread for each episode --------------------------------------------------------------------------------------------

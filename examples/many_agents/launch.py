@@ -177,9 +177,9 @@ async def played(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
 
 async def one_each(agents: AgentGroup, count: int) -> Sequence[Episode]:
     """Begun together, each goes to the process that plays the fewest: one to each, in rank order."""
-    scenario, player = Echo(), agents.player("group")
+    scenario, runner = Echo(), agents.runner("group")
     plays = [EpisodeRequest(scenario.task(Split.TRAIN, rank), rank, 0) for rank in range(count)]
-    return await asyncio.gather(*map(player.run_episode, plays))
+    return await asyncio.gather(*map(runner.run_episode, plays))
 
 
 def answer_of(episode: Episode, node_ids: Sequence[str]) -> Answer:

@@ -136,10 +136,10 @@ def _show(number: int, one: Played, trial: Trial, console: Console) -> None:
         for part in sequence.parts:
             text = trial.decode(sequence.token_ids[part.start : part.end].tolist(), True)
             shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
-            is_made = bool((sequence.turns[part.start : part.end] >= 0).any())
-            about = f"  {'trained' if is_made else 'masked '} {counted(part.end - part.start, 'token')}"
+            is_generated = bool((sequence.turns[part.start : part.end] >= 0).any())
+            about = f"  {'trained' if is_generated else 'masked '} {counted(part.end - part.start, 'token')}"
             if part.turn >= 0:
                 timed = f", {one.call_seconds[part.turn]:.2f} s" if part.turn < len(one.call_seconds) else ""
                 about += f", turn {part.turn}, {part.finish}{timed}"
-            console.print(Text(f"{about}: {shown!r}", "green" if is_made else "dim"), soft_wrap=True)
+            console.print(Text(f"{about}: {shown!r}", "green" if is_generated else "dim"), soft_wrap=True)
         console.print(f"  {made} of {counted(total, 'token')} would be trained")

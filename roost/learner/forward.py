@@ -137,11 +137,11 @@ class PolicyOutputs(Outputs):
         self, hidden: Tensor, targets: Tensor, teacher: Tensor | None, teacher_ids: Tensor | None
     ) -> tuple[Tensor, ...]:
         logits = self._parts[1](hidden)
-        said = self._of_logits(logits, targets, self._temperature, self._learns_entropy)
+        outputs = self._of_logits(logits, targets, self._temperature, self._learns_entropy)
         if teacher is None:
-            return said
+            return outputs
         own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())
-        return (*said, distillation_losses(own.float(), teacher, self._distillation))
+        return (*outputs, distillation_losses(own.float(), teacher, self._distillation))
 
 
 def _of_logits(logits: Tensor, targets: Tensor, temperature: float, learns_entropy: bool) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ POLICY, VALUE = Head.POLICY, Head.VALUE
 
 def part_of_loss(
     head: Head,
-    said: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
     samples: Sequence[Sample],
     packed: Packed,
     settings: LossSettings,
@@ -34,17 +34,17 @@ def part_of_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and statistics of one micro-batch; both sum to those of the minibatch."""
     if not samples:
-        return said[0].sum(), {}  # 0, but with a gradient of 0 for every weight
+        return outputs[0].sum(), {}  # 0, but with a gradient of 0 for every weight
     compute = policy_part if head is Head.POLICY else value_part
-    loss, told = compute(said, samples, packed, settings, totals)
-    return loss, {**told, "loss": loss.detach()}
+    loss, stats = compute(outputs, samples, packed, settings, totals)
+    return loss, {**stats, "loss": loss.detach()}
 
 
 def policy_part(
-    said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
+    outputs: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy loss; `said` are log-probs and entropies, and with a teacher the divergence from it."""
-    logprobs, entropy, *distilled = said
+    """Policy loss; `outputs` are log-probs and entropies, and with a teacher the divergence from it."""
+    logprobs, entropy, *distilled = outputs
     device = logprobs.device
     batch = PolicyBatch(
         logprobs=logprobs,
@@ -61,10 +61,10 @@ def policy_part(
 
 
 def value_part(
-    said: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
+    outputs: tuple[Tensor, ...], samples: Sequence[Sample], packed: Packed, settings: LossSettings, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Value loss; `said` are values."""
-    (values,) = said
+    """Value loss; `outputs` are values."""
+    (values,) = outputs
     old_values, returns = (_of_all(samples, name, values.device) for name in ("values", "returns"))
     if old_values is None or returns is None:
         raise ValueError("a critic learns from samples with values and returns")

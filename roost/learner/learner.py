@@ -137,7 +137,7 @@ OUTLIER_COUNT = 2  # no norm is far from the mean of so few
 
 
 class GradientNorms:
-    """Running mean and variance of the gradient norms of optimizer steps, by which outliers are told.
+    """Running mean and variance of the gradient norms of optimizer steps, by which outliers are found.
 
     >>> norms = GradientNorms()
     >>> for norm in (1.0, 1.1, 0.9):
@@ -247,12 +247,12 @@ class Learner:
         if as_reference and self._settings.adapter is None:
             raise ValueError("only a model with an adapter is its own reference; this one has none")
         with adapter_off(self.module) if as_reference else nullcontext(), self._at(temperature):
-            return self._said(samples)
+            return self._first_outputs(samples)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
         """The critic's value before each token; 0 where `score` has 0."""
         self._require(Head.VALUE, "values")
-        return self._said(samples)
+        return self._first_outputs(samples)
 
     def distributions(self, samples: Sequence[Sample], top_k: int, vocabulary: int) -> list[Distribution | None]:
         """Logits of the `top_k` tokens that are most likely at each predicted token; 0: of the whole vocabulary.
@@ -290,8 +290,8 @@ class Learner:
         tokens = sequences = 0
         for part in self._rounds(samples):
             packed = pack(part)
-            said = self._forward(packed, part)
-            loss, of_part = part_of_loss(self._head, said, part, packed, self._settings.loss, totals)
+            outputs = self._forward(packed, part)
+            loss, of_part = part_of_loss(self._head, outputs, part, packed, self._settings.loss, totals)
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * world_size()).backward()
             metrics.append(of_part)
@@ -361,10 +361,10 @@ class Learner:
         norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
         rate, size = learning_rate(settings, self.step if position is None else position), float(norm)
         is_finite = is_finite and math.isfinite(size)
-        told = {"grad/norm": size, "lr": rate, "skipped": float(not is_finite)}
+        stats = {"grad/norm": size, "lr": rate, "skipped": float(not is_finite)}
         is_outlier = self._norms is not None and is_finite and self._norms.is_outlier(size, settings.max_grad_norm)
         if self._norms is not None:
-            told[OUTLIER] = float(is_outlier and is_wanted)
+            stats[OUTLIER] = float(is_outlier and is_wanted)
         if is_finite and is_wanted and not is_outlier:
             if settings.max_grad_norm > 0:
                 torch.nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
@@ -375,18 +375,18 @@ class Learner:
                 self._norms.add(size)
         self.skipped += not is_finite
         self._optimizer.zero_grad()
-        return told
+        return stats
 
-    def _said(self, samples: Sequence[Sample]) -> list[Floats]:
+    def _first_outputs(self, samples: Sequence[Sample]) -> list[Floats]:
         """First output of the model for each token, without gradients."""
         self._require_loaded("weight")
-        said = {id(sample): np.zeros(len(sample), np.float32) for sample in samples}
+        found = {id(sample): np.zeros(len(sample), np.float32) for sample in samples}
         with torch.no_grad():
             for part in self._rounds(samples):
                 values = self._forward(pack(part))[0].cpu().numpy()
-                said |= {id(sample): array for sample, array in zip(part, spread(part, values), strict=True)}
+                found |= {id(sample): array for sample, array in zip(part, spread(part, values), strict=True)}
         self._reshard()
-        return [said[id(sample)] for sample in samples]
+        return [found[id(sample)] for sample in samples]
 
     def _reshard(self) -> None:
         if isinstance(self._outputs, FSDPModule):
@@ -401,8 +401,8 @@ class Learner:
 
     def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
         with self._precision():
-            said: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device, samples))
-            return said
+            outputs: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device, samples))
+            return outputs
 
     def _precision(self) -> AbstractContextManager[object]:
         """Autocast for mixed precision; FSDP casts the weights itself."""

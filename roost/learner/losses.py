@@ -220,8 +220,8 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     >>> made = torch.tensor([0.5, 0.5]).log()
     >>> places = torch.tensor([0, 0])
     >>> batch = PolicyBatch(made.requires_grad_(), made.detach(), made.detach(), torch.ones(2), places, places)
-    >>> loss, told = policy_loss(batch, LossSettings(), Totals(sequences=1, tokens=2, longest=2))
-    >>> loss.item(), told["ratio"].item(), told["max/ratio"].item()
+    >>> loss, stats = policy_loss(batch, LossSettings(), Totals(sequences=1, tokens=2, longest=2))
+    >>> loss.item(), stats["ratio"].item(), stats["max/ratio"].item()
     (-1.0, 1.0, 1.0)
     """
     level = settings.importance_sampling_level
@@ -258,29 +258,29 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     weights = token_weights(batch.sequence, batch.turn, level, settings.loss_aggregation, totals)
     loss = (weights * losses).sum()
     means = shares_of_means(metrics, weights, settings.loss_aggregation, totals)
-    told = {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
+    stats = {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
     if settings.max_mean_ratio:
-        told[MEAN_RATIO] = ratio.detach().sum() / totals.tokens
+        stats[MEAN_RATIO] = ratio.detach().sum() / totals.tokens
     if settings.early_stop_kl:
-        told[SEQUENCE_KL] = (old - batch.logprobs.detach()).sum() / totals.sequences
-    return loss, told
+        stats[SEQUENCE_KL] = (old - batch.logprobs.detach()).sum() / totals.sequences
+    return loss, stats
 
 
 MEAN_RATIO, SEQUENCE_KL = "mean_ratio", "sequence_kl"  # over all tokens, and summed over the tokens of a sample
 OVER_RATIO, OVER_KL = "steps/over_ratio", "steps/over_kl"
 
 
-def overstepped(told: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
+def overstepped(stats: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
     """Which limits a minibatch exceeds, as 1.0 or 0.0, by the statistics of its policy loss; then no step is taken.
 
     >>> overstepped({"mean_ratio": 6.0, "sequence_kl": -3.0}, LossSettings(max_mean_ratio=5, early_stop_kl=20))
     {'steps/over_ratio': 1.0, 'steps/over_kl': 0.0}
     """
     found = {}
-    if settings.max_mean_ratio and MEAN_RATIO in told:
-        found[OVER_RATIO] = float(told[MEAN_RATIO] > settings.max_mean_ratio)
-    if settings.early_stop_kl and SEQUENCE_KL in told:
-        found[OVER_KL] = float(abs(told[SEQUENCE_KL]) > settings.early_stop_kl)
+    if settings.max_mean_ratio and MEAN_RATIO in stats:
+        found[OVER_RATIO] = float(stats[MEAN_RATIO] > settings.max_mean_ratio)
+    if settings.early_stop_kl and SEQUENCE_KL in stats:
+        found[OVER_KL] = float(abs(stats[SEQUENCE_KL]) > settings.early_stop_kl)
     return found
 
 
@@ -352,8 +352,8 @@ def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: floa
 
     A clip of 0 means no clip, as values that cannot move would have no gradient.
 
-    >>> told = torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.5])
-    >>> value_losses(*told, clip=None).tolist(), value_losses(*told, clip=0.5).tolist()
+    >>> stats = torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.5])
+    >>> value_losses(*stats, clip=None).tolist(), value_losses(*stats, clip=0.5).tolist()
     ([0.125], [0.5])
     """
     losses = 0.5 * (values - returns).square()

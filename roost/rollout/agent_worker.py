@@ -59,8 +59,8 @@ class AgentWorker(Worker):
             return EpisodeFailed(OVER)
         if self._scenario is None or self._draws is None:
             return None
-        player = LocalEpisodeRunner(self._scenario, self._draws.opener(label), self._limit_s)
-        playing = asyncio.create_task(player.run_episode(request))
+        runner = LocalEpisodeRunner(self._scenario, self._draws.opener(label), self._limit_s)
+        playing = asyncio.create_task(runner.run_episode(request))
         self._under_way[key] = playing
         try:
             return await playing
@@ -114,7 +114,7 @@ class AgentGroup:
         self._is_over = True
         await finish_workers(self._group, limit_s)
 
-    def player(self, label: str) -> RemoteEpisodeRunner:
+    def runner(self, label: str) -> RemoteEpisodeRunner:
         return RemoteEpisodeRunner(self, label)
 
     async def run_episode(self, label: str, request: EpisodeRequest) -> Episode:

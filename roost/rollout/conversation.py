@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, overload
 
-from roost.rollout.episode import NOT_MADE, Episode, Part, Tokens
+from roost.rollout.episode import NOT_GENERATED, Episode, Part, Tokens
 
 Decode = Callable[[Sequence[int], bool], str]  # tokens as text, with or without special tokens
 Message = dict[str, Any]
@@ -57,7 +57,7 @@ class LazyMessages(Sequence[Message]):
 def _of_sequence(number: int, tokens: Tokens, decode: Decode) -> Iterator[Message]:
     for part in tokens.parts or parts_by_turn(tokens):
         ids = tokens.token_ids[part.start : part.end].tolist()
-        if part.turn != NOT_MADE:
+        if part.turn != NOT_GENERATED:
             versions = tokens.versions[part.start : part.end]
             made = {"turn": part.turn, "finish": part.finish, "tokens": len(ids)}
             if len(versions) and versions.min() >= 0:  # else the agent dropped it, and it is not learnt from

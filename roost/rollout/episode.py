@@ -117,7 +117,9 @@ class Transcript:
 
         `messages` holds the same as (role, content) pairs, for readable samples; without it the tokens are decoded.
         """
-        self._add(token_ids, [0.0] * len(token_ids), [NOT_MADE] * len(token_ids), NOT_MADE, messages=tuple(messages))
+        self._add(
+            token_ids, [0.0] * len(token_ids), [NOT_GENERATED] * len(token_ids), NOT_GENERATED, messages=tuple(messages)
+        )
 
     async def take(self, max_tokens: int | None = None, form: TurnForm | None = None) -> tuple[int, ...]:
         """Sample the policy's next turn; `max_tokens` can only lower the run's limit.
@@ -165,9 +167,9 @@ class Transcript:
     def leave_out(self, start: int, count: int) -> None:
         """Mark generated tokens as given, so that they are not learnt from."""
         end = start + count
-        self._turns[start:end] = [NOT_MADE] * count
+        self._turns[start:end] = [NOT_GENERATED] * count
         self._logprobs[start:end] = [0.0] * count
-        self._versions[start:end] = [NOT_MADE] * count
+        self._versions[start:end] = [NOT_GENERATED] * count
 
     def take_back(self, start: int) -> None:
         """Remove the last turn, which begins at `start` and was not delivered; it may be sampled again."""
@@ -193,7 +195,7 @@ class Transcript:
     def shown_last(self) -> Ints | None:
         """Tokens of the sequence extended last; None if it ends with the policy's own turn."""
         newest = self._first._newest
-        was_shown = newest._turns[-1:] == [NOT_MADE]
+        was_shown = newest._turns[-1:] == [NOT_GENERATED]
         return np.array(newest._token_ids, np.int64) if was_shown else None
 
     def sequences(self) -> tuple[Tokens, ...]:
@@ -236,10 +238,10 @@ def token_versions(made: Completion) -> list[int]:
     >>> token_versions(Completion((5, 6), (0.0, 0.0), Finish.STOP, (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))))
     [3, 4]
     """
-    versions = [NOT_MADE] * len(made.token_ids)
+    versions = [NOT_GENERATED] * len(made.token_ids)
     for span in made.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
-    if len(versions) != len(made.token_ids) or NOT_MADE in versions:
+    if len(versions) != len(made.token_ids) or NOT_GENERATED in versions:
         raise ValueError(f"the versions of {len(made.token_ids)} tokens are not covered by {made.versions}")
     return versions
 
@@ -247,7 +249,7 @@ def token_versions(made: Completion) -> list[int]:
 Ints = npt.NDArray[np.int64]
 ROUNDING = 1e-9  # rewards summed in another order may differ by rounding
 LENGTH = "length"  # the finish of a turn that a token limit or a full context ended
-NOT_MADE = -1  # turn and version of a token that the policy did not generate
+NOT_GENERATED = -1  # turn and version of a token that the policy did not generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,7 @@ class Part:
 
     start: int
     end: int
-    turn: int = NOT_MADE
+    turn: int = NOT_GENERATED
     finish: str = ""  # of a turn: stop, length or abort
     messages: tuple[tuple[str, str], ...] = ()  # given messages as (role, content), in a conversation
 
@@ -274,7 +276,7 @@ class Tokens:
     @property
     def made_by(self) -> Ints:
         """Policy versions of the generated tokens."""
-        made: Ints = self.versions[self.turns != NOT_MADE]
+        made: Ints = self.versions[self.turns != NOT_GENERATED]
         return made
 
 
@@ -301,21 +303,21 @@ class Episode:
     @property
     def prompt_tokens(self) -> int:
         """Number of prompt tokens before the first turn."""
-        firsts = [int(np.argmax(one.turns != NOT_MADE)) for one in self.sequences if len(one.made_by)]
+        firsts = [int(np.argmax(one.turns != NOT_GENERATED)) for one in self.sequences if len(one.made_by)]
         return firsts[0] if firsts else sum(len(one.token_ids) for one in self.sequences[:1])
 
     @property
     def finish(self) -> str:
         """Finish reason of the last turn; empty if not known."""
-        turns = [part for tokens in self.sequences for part in tokens.parts if part.turn != NOT_MADE]
+        turns = [part for tokens in self.sequences for part in tokens.parts if part.turn != NOT_GENERATED]
         return max(turns, key=lambda part: part.turn).finish if turns else ""
 
     @property
     def num_turns(self) -> int:
         """Number of turns that the policy had."""
         begun = [part.turn for tokens in self.sequences for part in tokens.parts]  # also one without tokens
-        made = [int(tokens.turns.max(initial=NOT_MADE)) for tokens in self.sequences]
-        return 1 + max(begun + made, default=NOT_MADE)
+        made = [int(tokens.turns.max(initial=NOT_GENERATED)) for tokens in self.sequences]
+        return 1 + max(begun + made, default=NOT_GENERATED)
 
     @property
     def is_truncated(self) -> bool:

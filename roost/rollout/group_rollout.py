@@ -20,13 +20,13 @@ class GroupRollout:
         number: int,
         task: Task,
         began_at: int,
-        player: EpisodeRunner,
+        runner: EpisodeRunner,
         settings: RolloutSettings,
         places: asyncio.Semaphore,
         on_change: Callable[[], None],
     ) -> None:
         self.number, self.task, self.began_at = number, task, began_at
-        self._player, self._settings, self._places = player, settings, places
+        self._runner, self._settings, self._places = runner, settings, places
         self._episodes: dict[int, Episode] = {}
         self._failed = 0
         self._is_cut_off = False
@@ -84,7 +84,7 @@ class GroupRollout:
         for attempt in range(self._settings.episode_attempts):
             try:
                 async with Place(self._places):
-                    episode = await self._player.run_episode(EpisodeRequest(self.task, self.number, index, attempt))
+                    episode = await self._runner.run_episode(EpisodeRequest(self.task, self.number, index, attempt))
             except WorkerFailed as error:  # a worker other than the agent's failed: more is lost than this episode
                 self.fatal = error
                 return

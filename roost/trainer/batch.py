@@ -38,7 +38,7 @@ from roost.learner.advantages import (
     whitened_by,
 )
 from roost.learner.packing import predicted
-from roost.learner.sample import NOT_MADE, Floats, Ints, Sample
+from roost.learner.sample import NOT_GENERATED, Floats, Ints, Sample
 from roost.rollout.episode import Episode, EpisodeReward, Group, Tokens
 
 NO_TAGS: Mapping[str, str] = {}
@@ -319,7 +319,7 @@ def _step_returns(batch: Batch, gamma: float) -> Doubles:
             own[indices] = score.reward
             continue
         for index in indices:
-            turns = np.unique(batch.samples[index].turns[batch.samples[index].is_made])
+            turns = np.unique(batch.samples[index].turns[batch.samples[index].is_generated])
             own[index] = sum(score.turn_rewards[turn] for turn in turns if turn < len(score.turn_rewards))
         last = max(indices, key=lambda index: firsts[index])
         own[last] += score.reward - own[indices].sum()
@@ -327,7 +327,7 @@ def _step_returns(batch: Batch, gamma: float) -> Doubles:
 
 
 def _first_turn(sample: Sample) -> int:
-    return int(sample.turns[sample.is_made].min(initial=np.iinfo(np.int64).max))
+    return int(sample.turns[sample.is_generated].min(initial=np.iinfo(np.int64).max))
 
 
 def _state(batch: Batch, index: int) -> object:
@@ -336,7 +336,7 @@ def _state(batch: Batch, index: int) -> object:
     turn = _first_turn(sample)
     if turn < len(states):
         return states[turn]
-    return sample.token_ids[: int(np.argmax(sample.is_made))].tobytes()
+    return sample.token_ids[: int(np.argmax(sample.is_generated))].tobytes()
 
 
 def _kl_of(settings: AdvantageSettings) -> Callable[[Sample], Doubles]:
@@ -441,7 +441,7 @@ def continuations(batch: Batch) -> list[Sample]:
     return [
         Sample(
             np.append(shown, shown[-1]),
-            np.append(np.full(len(shown), NOT_MADE), 0),
+            np.append(np.full(len(shown), NOT_GENERATED), 0),
             *np.zeros((2, len(shown) + 1), np.float32),
         )
         for shown in batch.stopped_in.values()

@@ -122,7 +122,7 @@ async def _on_job(
     rewards = load_rewards(job, settings)
     async with open_stages({}, scenario, fleet, settings, True, failures, rewards, decode) as stages:
         stage = stages.evaluation
-        return await fleet.serve(evaluate(scenario, stage.player, settings, 0, stage.on_end)), decode
+        return await fleet.serve(evaluate(scenario, stage.runner, settings, 0, stage.on_end)), decode
 
 
 def _settings(job: Job, options: EvalOptions) -> TrainSettings:

@@ -125,7 +125,7 @@ class VersionChanged(RuntimeError):
 
 
 async def evaluate(
-    scenario: Scenario, player: EpisodeRunner, settings: TrainSettings, version: int, on_end: Callable[[int], None]
+    scenario: Scenario, runner: EpisodeRunner, settings: TrainSettings, version: int, on_end: Callable[[int], None]
 ) -> Evaluation:
     """Run the evaluation tasks on engines of this version; the caller must not sync weights meanwhile."""
     asked = settings.evaluation
@@ -146,7 +146,7 @@ async def evaluate(
             number,
             task_of(scenario, Split.EVALUATION, order.index(number)),
             version,
-            player,
+            runner,
             rollout,
             places,
             changed.set,

@@ -99,7 +99,7 @@ class Feed:
     def __init__(
         self,
         scenario: Scenario,
-        player: EpisodeRunner,
+        runner: EpisodeRunner,
         settings: RolloutSettings,
         max_staleness: int,
         seed: int,
@@ -111,7 +111,7 @@ class Feed:
     ) -> None:
         position = position or Position()
         self.tally = Tally()
-        self._scenario, self._player, self._settings = scenario, player, settings
+        self._scenario, self._runner, self._settings = scenario, runner, settings
         self._max_staleness, self._first_version = max_staleness, version
         self._order = order_of(scenario, Split.TRAIN, seed)
         self._next = position.next
@@ -222,7 +222,7 @@ class Feed:
             number, self._next = self._next, self._next + 1
         task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
         self._plays[number] = GroupRollout(
-            number, task, version, self._player, self._settings, self._places, self._changed.set
+            number, task, version, self._runner, self._settings, self._places, self._changed.set
         )
 
     def _is_wanted(self, group: Group) -> bool:

@@ -57,7 +57,7 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 def totals_of(samples: Sequence[Sample], longest: int) -> Totals:
     """Totals of a minibatch. A first token is not predicted, so it does not count."""
-    generated = [int(sample.is_made[1:].sum()) for sample in samples]
+    generated = [int(sample.is_generated[1:].sum()) for sample in samples]
     return Totals(sum(1 for count in generated if count), sum(generated), longest)
 
 

@@ -175,7 +175,7 @@ logger = logging.getLogger(__name__)
 class Stage:
     """Runner of one kind of episodes, and the callback for finished groups."""
 
-    player: EpisodeRunner
+    runner: EpisodeRunner
     on_end: Callable[[int], None]
 
 
@@ -226,7 +226,7 @@ async def open_stages(
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
         environments = await _environments(groups.get(ENV))  # after the callback, which closes the others
-        players: dict[str, EpisodeRunner] = {}
+        runners: dict[str, EpisodeRunner] = {}
         if AGENT in groups:
             gateway = Gateway()
             contact = await stack.enter_async_context(gateway.serving("127.0.0.1" if is_alone else node_address()))
@@ -235,12 +235,12 @@ async def open_stages(
             agents = AgentGroup(groups[AGENT], contact, environments)
             stack.push_async_callback(agents.finish, FINISH_LIMIT_S)
             await _prepared("the agents", agents.prepare())
-            players |= {label: agents.player(label) for label in draws}
+            runners |= {label: agents.runner(label) for label in draws}
         else:
             if environments is not None:
                 run_in_environment(scenario, environments)
             limit = settings.rollout.episode_timeout_s
-            players |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in draws.items()}
+            runners |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in draws.items()}
             stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None
         if configured is not None and settings.rewards:
@@ -251,12 +251,12 @@ async def open_stages(
             stack.push_async_callback(rewards.close)
             await _prepared("the rewards", rewards.prepare(), REWARDS_LIMIT_S)
             splits = {TRAINING: Split.TRAIN, EVALUATION: Split.EVALUATION}
-            players = {
-                label: RewardedEpisodeRunner(player, rewards, decode, splits[label])
-                for label, player in players.items()
+            runners = {
+                label: RewardedEpisodeRunner(runner, rewards, decode, splits[label])
+                for label, runner in runners.items()
             }
-        players = {label: RecordingEpisodeRunner(player, failures) for label, player in players.items()}
-        training, evaluation = (Stage(players[label], draws[label].close) for label in (TRAINING, EVALUATION))
+        runners = {label: RecordingEpisodeRunner(runner, failures) for label, runner in runners.items()}
+        training, evaluation = (Stage(runners[label], draws[label].close) for label in (TRAINING, EVALUATION))
         yield Stages(training, evaluation, rewards)
 
 

@@ -16,7 +16,7 @@ import psutil
 from roost.config.teacher import TEACHER
 from roost.config.train import TrainSettings
 from roost.learner.heads import Head
-from roost.learner.sample import NOT_MADE, Sample
+from roost.learner.sample import NOT_GENERATED, Sample
 from roost.placement.plan import Plan
 from roost.placement.rules.training import SUPERVISED
 from roost.procs.signals import Stoppable, first_signal
@@ -143,7 +143,7 @@ def _sample(pieces: Sequence[tuple[Sequence[int], bool]]) -> Sample:
     """A sample with advantage 1; each piece of the assistant is a turn."""
     turns: list[int] = []
     for number, (ids, is_said) in enumerate(pieces):
-        turns += [number if is_said else NOT_MADE] * len(ids)
+        turns += [number if is_said else NOT_GENERATED] * len(ids)
     token_ids = np.array([token for ids, _ in pieces for token in ids], np.int64)
     return Sample(
         token_ids, np.array(turns, np.int64), np.zeros(len(turns), np.float32), np.ones(len(turns), np.float32)
@@ -272,7 +272,7 @@ class SftTrainer(Stoppable):
         seconds = {"read": read - began, "learn": time.perf_counter() - scored}
         seconds |= {} if self._teacher is None else {"score": scored - read}
         state = TrainerState(self.state.step + 1, self.state.version + 1)
-        trained = float(sum(sample.made for sample in samples))
+        trained = float(sum(sample.num_generated for sample in samples))
         figures |= {
             "epoch": state.step * settings.rollout.prompts_per_step / self._size,
             "samples/learnt": float(len(samples)),

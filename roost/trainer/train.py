@@ -483,7 +483,7 @@ class Trainer(Stoppable):
         await self._evaluate_if_due()
         feed = Feed(
             self._scenario,
-            self._stages.training.player,
+            self._stages.training.runner,
             settings.rollout,
             settings.max_staleness,
             settings.seed,
@@ -542,7 +542,7 @@ class Trainer(Stoppable):
         self._watching.phase("evaluate")
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
             stage = self._stages.evaluation
-            trying = evaluate(self._scenario, stage.player, self._settings, self.state.version, stage.on_end)
+            trying = evaluate(self._scenario, stage.runner, self._settings, self.state.version, stage.on_end)
             found = await models.fleet.serve(trying)
         if found.groups:
             self._watching.evaluated(self.state.step, found)

@@ -23,7 +23,7 @@ from roost.engines.fleet import Fleet
 from roost.engines.http_calls import HttpCalls
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import Completion, EngineRefused, Finish, VersionSpan
-from roost.rollout.episode import NOT_MADE, Draw, Episode, Split, Tokens, TurnForm
+from roost.rollout.episode import NOT_GENERATED, Draw, Episode, Split, Tokens, TurnForm
 from roost.rollout.episode_runner import (
     PACKAGE,
     EpisodeFailed,
@@ -106,14 +106,14 @@ class Trial:
     def _sequence(self, tokens: Tokens) -> dict[str, Any]:
         parts = [
             {
-                "turn": None if part.turn == NOT_MADE else part.turn,
+                "turn": None if part.turn == NOT_GENERATED else part.turn,
                 "tokens": part.end - part.start,
                 "finish": part.finish or None,
                 "text": self.decode(tokens.token_ids[part.start : part.end].tolist(), True),
             }
             for part in tokens.parts
         ]
-        trained = (tokens.turns != NOT_MADE).astype(int).tolist()
+        trained = (tokens.turns != NOT_GENERATED).astype(int).tolist()
         return {"token_ids": tokens.token_ids.tolist(), "trained": trained, "parts": parts}
 
 

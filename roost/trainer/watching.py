@@ -56,13 +56,13 @@ class FailureFiles:
 class RecordingEpisodeRunner:
     """Runs episodes with another runner, and records failed attempts."""
 
-    def __init__(self, player: EpisodeRunner, failures: FailureFiles) -> None:
-        self._player, self._failures = player, failures
+    def __init__(self, runner: EpisodeRunner, failures: FailureFiles) -> None:
+        self._runner, self._failures = runner, failures
 
     async def run_episode(self, request: EpisodeRequest) -> Episode:
         try:
             check_episode(request.task)
-            return await self._player.run_episode(request)
+            return await self._runner.run_episode(request)
         except EpisodeFailed as error:
             self._failures.add(str(error), error.traceback, request)
             raise

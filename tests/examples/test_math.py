@@ -89,4 +89,6 @@ def test_the_warm_start_learns_the_form_of_answers(model, monkeypatch):
     data = Conversations(load_scenario(job("sft").training.task, model), tokenizer)
     samples, left_out = data.samples(Split.TRAIN, range(data.size(Split.TRAIN)))
     assert len(samples) == 72 and not left_out
-    assert all(len(sample) == 16 and sample.made == 4 for sample in samples), "a box, a number, its end, the end"
+    assert all(len(sample) == 16 and sample.num_generated == 4 for sample in samples), (
+        "a box, a number, its end, the end"
+    )

@@ -7,7 +7,7 @@ import torch
 
 from roost.config.train import LearnerSettings, OptimizerSettings
 from roost.learner.losses import Totals
-from roost.learner.sample import NOT_MADE, Sample
+from roost.learner.sample import NOT_GENERATED, Sample
 
 CPU = torch.device("cpu")
 
@@ -15,10 +15,10 @@ CPU = torch.device("cpu")
 def drawn_sample(seed, length, prompt=3, **arrays):
     """A prompt, and two turns with an observation between them."""
     random = np.random.default_rng(seed)
-    turns = np.full(length, NOT_MADE)
+    turns = np.full(length, NOT_GENERATED)
     turns[prompt:] = 0
     if length > prompt + 4:
-        turns[prompt + 2] = NOT_MADE
+        turns[prompt + 2] = NOT_GENERATED
         turns[prompt + 3 :] = 1
     logprobs = -5 - random.random(length).astype(np.float32)
     return Sample(
@@ -36,7 +36,7 @@ def drawn_samples(*lengths, seed=0):
 
 
 def totals_of(samples):
-    return Totals(sequences=len(samples), tokens=sum(sample.made for sample in samples), longest=64)
+    return Totals(sequences=len(samples), tokens=sum(sample.num_generated for sample in samples), longest=64)
 
 
 def settings_of(model, **changes):

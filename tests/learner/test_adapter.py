@@ -62,7 +62,7 @@ def test_peft_reads_what_is_exported(adapted, models, tmp_path):
     read = PeftModel.from_pretrained(base, tmp_path / "adapter")
     ids = torch.from_numpy(SAMPLES[0].token_ids)
     logprobs = read(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach().numpy()
-    made = SAMPLES[0].is_made[1:]
+    made = SAMPLES[0].is_generated[1:]
     np.testing.assert_allclose(logprobs[made], adapted.score(SAMPLES)[0][1:][made], atol=1e-4)
     assert {"q_proj", "down_proj"} < read.peft_config["default"].target_modules
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
@@ -73,7 +73,7 @@ def test_transformers_reads_the_merged_model(adapted, tmp_path):
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float32)
     ids = torch.from_numpy(SAMPLES[0].token_ids)
     logprobs = read(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach().numpy()
-    made = SAMPLES[0].is_made[1:]
+    made = SAMPLES[0].is_generated[1:]
     np.testing.assert_allclose(logprobs[made], adapted.score(SAMPLES)[0][1:][made], atol=1e-4)
     assert not any("lora" in name or "base_layer" in name for name in load_file(tmp_path / "policy/model.safetensors"))
     assert (tmp_path / "policy" / "tokenizer.json").is_file()

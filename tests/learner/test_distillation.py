@@ -92,7 +92,7 @@ def logits_of(model, sample):
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         logits = reference(torch.from_numpy(sample.token_ids)[None]).logits[0, :-1]
-    return logits[torch.from_numpy(sample.is_made[1:])].numpy()
+    return logits[torch.from_numpy(sample.is_generated[1:])].numpy()
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_learner_learns_from_the_most_likely_tokens(models, taught, divergence
     apart, nll = [], []
     for sample in rows[:2]:
         own, other = (logits_of(model, sample) for model in (models(), teacher))
-        made = sample.token_ids[1:][sample.is_made[1:]]
+        made = sample.token_ids[1:][sample.is_generated[1:]]
         nll += [-np.log(softmax(own)[np.arange(len(made)), made])]
         tokens = np.argsort(-other[:, :250])[:, : top_k or 250]
         kept = (np.take_along_axis(each, tokens, -1) for each in (own, other))

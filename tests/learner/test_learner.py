@@ -20,7 +20,7 @@ def alone(model, sample, temperature):
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     logits = reference(torch.from_numpy(sample.token_ids)[None]).logits[0, :-1] / temperature
     logprobs = logits.log_softmax(-1).gather(-1, torch.from_numpy(sample.token_ids[1:])[:, None])[:, 0]
-    return np.where(sample.is_made[1:], logprobs.detach().numpy(), 0)
+    return np.where(sample.is_generated[1:], logprobs.detach().numpy(), 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,7 +66,7 @@ def test_no_more_logits_at_a_time_than_allowed(learner):
     one.module.lm_head.register_forward_hook(lambda _, __, logits: sizes.append(logits.shape[0]))
     samples = drawn_samples(40, 20)
     one.learn(samples, totals_of(samples))
-    made = sum(sample.made for sample in samples)
+    made = sum(sample.num_generated for sample in samples)
     assert max(sizes) == 7
     assert sum(sizes) == 2 * made, "once, and once more for the gradients; nothing of what was not made"
 

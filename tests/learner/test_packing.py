@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.learner.packing import balanced, pack, picked, predicted, spread
-from roost.learner.sample import NOT_MADE, Sample
+from roost.learner.sample import NOT_GENERATED, Sample
 from tests.learner.drawn import drawn_samples
 
 
@@ -69,5 +69,5 @@ def test_what_is_picked_is_spread_to_the_same_places():
 
 def _sample(token_ids, turns):
     zeros = np.zeros(len(turns), np.float32)
-    assert NOT_MADE == -1
+    assert NOT_GENERATED == -1
     return Sample(np.array(token_ids), np.array(turns), zeros, zeros)

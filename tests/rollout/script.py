@@ -33,7 +33,7 @@ class Script:
             transcript.branch().give([8, 9])
         return EpisodeReward(reward, is_truncated=self._goes_on)
 
-    def player(self, settings):
+    def runner(self, settings):
         return LocalEpisodeRunner(self, self.open_policy, settings.episode_timeout_s)
 
     def open_policy(self, number, episode, attempt):

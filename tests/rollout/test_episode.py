@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Group, Task, Tokens
+from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Group, Task, Tokens
 
 
 def episode(versions=(), reward=0.0):
     made = len(versions)
     tokens = Tokens(
         np.arange(made + 1),
-        np.array([NOT_MADE] + [0] * made),
+        np.array([NOT_GENERATED] + [0] * made),
         np.zeros(made + 1, np.float32),
-        np.array([NOT_MADE, *versions]),
+        np.array([NOT_GENERATED, *versions]),
     )
     return Episode((tokens,), EpisodeReward(reward), 1.0)
 

@@ -15,8 +15,8 @@ from tests.rollout.script import Script, completion, for_ever, others_running, r
 def begin(scenario, places=100, number=0, **settings):
     rollout = RolloutSettings(**{"num_generations": 2, "episode_attempts": 3, **settings})
     task = scenario.task(Split.TRAIN, number)
-    player = LocalEpisodeRunner(scenario, scenario.open_policy, rollout.episode_timeout_s)
-    return GroupRollout(number, task, 5, player, rollout, asyncio.Semaphore(places), lambda: None)
+    runner = LocalEpisodeRunner(scenario, scenario.open_policy, rollout.episode_timeout_s)
+    return GroupRollout(number, task, 5, runner, rollout, asyncio.Semaphore(places), lambda: None)
 
 
 async def over(play):

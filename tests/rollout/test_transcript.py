@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from roost.engines.protocol import Completion, ContextFull, Finish, VersionSpan
-from roost.rollout.episode import NOT_MADE, Transcript
+from roost.rollout.episode import NOT_GENERATED, Transcript
 from tests.rollout.script import completion, ran
 
 
@@ -34,8 +34,8 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
     transcript = ran(run_episode())
     tokens = transcript.tokens()
     assert tokens.token_ids.tolist() == [1, 2, 11, 12, 13, 3, 21] == list(transcript.token_ids)
-    assert tokens.turns.tolist() == [NOT_MADE, NOT_MADE, 0, 0, 0, NOT_MADE, 1]
-    assert tokens.versions.tolist() == [NOT_MADE, NOT_MADE, 4, 5, 5, NOT_MADE, 5]
+    assert tokens.turns.tolist() == [NOT_GENERATED, NOT_GENERATED, 0, 0, 0, NOT_GENERATED, 1]
+    assert tokens.versions.tolist() == [NOT_GENERATED, NOT_GENERATED, 4, 5, 5, NOT_GENERATED, 5]
     assert tokens.logprobs.tolist() == pytest.approx([0, 0, -0.1, -0.2, -0.3, 0, -0.5])
     assert tokens.made_by.tolist() == [4, 5, 5, 5]
     assert transcript.finish is Finish.LENGTH
@@ -73,7 +73,7 @@ def test_a_turn_without_tokens_is_a_turn():
         await transcript.take()
         return transcript.tokens()
 
-    assert ran(run_episode()).turns.tolist() == [NOT_MADE, 1]
+    assert ran(run_episode()).turns.tolist() == [NOT_GENERATED, 1]
     assert [turn for _, turn, _ in asked] == [0, 1]
 
 
@@ -148,7 +148,7 @@ def test_branches_are_sequences_of_one_episode_whose_turns_are_numbered_through(
 
     transcript = ran(run_episode())
     assert [tokens.token_ids.tolist() for tokens in transcript.sequences()] == [[1, 11, 12], [2, 21]]
-    assert [tokens.turns.tolist() for tokens in transcript.sequences()] == [[NOT_MADE, 0, 2], [NOT_MADE, 1]]
+    assert [tokens.turns.tolist() for tokens in transcript.sequences()] == [[NOT_GENERATED, 0, 2], [NOT_GENERATED, 1]]
     assert asked == [((1,), 0, None), ((2,), 1, None), ((1, 11), 2, None)]
     assert transcript.turns == 3
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Group, Task, Tokens
+from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Group, Task, Tokens
 
 
 def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
@@ -10,9 +10,9 @@ def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
     count = len(versions)
     tokens = Tokens(
         np.array([1, 2, *range(first, first + count)]),
-        np.array([NOT_MADE, NOT_MADE] + [0] * count),
+        np.array([NOT_GENERATED, NOT_GENERATED] + [0] * count),
         np.array([0.0, 0.0, *(-float(place) for place in range(1, count + 1))], np.float32),
-        np.array([NOT_MADE, NOT_MADE, *versions]),
+        np.array([NOT_GENERATED, NOT_GENERATED, *versions]),
     )
     return Episode((tokens,), EpisodeReward(reward, f"answer {first}"), seconds, attempts)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from roost.config.teacher import Teacher
 from roost.config.train import AdvantageEstimator, AdvantageSettings, KlEstimator, Whitening
 from roost.learner.packing import predicted
-from roost.rollout.episode import NOT_MADE, Episode, EpisodeReward, Task, Tokens
+from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Task, Tokens
 from roost.trainer.batch import (
     batch_of,
     continuations,
@@ -178,7 +178,7 @@ def with_sequences(episode, count, score=None):
 
 
 def _turn(turns, number):
-    return np.where(turns == NOT_MADE, NOT_MADE, number)
+    return np.where(turns == NOT_GENERATED, NOT_GENERATED, number)
 
 
 def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn():
@@ -213,7 +213,12 @@ def said_of(sample):
 def stepping(rewards, is_truncated, first):
     """An episode of steps, each a sequence of its own with one number shown and one token made."""
     steps = [
-        Tokens(np.array([first + at, 7]), np.array([NOT_MADE, at]), np.zeros(2, np.float32), np.array([NOT_MADE, 0]))
+        Tokens(
+            np.array([first + at, 7]),
+            np.array([NOT_GENERATED, at]),
+            np.zeros(2, np.float32),
+            np.array([NOT_GENERATED, 0]),
+        )
         for at in range(len(rewards))
     ]
     stopped_in = np.array([first + len(rewards)]) if is_truncated else None

@@ -59,8 +59,8 @@ def settings_of(rollout=None, **evaluation):
 
 async def evaluated(fleet, exam, settings, version):
     draws = samplers_of(fleet, settings, None)[EVALUATION]
-    player = LocalEpisodeRunner(exam, draws.open, settings.rollout.episode_timeout_s)
-    return await evaluate(exam, player, settings, version, draws.close)
+    runner = LocalEpisodeRunner(exam, draws.open, settings.rollout.episode_timeout_s)
+    return await evaluate(exam, runner, settings, version, draws.close)
 
 
 def test_evaluations_have_a_sampling_of_their_own():

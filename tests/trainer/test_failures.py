@@ -37,9 +37,9 @@ class Clumsy:
 
 
 def test_a_failure_is_kept_with_what_led_to_it(files, tmp_path, notes):
-    player = RecordingEpisodeRunner(LocalEpisodeRunner(Clumsy(), lambda *numbers: None, 10.0), files)
+    runner = RecordingEpisodeRunner(LocalEpisodeRunner(Clumsy(), lambda *numbers: None, 10.0), files)
     with pytest.raises(EpisodeFailed, match="the key is under the mat"):
-        asyncio.run(player.run_episode(ASKED))
+        asyncio.run(runner.run_episode(ASKED))
     [text] = texts(tmp_path)
     assert text.startswith("LookupError: the key is under the mat (test_failures.py:")
     assert "1 time so far; this is group 5, episode 2, attempt 2 of the task\ncount to 3\n" in text

@@ -15,7 +15,7 @@ from tests.rollout.script import Script, for_ever, others_running, ran, settled,
 
 def feed_of(scenario, max_staleness=0, position=None, version=0, on_progress=None, **settings):
     rollout = RolloutSettings(**{"prompts_per_step": 2, "num_generations": 2, **settings})
-    return Feed(scenario, scenario.player(rollout), rollout, max_staleness, 11, position, version, on_progress)
+    return Feed(scenario, scenario.runner(rollout), rollout, max_staleness, 11, position, version, on_progress)
 
 
 def numbers(groups):
@@ -258,9 +258,9 @@ def test_a_task_that_cannot_be_given_is_a_lost_group_with_a_reason(error, tmp_pa
                 raise error
             return super().task(split, index)
 
-        def player(self, settings):
+        def runner(self, settings):
             return RecordingEpisodeRunner(
-                super().player(settings), FailureFiles(tmp_path / "failures", lambda text: None)
+                super().runner(settings), FailureFiles(tmp_path / "failures", lambda text: None)
             )
 
     async def collect():
@@ -488,7 +488,7 @@ def test_a_replaced_group_is_waited_for(ended_by):
 
         scenario = Script(plays)
         settings = RolloutSettings(prompts_per_step=1, num_generations=2, extra_generations=1, dynamic_sampling=True)
-        feed = Feed(scenario, scenario.player(settings), settings, 0, 11, on_end=ended.append)
+        feed = Feed(scenario, scenario.runner(settings), settings, 0, 11, on_end=ended.append)
         feed.begin(0)
         taking = asyncio.create_task(feed.take(0))
         await settled()
@@ -648,7 +648,7 @@ def test_no_group_is_begun_for_steps_that_will_not_be():
     async def collect():
         scenario, ended = Script(gives_its_number), []
         rollout = RolloutSettings(prompts_per_step=2, num_generations=2)
-        feed = Feed(scenario, scenario.player(rollout), rollout, 3, 11, on_end=ended.append, steps=2)
+        feed = Feed(scenario, scenario.runner(rollout), rollout, 3, 11, on_end=ended.append, steps=2)
         taken = []
         for version in range(2):
             feed.begin(version)

@@ -149,7 +149,7 @@ class Run:
         )
         self.feed = Feed(
             self.scenario,
-            self.scenario.player(self.settings.rollout),
+            self.scenario.runner(self.settings.rollout),
             self.settings.rollout,
             self.settings.max_staleness,
             self.settings.seed,

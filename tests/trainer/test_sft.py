@@ -13,7 +13,7 @@ from roost.config.notations.notation import read_job
 from roost.config.teacher import Distillation
 from roost.config.train import ImportanceSamplingLevel, LossAggregation, Objective
 from roost.config.train_choices import Divergence
-from roost.learner.sample import NOT_MADE
+from roost.learner.sample import NOT_GENERATED
 from roost.placement.planner import try_plan
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.rollout.data.scenario import PromptScenario
@@ -39,7 +39,7 @@ def tokenizer(tmp_path_factory):
 
 def shown(tokenizer, sample):
     """The whole text, and the text that is learnt."""
-    learnt = sample.token_ids[sample.turns != NOT_MADE]
+    learnt = sample.token_ids[sample.turns != NOT_GENERATED]
     return tokenizer.decode(sample.token_ids), tokenizer.decode(learnt)
 
 
@@ -55,7 +55,7 @@ def test_loss_is_on_the_turns_of_the_assistant_and_their_ends(tokenizer):
     tokenizer.chat_template = CHAT
     (sample,) = Conversations(None, tokenizer).samples_of(Task("sums", {"messages": CONVERSATION}))
     assert shown(tokenizer, sample) == ("+1+1=-2<end> +2+2=-4<end> ", "2<end>4<end>")
-    assert len(set(sample.turns[sample.turns != NOT_MADE])) == 2, "each answer is a turn"
+    assert len(set(sample.turns[sample.turns != NOT_GENERATED])) == 2, "each answer is a turn"
     assert np.all(sample.advantages == 1)
 
 

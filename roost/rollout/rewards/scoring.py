@@ -390,12 +390,12 @@ class RewardedEpisodeRunner:
     """Runs episodes with another runner, then scores them with rewards. `decode` makes the text of messages."""
 
     def __init__(
-        self, player: EpisodeRunner, rewards: Rewards, decode: Decode = token_numbers, split: Split = Split.TRAIN
+        self, runner: EpisodeRunner, rewards: Rewards, decode: Decode = token_numbers, split: Split = Split.TRAIN
     ) -> None:
-        self._player, self._rewards, self._decode, self._split = player, rewards, decode, split
+        self._runner, self._rewards, self._decode, self._split = runner, rewards, decode, split
 
     async def run_episode(self, asked: EpisodeRequest) -> Episode:
-        episode = await self._player.run_episode(asked)
+        episode = await self._runner.run_episode(asked)
         given = episode.score
         leave_place()  # let engines run other episodes meanwhile
         turns = len(given.turn_rewards) or episode.num_turns

@@ -5,7 +5,7 @@ import pytest
 
 from roost.rollout.agents.chat import TurnUnderWay
 from roost.rollout.agents.chat_format import TemplateRefused
-from roost.rollout.episode import NOT_MADE
+from roost.rollout.episode import NOT_GENERATED
 from tests.rollout.agents.talk import KINDS, QWEN_TOKENIZER, Engine, assistant, ids, system, talk, tool, user
 from tests.rollout.script import ran, settled
 
@@ -38,7 +38,7 @@ def test_a_conversation_goes_on_as_the_template_writes_it(kind, opening):
     assert engine.shown == [whole(of, messages[: len(opening) + n]) for n in (0, 2, 5)]
     assert engine.asked == [ids(shown, of) for shown in engine.shown], "which tokenised as a whole is the same here"
     assert len(transcript.sequences()) == 1
-    made = transcript.tokens().token_ids[transcript.tokens().turns != NOT_MADE]
+    made = transcript.tokens().token_ids[transcript.tokens().turns != NOT_GENERATED]
     assert of.decode(made) == of.eos_token.join(["one", "two", "three", ""]), "ends of turns are learnt, too"
 
 
@@ -57,7 +57,7 @@ def test_what_the_policy_made_is_never_tokenised_again():
     place = len(engine.asked[0])
     assert engine.asked[1][place : place + 2] == a_then_b
     assert engine.shown[1] == whole(QWEN_TOKENIZER, [user("x"), assistant("ab"), user("y")])
-    assert [turn for turn in transcript.tokens().turns if turn != NOT_MADE] == [0] * 3 + [1] * 5
+    assert [turn for turn in transcript.tokens().turns if turn != NOT_GENERATED] == [0] * 3 + [1] * 5
 
 
 @pytest.mark.parametrize("kind", ["qwen", "llama", "plain"])
@@ -75,7 +75,7 @@ def test_a_turn_that_was_cut_is_ended_for_it(kind):
     assert engine.shown[1] == whole(of, [user("x"), assistant("ab"), user("y")])
     ended = len(engine.asked[0]) + len(ids("ab", of))
     tokens = transcript.tokens()
-    assert (tokens.token_ids[ended], tokens.turns[ended]) == (of.eos_token_id, NOT_MADE)
+    assert (tokens.token_ids[ended], tokens.turns[ended]) == (of.eos_token_id, NOT_GENERATED)
 
 
 def test_a_turn_that_ends_otherwise_is_ended_as_the_template_does():
@@ -146,7 +146,10 @@ def test_a_branch_begins_with_the_very_tokens_of_what_it_leaves():
     common = len(engine.asked[0]) + 3
     assert engine.asked[1][:common] == engine.asked[2][:common]
     first, second = transcript.sequences()
-    assert [sorted(set(each.turns.tolist())) for each in (first, second)] == [[NOT_MADE, 0, 1, 3], [NOT_MADE, 2, 4]]
+    assert [sorted(set(each.turns.tolist())) for each in (first, second)] == [
+        [NOT_GENERATED, 0, 1, 3],
+        [NOT_GENERATED, 2, 4],
+    ]
     assert engine.shown[4] == whole(QWEN_TOKENIZER, [*right, assistant("right"), user("more")])
 
 

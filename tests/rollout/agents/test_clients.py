@@ -13,7 +13,7 @@ from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.agents.scenario import AgentScenario
-from roost.rollout.episode import NOT_MADE, Task, Transcript, TurnForm
+from roost.rollout.episode import NOT_GENERATED, Task, Transcript, TurnForm
 from tests.rollout.agents.talk import QWEN_TOKENIZER, user
 from tests.rollout.agents.taught import ANSWER, ASKS, CALL, COUNT, COUNTED, FIND, TOOLS, write_taught_model
 from tests.rollout.agents.world import Tasks
@@ -63,10 +63,10 @@ def made(transcript):
     """For each sequence the generated text, where every generated token has a log-prob and a version."""
     texts = []
     for tokens in transcript.sequences():
-        is_made = tokens.turns != NOT_MADE
-        assert (tokens.logprobs[is_made] <= 0).all() and (tokens.versions[is_made] == 0).all()
-        assert (tokens.logprobs[~is_made] == 0).all() and (tokens.versions[~is_made] == NOT_MADE).all()
-        texts.append(QWEN_TOKENIZER.decode(tokens.token_ids[is_made]))
+        is_generated = tokens.turns != NOT_GENERATED
+        assert (tokens.logprobs[is_generated] <= 0).all() and (tokens.versions[is_generated] == 0).all()
+        assert (tokens.logprobs[~is_generated] == 0).all() and (tokens.versions[~is_generated] == NOT_GENERATED).all()
+        texts.append(QWEN_TOKENIZER.decode(tokens.token_ids[is_generated]))
     return texts
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from roost.engines.protocol import ContextFull, EngineRefused
 from roost.rollout.agents.recording import Recorder
-from roost.rollout.episode import NOT_MADE
+from roost.rollout.episode import NOT_GENERATED
 from tests.limits import HANG_S
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine, assistant, ids, talk, tool, user
 from tests.rollout.script import others_running, ran, settled
@@ -40,7 +40,7 @@ def chat(client, messages=HELLO, **more):
 
 def made_text(transcript):
     tokens = transcript.tokens()
-    return QWEN_TOKENIZER.decode(tokens.token_ids[tokens.turns != NOT_MADE])
+    return QWEN_TOKENIZER.decode(tokens.token_ids[tokens.turns != NOT_GENERATED])
 
 
 def test_a_conversation_by_the_client_is_recorded_as_one_sequence():

@@ -10,7 +10,7 @@ from roost.config.findings import Findings, Where
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.check_target import ENVIRONMENT, check_target
 from roost.rollout.data.scenario import PromptScenario
-from roost.rollout.episode import NOT_MADE, Task, Transcript
+from roost.rollout.episode import NOT_GENERATED, Task, Transcript
 from tests.rollout.agents.talk import QWEN_TOKENIZER, ids
 from tests.rollout.script import completion, ran
 
@@ -106,7 +106,7 @@ def run_episode(*says, tools, task=CHAT, max_turns=5, limit=None, **agent):
 
     score, transcript = ran(playing())
     (tokens,) = transcript.sequences()
-    learnt = QWEN_TOKENIZER.decode(tokens.token_ids[tokens.turns != NOT_MADE])
+    learnt = QWEN_TOKENIZER.decode(tokens.token_ids[tokens.turns != NOT_GENERATED])
     return score, QWEN_TOKENIZER.decode(tokens.token_ids), learnt, forms
 
 

@@ -173,7 +173,7 @@ class Stage:
                 assert set(await self.envs.prepare()) == {""}
                 agents = AgentGroup(self.agents, contact, RemoteEnvironments(self.envs.hosts))
                 await agents.prepare()
-                return await asyncio.wait_for(scenario(agents.player("group")), HANG_S)
+                return await asyncio.wait_for(scenario(agents.runner("group")), HANG_S)
 
         return asyncio.run(run())
 
@@ -188,8 +188,8 @@ def asked(wanted, episode=0, **data):
 
 
 def test_episodes_are_spread_over_agents_and_environments(stage):
-    async def scenario(player):
-        return await asyncio.gather(*(player.run_episode(asked(3, episode)) for episode in range(8)))
+    async def scenario(runner):
+        return await asyncio.gather(*(runner.run_episode(asked(3, episode)) for episode in range(8)))
 
     episodes = stage.run_episode(scenario)
     assert [episode.score.reward for episode in episodes] == [1.0] * 8
@@ -201,28 +201,28 @@ def test_episodes_are_spread_over_agents_and_environments(stage):
 
 
 def test_an_environment_that_raises_fails_its_episode_alone(stage):
-    async def scenario(player):
+    async def scenario(runner):
         stage.says = -1
         with pytest.raises(EpisodeFailed, match=r"EnvironmentFailed: ValueError: it only counts up"):
-            await player.run_episode(asked(3))
+            await runner.run_episode(asked(3))
         stage.says = 1
-        return await player.run_episode(asked(2))
+        return await runner.run_episode(asked(2))
 
     assert stage.run_episode(scenario).score.reward == 1.0
 
 
 def test_an_agent_or_an_environment_that_exits_fails_its_episode_alone(stage):
-    async def scenario(player):
-        first = await player.run_episode(asked(1))
+    async def scenario(runner):
+        first = await runner.run_episode(asked(1))
         with pytest.raises(
             EpisodeFailed, match=r"ExitRaised: the code raised SystemExit\(0\) \(test_agent_workers.py:"
         ):
-            await player.run_episode(asked(3, exits=True))
+            await runner.run_episode(asked(3, exits=True))
         stage.says = -2
         with pytest.raises(EpisodeFailed, match=r"EnvironmentFailed: ExitRaised: the code raised SystemExit\(0\)"):
-            await player.run_episode(asked(3))
+            await runner.run_episode(asked(3))
         stage.says = 1
-        played = await asyncio.gather(*(player.run_episode(asked(2, episode)) for episode in range(4)))
+        played = await asyncio.gather(*(runner.run_episode(asked(2, episode)) for episode in range(4)))
         return first.score.shown.split(), [one.score.shown.split() for one in played]
 
     (agent, env), after = stage.run_episode(scenario)
@@ -230,10 +230,10 @@ def test_an_agent_or_an_environment_that_exits_fails_its_episode_alone(stage):
 
 
 def test_an_agent_that_blocks_its_event_loop_is_named(stage, cluster, tmp_path):
-    async def scenario(player):
+    async def scenario(runner):
         notes = asyncio.Queue()
         following = asyncio.create_task(cluster.follow_notes(notes.put_nowait))
-        playing = asyncio.create_task(player.run_episode(asked(1, blocks_until=str(tmp_path / "go on"))))
+        playing = asyncio.create_task(runner.run_episode(asked(1, blocks_until=str(tmp_path / "go on"))))
         while "_block" not in (blocked := await notes.get()):
             pass  # of another worker, on a machine that is busy with other things
         (tmp_path / "go on").touch()
@@ -250,9 +250,9 @@ def test_an_agent_that_blocks_its_event_loop_is_named(stage, cluster, tmp_path):
 
 
 def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
-    async def scenario(player):
+    async def scenario(runner):
         stage.holds, before = asyncio.Event(), stage.drawn
-        playing = asyncio.create_task(player.run_episode(asked(3)))
+        playing = asyncio.create_task(runner.run_episode(asked(3)))
         while stage.drawn == before:
             await asyncio.sleep(0.01)
         playing.cancel()
@@ -260,21 +260,21 @@ def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
         while not stage.cancelled:  # the turn ends with the episode, wherever that is played
             await asyncio.sleep(0.01)
         stage.holds = None
-        after = await player.run_episode(asked(1))
+        after = await runner.run_episode(asked(1))
         return playing.cancelled(), stage.drawn - before, after.score.reward
 
     assert stage.run_episode(scenario) == (True, 2, 1.0)
 
 
 def test_an_agent_that_dies_takes_its_episodes_with_it_and_comes_back(stage):
-    async def scenario(player):
+    async def scenario(runner):
         with pytest.raises(EpisodeFailed, match="agent:0 was lost with it"):
-            await player.run_episode(asked(1, kills=True))
-        played = [(await player.run_episode(asked(2, episode))).score.shown.split()[0] for episode in range(4)]
+            await runner.run_episode(asked(1, kills=True))
+        played = [(await runner.run_episode(asked(2, episode))).score.shown.split()[0] for episode in range(4)]
         assert len(set(played)) == 1, "the other one plays while it is started again"
         while len(set(played)) == 1:
             ended = await asyncio.gather(
-                *(player.run_episode(asked(2, episode)) for episode in range(4)), return_exceptions=True
+                *(runner.run_episode(asked(2, episode)) for episode in range(4)), return_exceptions=True
             )
             played += [one.score.shown.split()[0] for one in ended if not isinstance(one, EpisodeFailed)]
         return set(played)
@@ -283,10 +283,10 @@ def test_an_agent_that_dies_takes_its_episodes_with_it_and_comes_back(stage):
 
 
 def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(stage):
-    async def scenario(player):
-        first = await player.run_episode(asked(1))
+    async def scenario(runner):
+        first = await runner.run_episode(asked(1))
         stage.holds, before = asyncio.Event(), stage.drawn
-        playing = [asyncio.create_task(player.run_episode(asked(2, episode))) for episode in range(4)]
+        playing = [asyncio.create_task(runner.run_episode(asked(2, episode))) for episode in range(4)]
         while stage.drawn < before + 4:
             await asyncio.sleep(0.01)
         os.kill(int(first.score.shown.split()[1]), signal.SIGKILL)
@@ -295,7 +295,7 @@ def test_an_environment_s_process_that_dies_fails_its_episodes_and_comes_back(st
         stage.holds = None
         failed = [error for error in ended if isinstance(error, EpisodeFailed)]
         assert failed and all("the environment's process is gone" in str(error) for error in failed)
-        return [await player.run_episode(asked(2, episode)) for episode in range(4)]
+        return [await runner.run_episode(asked(2, episode)) for episode in range(4)]
 
     assert [episode.score.reward for episode in stage.run_episode(scenario)] == [1.0] * 4
 
@@ -335,17 +335,17 @@ def test_workers_tell_why_an_episode_failed_and_let_go_of_what_they_hold(stage, 
         async with gateway.serving() as contact:
             agents = AgentGroup(group, contact)
             await agents.prepare()
-            player = agents.player("group")
+            runner = agents.runner("group")
             with pytest.raises(EpisodeFailed, match="the key is under the mat") as failed:
-                await player.run_episode(EpisodeRequest(Task("", {"stumbles": True}), 0, 0))
+                await runner.run_episode(EpisodeRequest(Task("", {"stumbles": True}), 0, 0))
             assert "on holding:" in failed.value.traceback and "in _stumble" in failed.value.traceback
             played = await asyncio.gather(
-                *(player.run_episode(EpisodeRequest(Task(""), 0, episode)) for episode in range(4))
+                *(runner.run_episode(EpisodeRequest(Task(""), 0, episode)) for episode in range(4))
             )
             held = {int(episode.score.shown) for episode in played}
             assert len(held) == 2 and all(map(is_there, held))
             stage.holds = asyncio.Event()
-            late = asyncio.create_task(player.run_episode(EpisodeRequest(Task(""), 0, 4)))
+            late = asyncio.create_task(runner.run_episode(EpisodeRequest(Task(""), 0, 4)))
             before = stage.drawn
             while stage.drawn == before:
                 await asyncio.sleep(0.01)
@@ -355,7 +355,7 @@ def test_workers_tell_why_an_episode_failed_and_let_go_of_what_they_hold(stage, 
                 await late
             assert not any(map(is_there, held))
             with pytest.raises(EpisodeFailed, match="the run is over"):
-                await player.run_episode(EpisodeRequest(Task(""), 0, 5))
+                await runner.run_episode(EpisodeRequest(Task(""), 0, 5))
             await group.prepare(contact, None)
             return await group.run_episode("late", "group", EpisodeRequest(Task(""), 0, 6))
 
@@ -402,7 +402,7 @@ def test_a_tokenizer_does_not_bring_torch_along(stage, cluster, tmp_path):
         async with gateway.serving() as contact:
             agents = AgentGroup(group, contact)
             await agents.prepare()
-            return await asyncio.wait_for(agents.player("group").run_episode(EpisodeRequest(Task(""), 0, 0)), HANG_S)
+            return await asyncio.wait_for(agents.runner("group").run_episode(EpisodeRequest(Task(""), 0, 0)), HANG_S)
 
     assert asyncio.run(run()).score.shown == "transformers"
 

@@ -30,7 +30,7 @@ class Hears:
 
 
 class Plays:
-    """A player of one episode that was scored by its scenario."""
+    """A runner of one episode that was scored by its scenario."""
 
     def __init__(self, score):
         self._score = score
@@ -39,8 +39,8 @@ class Plays:
         return Episode((), self._score, 1.0)
 
 
-def scored_by(player, scores, weight=1.0):
-    return RewardedEpisodeRunner(player, Rewards(Routing((Route("hears", weight=weight),)), {"hears": Hears(scores)}))
+def scored_by(runner, scores, weight=1.0):
+    return RewardedEpisodeRunner(runner, Rewards(Routing((Route("hears", weight=weight),)), {"hears": Hears(scores)}))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_others_are_played_while_one_is_scored():
             Script(plays),
             RolloutSettings(prompts_per_step=1, num_generations=2, max_concurrent_episodes=1),
         )
-        feed = Feed(script, scored_by(script.player(rollout), together), rollout, 0, 11)
+        feed = Feed(script, scored_by(script.runner(rollout), together), rollout, 0, 11)
         feed.begin(0)
         (group,) = await feed.take(0)
         await feed.close()
@@ -135,10 +135,10 @@ def test_what_turns_earned_counts_as_the_scenario_s_reward_does(routing, reward,
     async def half(answer):
         return 0.5
 
-    player = RewardedEpisodeRunner(
+    runner = RewardedEpisodeRunner(
         Plays(EpisodeReward(3.0, turn_rewards=(1.0, 2.0))), Rewards(routing, {"hears": Hears(half)})
     )
-    score = ran(player.run_episode(EpisodeRequest(Task("a"), 0, 0))).score
+    score = ran(runner.run_episode(EpisodeRequest(Task("a"), 0, 0))).score
     assert (score.reward, score.turn_rewards) == (reward, turn_rewards)
 
 
