@@ -6,7 +6,6 @@ No format is held in memory. Parquet and CSV are converted to an Arrow file once
 from __future__ import annotations
 
 import bisect
-import csv
 import difflib
 import glob
 import hashlib
@@ -17,7 +16,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -341,14 +340,10 @@ def _first_of(file: str, count: int) -> FirstRows:
     if kind == LINES:
         rows = _first_lines(file, count)
         return FirstRows(file, tuple(dict.fromkeys(key for row in rows for key in row)), rows)
-    if kind == CSV:
-        with Path(file).open(newline="", encoding="utf-8-sig") as text:
-            read = csv.DictReader(text)
-            return FirstRows(file, tuple(read.fieldnames or ()), list(islice(read, count)))
-    if kind == PARQUET:
-        schema, batches = _readable(file, lambda: _parquet(file, count))
+    if kind in (CSV, PARQUET):
+        schema, batches = _readable(file, lambda: _csv(file) if kind == CSV else _parquet(file, count))
         batch = _readable(file, lambda: next(batches, None))
-        return FirstRows(file, tuple(schema.names), [] if batch is None else batch.to_pylist())
+        return FirstRows(file, tuple(schema.names), [] if batch is None else batch.slice(0, count).to_pylist())
     return first_of(JsonRows(file, kind, count) if kind == JSON else _opened(file), count)
 
 
@@ -372,7 +367,7 @@ def _readable(path: str, read: Any) -> Any:
 
     try:
         return read()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter for the names of columns
         why = " ".join(str(error).split())
         raise DataError("RST-T068", f"{path} cannot be read", why, "write it again, or name another file") from None
 
@@ -432,18 +427,15 @@ def _csv(path: str) -> tuple[Any, Iterator[Any]]:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    types = dict.fromkeys(_header(path), pa.string())
+    parse = arrow_csv.ParseOptions(newlines_in_values=True)
+    with arrow_csv.open_csv(path, parse_options=parse) as header:
+        types = dict.fromkeys(header.schema.names, pa.string())
     reader = arrow_csv.open_csv(
         path,
-        parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+        parse_options=parse,
         convert_options=arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=False),
     )
     return reader.schema, iter(reader)
-
-
-def _header(path: str) -> list[str]:
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
-        return next(csv.reader(file), [])
 
 
 def _from_disk(path: str, split: str) -> Rows:

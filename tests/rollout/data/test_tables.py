@@ -173,6 +173,21 @@ def test_a_damaged_parquet_file_is_told(tmp_path):
         open_rows(str(tmp_path / "rows.parquet"), None, "train")
 
 
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 140_000},007\n")
+    assert first_rows(str(tmp_path / "a.csv"), 2).rows == all_rows(tmp_path / "a.csv")
+    assert all_rows(tmp_path / "a.csv") == [{"prompt": "x" * 140_000, "answer": "007"}]
+
+
+@pytest.mark.parametrize("text", ["prompt,answer\ncafé,1\n", "café,answer\na,1\n"])
+def test_a_csv_file_that_is_not_utf8_is_told(text, tmp_path):
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+    for read in (all_rows, lambda path: first_rows(str(path), 2)):
+        with pytest.raises(DataError, match=r"a.csv cannot be read; .*(UTF8|utf-8)") as told:
+            read(tmp_path / "a.csv")
+        assert told.value.code == "RST-T068"
+
+
 def test_a_saved_data_set_is_read_by_split(tmp_path):
     from datasets import Dataset, DatasetDict
 
