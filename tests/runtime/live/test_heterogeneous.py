@@ -18,13 +18,13 @@ cluster:
       placement: 0-1
     rollout:
       node_group: "4090"
-      placement: 0-1
+      placement: 1-2
     env:
       node_group: franka
       placement: 0-1
     agent:
       node_group: node
-      placement: 0-1:0-1,3:2
+      placement: 0-1:0-3,3:4
   node_groups:
     - label: a800
       node_ranks: 0
@@ -81,7 +81,7 @@ def other_python(tmp_path_factory):
 @pytest.fixture(scope="module")
 def testimony(ray_nodes, module_patch, other_python, tmp_path_factory):
     ray_nodes.add(2, rank=0)
-    ray_nodes.add(2, rank=1)
+    ray_nodes.add(3, rank=1)
     ray_nodes.add(0, rank=3, ROBOT_IP="10.10.10.2")  # joined before node 2: ranks count, not the order of joining
     ray_nodes.add(0, rank=2)
     config = tmp_path_factory.mktemp("config") / "job.yaml"
@@ -94,7 +94,7 @@ def testimony(ray_nodes, module_patch, other_python, tmp_path_factory):
 
 def test_every_process_is_on_its_node(testimony):
     nodes = {name: [each["node"] for each in heard] for name, heard in testimony.items()}
-    assert nodes == {"actor": [0, 0], "rollout": [1, 1], "env": [2, 3], "agent": [0, 1, 3]}
+    assert nodes == {"actor": [0, 0], "rollout": [1, 1], "env": [2, 3], "agent": [0, 0, 1, 1, 3]}
 
 
 def test_nodes_are_different_machines_for_ray(testimony):
@@ -106,14 +106,14 @@ def test_nodes_are_different_machines_for_ray(testimony):
 
 def test_node_rank_counts_the_nodes_of_the_component(testimony):
     assert [each["node_rank"] for each in testimony["env"]] == ["0", "1"]
-    assert [each["node_rank"] for each in testimony["agent"]] == ["0", "1", "2"]
+    assert [each["node_rank"] for each in testimony["agent"]] == ["0", "0", "1", "1", "2"]
 
 
 def test_every_process_sees_its_devices(testimony):
     assert [each["sees"] for each in testimony["actor"]] == ["0", "1"]
-    assert [each["sees"] for each in testimony["rollout"]] == ["0", "1"]
+    assert [each["sees"] for each in testimony["rollout"]] == ["1", "2"]
     # Without devices of its own a process sees what its job holds on the node.
-    assert [each["sees"] for each in testimony["agent"]] == ["0,1", "0,1", None]
+    assert [each["sees"] for each in testimony["agent"]] == ["0,1", "0,1", "1,2", "1,2", None]
 
 
 def test_environment_of_the_node_group(testimony):
