@@ -68,10 +68,18 @@ def _attend(
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
     # Under autocast, rotary embeddings leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    # In a batch of one length nothing has to be rearranged, and torch's choice of kernel is the fastest.
-    attend = _flash if len(segments.alike) > 1 and _can_flash(query, value) else _by_length
+    attend = _flash if _can_flash(query, value) and not _is_uniform(segments, sliding_window) else _by_length
     # Not a view: a compiled layer would be compiled again for each shape of the view's base.
     return attend(query, key, value, segments, scaling, sliding_window).clone(), None
+
+
+def _is_uniform(segments: Segments, window: int | None) -> bool:
+    """Return True for several sequences of one length, which need neither copies nor a mask.
+
+    Not for one sequence: on Hopper torch would choose cuDNN, which builds a graph for every new length.
+    """
+    length, count = segments.lengths[0], len(segments.lengths)
+    return len(segments.alike) == 1 and count > 1 and (window is None or length <= window)
 
 
 def _by_length(
@@ -81,7 +89,7 @@ def _by_length(
 
     Thousands of short sequences, as in control tasks, would otherwise need as many calls.
     """
-    key, value = (_shared(each, query) for each in (key, value))
+    key, value = (_repeat_heads(each, query) for each in (key, value))
     parts = []
     for length, tokens in segments.alike:
         rows = None if len(segments.alike) == 1 else tokens
@@ -93,7 +101,7 @@ def _by_length(
     return whole.unsqueeze(0)
 
 
-def _shared(packed: Tensor, query: Tensor) -> Tensor:
+def _repeat_heads(packed: Tensor, query: Tensor) -> Tensor:
     """Keys or values with as many heads as the queries."""
     shared = query.shape[1] // packed.shape[1]
     return packed if shared == 1 else packed.repeat_interleave(shared, dim=1)
@@ -123,7 +131,7 @@ def _flash(
     longest = max(segments.lengths)
     options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _varlen_parameters() else {}
     if not options:
-        key, value = (_shared(each, query) for each in (key, value))
+        key, value = (_repeat_heads(each, query) for each in (key, value))
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
     output = varlen_attn(
         query,

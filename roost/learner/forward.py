@@ -137,7 +137,8 @@ class PolicyOutputs(Outputs):
         self, hidden: Tensor, targets: Tensor, teacher: Tensor | None, teacher_ids: Tensor | None
     ) -> tuple[Tensor, ...]:
         logits = self._parts[1](hidden)
-        outputs = self._of_logits(logits, targets, self._temperature, self._learns_entropy)
+        # Not a view of all targets: compiled code would be compiled again for other sizes of its base.
+        outputs = self._of_logits(logits, targets.clone(), self._temperature, self._learns_entropy)
         if teacher is None:
             return outputs
         own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())

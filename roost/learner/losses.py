@@ -352,8 +352,8 @@ def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: floa
 
     A clip of 0 means no clip, as values that cannot move would have no gradient.
 
-    >>> stats = torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.5])
-    >>> value_losses(*stats, clip=None).tolist(), value_losses(*stats, clip=0.5).tolist()
+    >>> batch = torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.5])
+    >>> value_losses(*batch, clip=None).tolist(), value_losses(*batch, clip=0.5).tolist()
     ([0.125], [0.5])
     """
     losses = 0.5 * (values - returns).square()

@@ -24,7 +24,7 @@ from roost.learner.heads import Head
 
 READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
 COMPILED_SIZE = 200_000_000  # parameters from which compiling pays by default
-LOGIT_BYTES = 1 << 29  # of logits in float32 at the same time; larger products are faster
+LOGIT_BYTES = 1 << 29  # of logits in float32 at the same time; larger matrix products are faster
 
 
 def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, device: torch.device) -> None:

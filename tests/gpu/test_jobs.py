@@ -1,5 +1,6 @@
 """Whole jobs on a real GPU: engines and learner on one device, with the built-in engine and with vLLM."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -18,7 +19,8 @@ import torch
 import roost
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, Worker
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
-from tests.local_ray import end_ray, shared_ray
+from roost.runtime.ray_connection import connect
+from tests.local_ray import MACHINE, MARK, end_ray
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained
 
 pytestmark = [
@@ -35,9 +37,13 @@ KILLED = "ROOST_TEST_KILLED"
 def machine():
     """A Ray that sees the machine as it is."""
     end_ray()
-    shared_ray()
-    yield
-    end_ray()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_ADDRESS", *MACHINE):
+            patch.delenv(name, raising=False)
+        patch.setenv(MARK, MACHINE[MARK])
+        connection = connect("local")
+        yield
+        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +113,11 @@ class Killing(Arithmetic):
         marker = Path(os.environ[KILLED])
         if self._episodes > 20 and not marker.exists():
             marker.touch()
-            for process in psutil.process_iter(["cmdline"]):
-                if "roost.torch_engine" in (process.info["cmdline"] or ()):
-                    process.kill()
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    is_own = process.environ().get(MARK) == os.environ[MARK]
+                    if is_own and "roost.torch_engine" in process.cmdline():
+                        process.kill()
         return await super().run_episode(task, transcript)
 
 

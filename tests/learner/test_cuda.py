@@ -41,9 +41,9 @@ def test_flash_attention_is_as_each_sequence_alone(device, window):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_a_gpu_learns_as_the_host_does(models, device, compute):
-    settings = settings_of(models(), compute_dtype=compute)
+@pytest.mark.parametrize(("compute", "compiles"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_a_gpu_learns_as_the_host_does(models, device, compute, compiles):
+    settings = settings_of(models(), compute_dtype=compute, compile=compiles)
     _, expected = trained(Learner(settings_of(models()), torch.device("cpu")), *BATCHES)
     _, told = trained(Learner(settings, device), *BATCHES)
     assert told == pytest.approx(expected, rel=1e-3 if compute == "float32" else 0.1, abs=1e-2)

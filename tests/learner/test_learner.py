@@ -230,7 +230,10 @@ def test_weights_are_at_hand_wherever_they_were(learner):
 
 
 @pytest.mark.long
-def test_compiled_layers_learn_as_others_do(models, monkeypatch):
+@pytest.mark.parametrize(
+    "changes", [{}, {"adapter": AdapterSettings(lora_rank=4), "activation_checkpointing": True}], ids=["all", "adapter"]
+)
+def test_compiled_layers_learn_as_others_do(models, monkeypatch, changes):
     """Traced and differentiated ahead of time, but run by eager kernels: generating code takes minutes here."""
     compiled = []
 
@@ -241,7 +244,7 @@ def test_compiled_layers_learn_as_others_do(models, monkeypatch):
     real = torch.compile
     monkeypatch.setattr(torch, "compile", compile_eagerly)
     batches = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 7, seed=3)]
-    learners = [Learner(settings_of(models(), compile=compiles), CPU) for compiles in (False, True)]
+    learners = [Learner(settings_of(models(), compile=compiles, **changes), CPU) for compiles in (False, True)]
     (expected, _), (weights, _) = (trained(each, *batches) for each in learners)
     assert len(compiled) == 1 + learners[0].module.config.num_hidden_layers
     assert_equal(weights, expected, 1e-6)
