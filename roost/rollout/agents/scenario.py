@@ -52,7 +52,7 @@ class WatchedEnvironment:
         self._seen = seen.content
         self._steps.append((action, seen))
         self.metrics = seen.info.get("metrics", self.metrics)
-        self.answer = seen.info.get("answer", self.answer)
+        self.answer = self.answer if seen.answer is None else seen.answer
         self._rewards.append((turns, float(seen.reward)))
         return seen
 
@@ -147,7 +147,7 @@ class AgentScenario:
     `max_response_length` after its first prompt. `chat_template` replaces the tokenizer's; `template` holds arguments
     for it; see `ChatFormat` for `keeps_reasoning`. `tool_parser` and `reasoning_parser` name parsers of vLLM or SGLang.
 
-    Rewards score the policy's last turn, or the `answer` of the agent or in an observation's `info`, if there is one.
+    Rewards score the policy's last turn, or the `answer` of the agent or of an observation, if there is one.
     """
 
     config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {
@@ -246,7 +246,7 @@ class AgentScenario:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
         own, last = getattr(agent, "answer", None), policy.last_reply
         own = own if isinstance(own, str) else environment.answer
-        said = own if isinstance(own, str) else None if last is None else last.text
+        said = own if own is not None else None if last is None else last.text
         return EpisodeReward(
             await environment.score(),
             environment.steps_text() or said or "",

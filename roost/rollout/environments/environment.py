@@ -16,8 +16,9 @@ class Observation:
     content: Any  # text, an array, or a mapping of them, as the agent expects it
     reward: float = 0.0  # of the step alone
     is_over: bool = False
-    info: Mapping[str, Any] = field(default_factory=dict)  # `metrics` are reported; `answer` is what rewards score
+    info: Mapping[str, Any] = field(default_factory=dict)  # `metrics` are reported
     is_truncated: bool = False  # over because of a limit, not because the task ended
+    answer: str | None = None  # the policy's, for rewards to score instead of its last turn
 
 
 class Environment(Protocol):
@@ -92,7 +93,7 @@ class Question:
         return Observation(question_of(task))
 
     async def step(self, action: Any) -> Observation:
-        return Observation("", is_over=True, info={"answer": str(action)})
+        return Observation("", is_over=True, answer=str(action))
 
     async def score(self) -> float:
         return 0.0

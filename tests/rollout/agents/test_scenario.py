@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -267,6 +268,17 @@ def test_a_program_answers_the_questions_of_a_data_file(run, tmp_path):
     bare = {**config, "train": {key: value for key, value in config["train"].items() if key != "rewards"}}
     read_job(load(bare, (), findings), findings)
     assert [each.code for each in findings.found] == ["RST-T061"]
+
+
+def test_an_answer_in_the_info_of_an_environment_is_not_the_policys():
+    """Environments may report the right one there."""
+
+    class Telling(Noting):
+        async def step(self, action):
+            return replace(await super().step(action), info={"answer": "the right one"})
+
+    score, _ = run_episode(python("done"), worlds=Worlds(Telling))
+    assert score.answer == python("done")
 
 
 @pytest.mark.parametrize(("most", "size"), [(60, 0), (2000, 1)], ids=["too long with its tools", "fits"])
