@@ -32,7 +32,8 @@ def model(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("model"))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))  # where the script finds the other
-        runpy.run_path(str(EXAMPLE / "make_model.py"))["write_model"](folder)
+        patch.setattr("sys.argv", ["make_model.py", folder])
+        runpy.run_path(str(EXAMPLE / "make_model.py"), run_name="__main__")
     return folder
 
 
