@@ -425,6 +425,27 @@ def test_no_more_are_played_at_a_time_than_the_run_allows():
     assert max(most) == 3
 
 
+@pytest.mark.parametrize(("is_single_turn", "most"), [(True, 1024), (False, 256)])
+def test_more_episodes_of_a_single_turn_are_played_at_a_time(is_single_turn, most):
+    running = []
+
+    async def plays(number, episode, attempt):
+        running.append((number, episode))
+        await for_ever()
+
+    async def start():
+        scenario = Script(plays)
+        scenario.single_turn = is_single_turn
+        feed = feed_of(scenario, num_generations=513)  # 1026 in a step
+        feed.begin(0)
+        await settled()
+        await feed.close()
+
+    ran(start())
+    assert len(running) == RolloutSettings().concurrency(is_single_turn) == most
+    assert RolloutSettings(max_concurrent_episodes=3).concurrency(is_single_turn) == 3
+
+
 # Groups that teach nothing ------------------------------------------------------------------------------------------
 
 
