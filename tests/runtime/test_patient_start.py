@@ -1,4 +1,7 @@
-"""A node that registers late is waited for; one whose process exited is not, and Ray is started again."""
+"""A node that registers late is waited for; one whose process exited is not, and Ray is started again.
+
+The services that Roost does without are not started.
+"""
 
 import subprocess
 import sys
@@ -9,8 +12,9 @@ pytest.importorskip("ray")
 
 import ray
 from ray._private import services
+from ray._private.node import Node
 
-from roost.runtime.ray_connection import RayExited, connect, patient_start
+from roost.runtime.ray_connection import RayExited, connect, patient_start, without_services
 
 
 @pytest.fixture
@@ -41,6 +45,16 @@ def test_a_process_that_exited_is_not_waited_for(registered_late):
         with pytest.raises(RayExited, match=r"its process python\S* exited with code 0"):
             services.get_node("address", "id")
     assert len(registered_late) == 2
+
+
+def test_services_that_this_ray_does_not_have_are_passed_over(monkeypatch):
+    monkeypatch.delattr(Node, "start_monitor")
+    before = Node.start_log_monitor
+    with without_services():
+        assert Node.start_log_monitor is not before
+        assert not hasattr(Node, "start_monitor")
+    assert Node.start_log_monitor is before
+    assert not hasattr(Node, "start_monitor")
 
 
 @pytest.mark.long
