@@ -43,7 +43,7 @@ from roost.trainer.records.resuming import (
     reopened,
 )
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.targets import check_named, load_tokenizer, make_scenario
+from roost.trainer.targets import check_rows, check_targets, load_tokenizer, make_scenario
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
@@ -240,7 +240,7 @@ def planned(job: Job, cluster: Cluster) -> Plan:
 def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
     """Load the scenario of a job, and the tokenizer it was built with."""
     findings = Findings()
-    check_named(settings, job, findings, loads=True)
+    routing = check_targets(settings, job, findings)
     findings.raise_errors()
     try:
         tokenizer = load_tokenizer(settings.learner.model)
@@ -250,6 +250,8 @@ def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
     findings.raise_errors()
     if scenario is None:
         raise RuntimeError("a scenario without findings must have been made; please report it")
+    check_rows(settings, job, routing, findings, scenario)
+    findings.raise_errors()
     return scenario, tokenizer
 
 

@@ -17,7 +17,7 @@ from roost.rollout.check_target import SCENARIO, NotLocated, check_target, locat
 from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Scenario, Split
-from roost.rollout.rewards.config import check_answers, make_rewards
+from roost.rollout.rewards.config import Routing, check_answers, make_rewards
 
 LIBRARY = "transformers"
 
@@ -143,21 +143,32 @@ def check_vocabularies(settings: TrainSettings, job: Job, tokenizer: Any) -> Non
     findings.raise_errors()
 
 
-def check_named(settings: TrainSettings, job: Job, findings: Findings, loads: bool = False) -> None:
-    """Import the classes and functions that a job names, check their keys, and look at the first rows of its data.
-
-    `loads`: also at the rows of data sets that have to be loaded.
-    """
+def check_named(settings: TrainSettings, job: Job, findings: Findings) -> None:
+    """Import the classes and functions that a job names, check their keys, and look at the first rows of its files."""
     before = findings.num_errors
+    routing = check_targets(settings, job, findings)
+    if findings.num_errors == before:
+        check_rows(settings, job, routing, findings)
+
+
+def check_targets(settings: TrainSettings, job: Job, findings: Findings) -> Routing:
+    """Import the classes and functions that a job names, and check their keys; return the routing of its rewards."""
     check_target(settings.task, task_place(settings, job), SCENARIO, findings)
     # `elsewhere` checks the keys without creating the rewards.
     where = setting_location("rewards", job)
-    rewards = make_rewards(settings.rewards, where, findings, elsewhere=settings.rewards)
+    return make_rewards(settings.rewards, where, findings, elsewhere=settings.rewards).routing
+
+
+def check_rows(
+    settings: TrainSettings, job: Job, routing: Routing, findings: Findings, scenario: Scenario | None = None
+) -> None:
+    """Check that rewards can read the first rows of the data: of files, and of data sets that `scenario` has loaded."""
     data = settings.task if settings.task.get("_target_") == DATA else settings.task.get("tasks")
-    if findings.num_errors > before or not isinstance(data, Mapping) or data.get("_target_") != DATA:
+    if not settings.rewards or settings.objective is Objective.SFT:
         return
-    if settings.rewards and settings.objective is not Objective.SFT:
-        keys = {key: value for key, value in own_keys(data).items() if key != "tokenizer"}
-        with contextlib.suppress(DataError):  # opening the data reports it
-            tasks = PromptScenario(**keys).first_tasks(loads)
-            check_answers(settings.rewards, rewards.routing, tasks, setting_location("data", job), findings)
+    if not isinstance(data, Mapping) or data.get("_target_") != DATA:
+        return
+    keys = {key: value for key, value in own_keys(data).items() if key != "tokenizer"}
+    with contextlib.suppress(DataError):  # opening the data reports it
+        opened: Any = scenario if hasattr(scenario, "first_tasks") else PromptScenario(**keys)
+        check_answers(settings.rewards, routing, opened.first_tasks(), setting_location("data", job), findings)

@@ -12,6 +12,7 @@ pytest.importorskip("huggingface_hub")
 
 from huggingface_hub import constants
 
+from roost.config.findings import ConfigError
 from roost.net.hub import Answer, ask_hub, check_on_hub
 from roost.rollout.data.tables import DataError, open_rows
 from tests.cli.terminal import run, write
@@ -161,6 +162,21 @@ def test_a_data_set_that_the_hub_does_not_have(hub, tmp_path, monkeypatch):
     with chdir(tmp_path), pytest.raises(DataError, match=r"dta/train is neither a local path nor .*; .* has data"):
         open_rows("dta/train", None, "train")
     assert hub.asked == ["/api/datasets/dta/train"], "asked once, not until retries are used up"
+
+
+def test_a_scenario_with_a_misspelt_data_set_asks_once(hub, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from roost.cli.eval import _job
+    from roost.rollout.arithmetic import write_arithmetic_model
+    from roost.trainer.setup import load_scenario
+
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+    path = write_arithmetic_model(tmp_path / "tiny", hidden_size=32, intermediate_size=32)
+    job = _job("nobody/rows", str(path), "exact", {}, ())
+    hub.asked.clear()
+    with pytest.raises(ConfigError, match="nobody/rows is neither a local path nor a data set"):
+        load_scenario(job, job.training)
+    assert hub.asked == ["/api/datasets/nobody/rows"]
 
 
 def test_a_token_that_the_hub_refuses_is_named(hub, monkeypatch):

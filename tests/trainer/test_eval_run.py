@@ -9,13 +9,16 @@ import typer
 
 pytest.importorskip("torch")
 
+from datasets import Dataset
 from transformers import AutoTokenizer
 
 from roost.cli.eval import _job, eval_command
+from roost.config.findings import ConfigError
 from roost.rollout.arithmetic import write_arithmetic_model
 from roost.rollout.episode import Episode, EpisodeReward, Group, Split, Task
 from roost.trainer.eval_run import _loaded, by_tag
 from roost.trainer.evaluation import Evaluation, at_k, pass_at
+from roost.trainer.setup import load_scenario
 
 TEMPLATE = "{% for one in messages %}<{{ one['role'] }}>{{ one['content'] }}{% endfor %}<assistant>"
 
@@ -115,6 +118,16 @@ def test_text_of_data_files_is_sent_as_the_model_takes_it(template, options, sen
     data = scenario.task(Split.EVALUATION, 0).data
     assert (data["prompt_text"], data["is_rendered"]) == sent
     assert ("in the model's chat template" in told[0]) is sent[1]
+
+
+def test_answers_of_a_data_set_are_checked_once_it_is_loaded(tmp_path):
+    model = write_arithmetic_model(tmp_path / "model", hidden_size=32, intermediate_size=32)
+    Dataset.from_list([{"prompt": "1+1=", "sum": 2}]).save_to_disk(tmp_path / "saved")
+    job = _job(str(tmp_path / "saved"), str(model), "exact", {}, ())
+    with pytest.raises(ConfigError, match=r"RST-T090.* row 0 of .*saved has no answer"):
+        load_scenario(job, job.training)
+    job = _job(str(tmp_path / "saved"), str(model), "exact", {"answer": "sum"}, ())
+    load_scenario(job, job.training)
 
 
 def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from roost.config.findings import Findings, Where
@@ -198,6 +198,11 @@ class AgentScenario:
             self._tasks.show_tools(make.offered(environment) if hasattr(make, "offered") else ())
         if hasattr(self._tasks, "open_data"):
             self._tasks.open_data(where, findings)
+
+    def first_tasks(self) -> Iterable[tuple[str, Task]]:
+        """Tasks of the first rows of the data with their places, where the tasks come from data."""
+        found: Iterable[tuple[str, Task]] = self._tasks.first_tasks() if hasattr(self._tasks, "first_tasks") else ()
+        return found
 
     @property
     def eval_sets(self) -> dict[str, range]:

@@ -90,16 +90,23 @@ class PromptScenario:
         """Write prompts with these tools, as an agent does: they count for their lengths."""
         self._format.tools = tuple(tools)
 
-    def first_tasks(self, loads: bool) -> Iterator[tuple[str, Task]]:
+    def first_tasks(self) -> Iterator[tuple[str, Task]]:
         """Tasks of the first rows of each source, without prompts, with their places.
 
-        `loads`: also of data sets that have to be loaded.
+        Data sets that have to be loaded are left out until the data are opened.
         """
+        parts = [
+            (part, source)
+            for loaded in (self._train, self._evaluation)
+            if loaded is not None
+            for part, (source, _) in zip(loaded.rows.parts, loaded.sources, strict=True)
+        ]
         for source in all_sources(self._settings):
             for path in source.path:
                 found = first_rows(path, LOOKED_AT)
-                if found is None and loads:
-                    found = first_of(open_rows(path, source.name, source.split)[0], LOOKED_AT)
+                if found is None:
+                    own = (part for part, its in parts if its is source and part.label == path)
+                    found = next((first_of(part, LOOKED_AT) for part in own), None)
                 for number, row in enumerate([] if found is None else found.rows):
                     if has_values(row, self._settings.only):
                         label = path if found is None else found.label
