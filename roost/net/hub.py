@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from http import HTTPStatus
 
@@ -49,17 +50,29 @@ def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
     return None
 
 
-def check_data_set(name: str) -> tuple[bool, str]:
-    """Return whether the hub may have a data set, and why it cannot be reached, if it cannot.
-
-    If it cannot, libraries are set to offline mode: they look into their cache, and do not retry for half a minute.
-    """
+def check_data_set(name: str) -> tuple[Answer, str]:
+    """Return the hub's answer for a data set, and the reason if it is unreachable or refuses."""
     if is_offline(os.environ):
-        return True, f"{OFFLINE[0]} is set"
-    answer, reason = ask_hub(name, os.environ.get("HF_ENDPOINT") or ENDPOINT, "datasets")
-    if reason:
-        _go_offline()
-    return answer is not Answer.ABSENT, reason
+        return Answer.UNREACHABLE, f"{OFFLINE[0]} is set"
+    return ask_hub(name, os.environ.get("HF_ENDPOINT") or ENDPOINT, "datasets")
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Load data sets from the cache alone in this block; else the library retries for half a minute."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    places = [vars(config), vars(constants)]
+    before, variable = [place[OFFLINE[0]] for place in places], os.environ.get(OFFLINE[0])
+    _go_offline()
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place[OFFLINE[0]] = value
+        os.environ.pop(OFFLINE[0])
+        os.environ.update({} if variable is None else {OFFLINE[0]: variable})
 
 
 def ask_hub(name: str, endpoint: str, kind: str = "models") -> tuple[Answer, str]:

@@ -164,6 +164,27 @@ def test_a_data_set_that_the_hub_does_not_have(hub, tmp_path, monkeypatch):
     assert hub.asked == ["/api/datasets/dta/train"], "asked once, not until retries are used up"
 
 
+def test_a_data_set_in_the_cache_is_read_where_the_hub_does_not_show_it(hub, tmp_path, monkeypatch):
+    """The hub answers 401 for a private one without a token."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "sets"))
+    rows = datasets.Dataset.from_list([{"prompt": "1+1=", "answer": 2}])
+    version = tmp_path / "sets/org___rows/default/0.0.0"
+    rows.save_to_disk(tmp_path / "saved")
+    (version / "abc").mkdir(parents=True)
+    (made,) = (tmp_path / "saved").glob("*.arrow")
+    made.rename(version / "abc/rows-train.arrow")
+    split = datasets.SplitDict({"train": datasets.SplitInfo("train", num_examples=1, dataset_name="rows")})
+    info = datasets.DatasetInfo(features=rows.features, config_name="default", dataset_name="rows", splits=split)
+    info.write_to_directory(version / "abc")
+    for endpoint in (f"http://127.0.0.1:{hub.server_port}", NOBODY):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        (found,) = open_rows("org/rows", None, "train")
+        assert found.read(0, 1) == [{"prompt": "1+1=", "answer": 2}]
+    assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
+
+
 def test_a_scenario_with_a_misspelt_data_set_asks_once(hub, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     from roost.cli.eval import _job

@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.config.findings import Findings, Where
-from roost.net.hub import check_data_set
+from roost.net.hub import Answer, check_data_set, offline
 
 CACHE_VARIABLE = "ROOST_DATA_CACHE"
 LINES, JSON, CSV, PARQUET, ARROW = "lines", "json", "csv", "parquet", "arrow"
@@ -446,15 +447,16 @@ def _from_disk(path: str, split: str) -> Rows:
 
 
 def _from_hub(path: str, name: str | None, split: str) -> Rows:
-    may_exist, unreachable = check_data_set(path)
-    if not may_exist:
-        what = f"{path} is neither a local path nor a data set on the Hugging Face hub"
-        raise DataError("RST-T063", what, _near(Path(path)), "correct it", "path")
     from datasets import load_dataset
 
+    answer, unreachable = check_data_set(path)
     try:
-        return HubRows(load_dataset(path, name, split=split), path)
+        with nullcontext() if answer is Answer.THERE else offline():  # a copy may be in the cache
+            return HubRows(load_dataset(path, name, split=split), path)
     except Exception as error:  # of the hub's client, of the network, or of a data set's own code
+        if answer is Answer.ABSENT:
+            what = f"{path} is neither a local path nor a data set on the Hugging Face hub"
+            raise DataError("RST-T063", what, _near(Path(path)), "correct it", "path") from None
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         why = f"{_near(Path(path))}; the hub cannot be reached: {unreachable}" if unreachable else why
         fix = "write the path of local files instead, or of a folder that save_to_disk wrote on a machine with access"
