@@ -22,7 +22,7 @@ SLOW_FILES = {
 # In folders called live, but with a Ray of their own: after those that share one.
 OWN_RAY_FILES = {"test_between_nodes.py", "test_heterogeneous.py", "test_outer_mask.py", "test_namespaces.py"}
 
-# Until tests are collected: imports and tests make millions of objects that stay, and a third of the time was spent on
+# Until tests run: imports and tests make millions of objects that stay, and a third of the time was spent on
 # looking for garbage among them.
 gc.disable()
 
@@ -68,7 +68,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: _turn(item.path))
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Tests are collected. With xdist the process that hands them out collects none, but gets here, too."""
     gc.freeze()
     gc.enable()
 
