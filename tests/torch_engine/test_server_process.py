@@ -37,18 +37,18 @@ def silent(folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def owner():
-    """The process that a server is started for."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
+def server(silent):
+    """Only those with the key are served, and only with tokens; it ends with the process it was started for.
 
-
-@pytest.fixture(scope="module")
-def server(silent, owner):
-    """Only those with the key are served, and only with tokens."""
-    with running_server(silent, "--api-key", KEY, "--parent-pid", str(owner.pid)) as server:
+    The end is checked after the last test of the server: one more server would take seconds to start.
+    """
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner,
+        running_server(silent, "--api-key", KEY, "--parent-pid", str(owner.pid)) as server,
+    ):
         yield server
+        owner.kill()  # and not waited for: a process that is dead but still counted has ended, too
+        assert server.process.wait(HANG_S) == 0
 
 
 KEYS = {
@@ -106,12 +106,6 @@ def test_a_server_that_is_told_to_end_ends_its_requests_and_itself(folder):
         asking.join()
         assert answers[0].json()["choices"][0]["finish_reason"] == "abort"
         assert server.process.stderr.read() == ""
-
-
-def test_a_server_ends_with_the_process_it_was_started_for(server, owner):
-    """The last test of this server."""
-    owner.kill()  # and not waited for: a process that is dead but still counted has ended, too
-    assert server.process.wait(HANG_S) == 0
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path):
