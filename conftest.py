@@ -23,7 +23,7 @@ SLOW_FILES = {
 OWN_RAY_FILES = {"test_between_nodes.py", "test_heterogeneous.py", "test_outer_mask.py", "test_namespaces.py"}
 
 # Until tests run: imports and tests make millions of objects that stay, and a third of the time was spent on
-# looking for garbage among them.
+# garbage collection.
 gc.disable()
 
 # Threads that spin while they wait for each other take the cores from the servers and workers that tests start.

@@ -247,7 +247,7 @@ def _own_traceback(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Context for imports: they make objects that stay; looking for garbage among them takes a tenth of the time."""
+    """Context for imports: they make objects that stay; garbage collection takes a tenth of the time."""
     gc.disable()
     try:
         yield

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     bound = bound_socket(options.host, options.port)
 
     # Only now: what is wrong with the command line should be told at once.
-    gc.disable()  # imports make objects that stay; looking for garbage among them takes a tenth of the time
+    gc.disable()  # imports make objects that stay; garbage collection takes a tenth of the time
     from transformers.utils.logging import disable_progress_bar
 
     from roost.torch_engine.engine import TorchEngine

@@ -1,6 +1,6 @@
 """Adapters in real engines: loaded, replaced under their name, used beside the model itself, and let go.
 
-Of these engines the context is small, so it is here that one is filled.
+Their context is small, so the test of a full context is here.
 """
 
 import asyncio
