@@ -84,11 +84,13 @@ def eval_command(
     if wrong:
         raise typer.BadParameter(f"{model} {wrong}", param_hint="MODEL")
     of_files = {"--reward": reward, "--prompt": prompt, "--answer": answer, "--chat-template": chat_template}
-    _refuse_unused([path for _, path in map(_named, given)], of_files)
+    sets = list(map(_named, given))
+    _refuse_same_names([name for name, _ in sets])
+    _refuse_unused([path for _, path in sets], of_files)
     changes = [] if max_new_tokens is None else [f"++train.max_new_tokens={max_new_tokens}"]
     keys = {"prompt": prompt, "answer": answer, "chat_template": chat_template}
     columns = {key: column for key, column in keys.items() if column is not None}
-    jobs = {name: _job(path, weights, reward or "math", columns, changes) for name, path in map(_named, given)}
+    jobs = {name: _job(path, weights, reward or "math", columns, changes) for name, path in sets}
     folder = out or (run / "eval" if is_run else Path("eval") / folder_name(model))
     options = EvalOptions(weights, folder, samples, temperature, limit, engine, engines)
     say = partial(_say, notes)
@@ -146,6 +148,13 @@ def _refuse_unused(paths: Sequence[str], of_files: Mapping[str, Any]) -> None:
         what = f"is for data files, and {', '.join(paths)} {'is a job' if len(paths) == 1 else 'are jobs'}"
         fix = "change the job by a copy of its file, or name a data file by --data"
         raise typer.BadParameter(f"{what} with data and rewards of its own; {fix}", param_hint=written[0])
+
+
+def _refuse_same_names(names: Sequence[str]) -> None:
+    """Refuse two sets of one name, such as two files test.jsonl: one would replace the other."""
+    same = next((name for name in names if names.count(name) > 1), None)
+    if same is not None:
+        raise typer.BadParameter(f"{names.count(same)} sets are named {same}; write NAME=PATH", param_hint="--data")
 
 
 def _named(given: str) -> tuple[str, str]:

@@ -79,6 +79,7 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
         pytest.param("made", "row.jsonl", {}, "--data", "there is no row.jsonl", id="missing data"),
         pytest.param("made", "rows.jsonl", {}, "--answer", "no column answer; .* prompt, sum", id="no answer"),
         pytest.param("made", "rows.jsonl", {"prompt": "question"}, "--prompt", "no column question", id="no prompt"),
+        pytest.param("made", ["rows.jsonl", "b/rows.jsonl"], {}, "--data", "2 sets are named rows", id="same names"),
         pytest.param("made", "job.yaml", {"reward": "exact"}, "--reward", "is for data files", id="reward of a job"),
         pytest.param("made", "job.yaml", {"chat_template": False}, "--chat-template", "for data files", id="template"),
     ],
@@ -93,7 +94,7 @@ def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, 
     (tmp_path / "job.yaml").touch()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "sum": 2}\n')
     with pytest.raises(typer.BadParameter, match=told) as caught:
-        eval_command(model, data=data and [data], samples=1, **options)
+        eval_command(model, data=[data] if isinstance(data, str) else data, samples=1, **options)
     assert caught.value.param_hint == hint
     assert not (tmp_path / "eval").exists()
 
