@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.findings import Findings, Where, counted, did_you_mean, shown
 from roost.procs.user_code import begun, call, within
 from roost.rollout.check_target import NotLocated, located
 from roost.rollout.data.tables import DataError
@@ -293,6 +293,7 @@ def check_answers(
     """
     readers = {route.name: _columns_read(config[route.name]) for route in routing.routes}
     lacking: dict[tuple[str, str], tuple[str, Task] | None] = {}  # the first task without it; None if another has it
+    without: dict[tuple[str, str], list[str]] = {}  # places of tasks without a value
     wrong: set[tuple[str, str]] = set()
     for place, task in tasks:
         for route in routing.of(task.tag, domain_of(task)):
@@ -300,6 +301,7 @@ def check_answers(
                 one, value = (route.name, column), task.data.get(column)
                 if value is None:
                     lacking.setdefault(one, (place, task))
+                    without.setdefault(one, []).append(place)
                     continue
                 lacking[one] = None
                 why = check(value)
@@ -311,6 +313,10 @@ def check_answers(
                     told.report(where, findings)
                     wrong.add(one)
     for (name, column), first in lacking.items():
+        if first is None and (name, column) in without:
+            places = without[name, column]
+            what = f"{counted(len(places), 'row')} without {column}, which reward {name} reads, such as {places[0]}"
+            findings.warn("RST-T091", where, what, "their samples fail and are left out", "correct or remove the rows")
         if first is not None:
             columns = [str(each) for each in first[1].data]
             what = f"{first[0]} has no {column}, which reward {name} reads"

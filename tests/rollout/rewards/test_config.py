@@ -169,7 +169,12 @@ CODE = "roost.rollout.rewards.code_tests.CodeTests"
             id="no answers",
         ),
         pytest.param({"_target_": EXACT, "answer": "solution"}, [{"solution": 4}], "", id="another column"),
-        pytest.param({"_target_": EXACT}, [{"answer": None}, {"answer": 5}], "", id="some rows have none"),
+        pytest.param(
+            {"_target_": EXACT},
+            [{"answer": 5}, {"answer": None}, {}],
+            "RST-T091 2 rows without answer, which reward one reads, such as row 1",
+            id="some rows have none",
+        ),
         pytest.param({"_target_": ROLL}, [{"answer": 4}], "RST-T090 row 0 has no ground_truth", id="default column"),
         pytest.param({"_target_": CODE}, [{"answer": 4}], "RST-T090 row 0 has no tests", id="tests"),
         pytest.param({"_target_": EXACT, "tags": "math"}, [{"tag": "chat"}], "", id="tasks of other rewards"),
