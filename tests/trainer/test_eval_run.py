@@ -121,6 +121,12 @@ def test_text_of_data_files_is_sent_as_the_model_takes_it(template, options, sen
     assert ("in the model's chat template" in told[0]) is sent[1]
 
 
+def test_a_column_may_be_missing_in_the_first_row(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1="}\n{"prompt": "1+2=", "answer": 3}\n')
+    assert _job(str(rows), "tiny", "exact", {}, ()).training is not None
+
+
 def test_answers_of_a_data_set_are_checked_once_it_is_loaded(tmp_path):
     model = write_arithmetic_model(tmp_path / "model", hidden_size=32, intermediate_size=32)
     Dataset.from_list([{"prompt": "1+1=", "sum": 2}]).save_to_disk(tmp_path / "saved")
