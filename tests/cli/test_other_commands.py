@@ -327,6 +327,7 @@ def test_check_train_reports_a_model_that_is_not_here(model, line, tmp_path, mon
     said = [each for each in checked.output.splitlines() if "RST-E0" in each]
     assert len(said) == bool(line) and all(each.startswith(line) for each in said)
     assert not line or f"actor.model.model_path: '{model}'" in said[0]
+    assert "E009" not in line or "correct it if it is a path" in " ".join(checked.output.split())
     assert "RST-E0" not in plain.output
 
 

@@ -137,8 +137,8 @@ def _report_not_here(model: str, where: Where, findings: Findings) -> None:
         findings.warn("RST-E003", where, here, why, script or fix)
     else:
         what = f"{shown(model)} is neither a folder here nor in the hub's cache"
-        why, fix = "it is downloaded from the Hugging Face hub when the job starts", "if it is a path, correct it"
-        findings.note("RST-E009", where, what, why, f"the model {model} is taken for a name on the hub; {fix}")
+        why = "it is taken for a name on the Hugging Face hub, and downloaded when the job starts"
+        findings.note("RST-E009", where, what, why, "correct it if it is a path, or leave it if the hub has the model")
 
 
 def script_for_model(where: Where) -> str:
