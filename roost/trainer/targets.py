@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from roost.config.data import SCENARIO as DATA
-from roost.config.findings import Findings, Where
+from roost.config.findings import Findings, Where, did_you_mean
 from roost.config.job import Job
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location, task_place
@@ -16,7 +16,7 @@ from roost.procs.user_code import call
 from roost.rollout.check_target import SCENARIO, NotLocated, check_target, located, own_keys
 from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.data.tables import DataError
-from roost.rollout.episode import Scenario, Split
+from roost.rollout.episode import Scenario, Split, Task
 from roost.rollout.rewards.config import Routing, check_answers, make_rewards
 
 LIBRARY = "transformers"
@@ -162,13 +162,34 @@ def check_targets(settings: TrainSettings, job: Job, findings: Findings) -> Rout
 def check_rows(
     settings: TrainSettings, job: Job, routing: Routing, findings: Findings, scenario: Scenario | None = None
 ) -> None:
-    """Check that rewards can read the first rows of the data: of files, and of data sets that `scenario` has loaded."""
+    """Check that the first rows have what rewards or supervised training read.
+
+    Rows of files, and of data sets that `scenario` has loaded.
+    """
     data = settings.task if settings.task.get("_target_") == DATA else settings.task.get("tasks")
-    if not settings.rewards or settings.objective is Objective.SFT:
+    is_supervised = settings.objective is Objective.SFT
+    if not (settings.completion if is_supervised else settings.rewards):
         return
     if not isinstance(data, Mapping) or data.get("_target_") != DATA:
         return
     keys = {key: value for key, value in own_keys(data).items() if key != "tokenizer"}
     with contextlib.suppress(DataError):  # opening the data reports it
         opened: Any = scenario if hasattr(scenario, "first_tasks") else PromptScenario(**keys)
-        check_answers(settings.rewards, routing, opened.first_tasks(), setting_location("data", job), findings)
+        if is_supervised:
+            _check_completions(settings.completion, opened.first_tasks(), setting_location("completion", job), findings)
+        else:
+            check_answers(settings.rewards, routing, opened.first_tasks(), setting_location("data", job), findings)
+
+
+def _check_completions(column: str, tasks: Iterable[tuple[str, Task]], where: Where, findings: Findings) -> None:
+    """Report the column of completions if none of the rows has a value for it."""
+    first = None
+    for place, task in tasks:
+        if task.data.get(column) is not None:
+            return
+        first = first or (place, [str(name) for name in task.data])
+    if first is not None:
+        place, columns = first
+        why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
+        fix = did_you_mean(column, columns) or "write completion: COLUMN"
+        findings.error("RST-T092", where, f"{place} has no {column}, the completion to learn", why, fix)
