@@ -78,7 +78,9 @@ class LiveView:
     ...     view.advance(120)
     ...     speed = {"tokens/per_second": 1234.0, "time/step": 2.0}
     ...     view.step({"step": 1, "reward/mean": 0.25, "staleness/mean": 0.5} | speed)
+    ...     view.step({"step": 2, "reward/mean": 1.0, "samples/learnt": 0.0} | speed)
     step 1/2  reward 0.250  mean 0.250  staleness 0.5  1,234 tokens/s  2.0 s  left 0:02
+    step 2/2  reward 1.000  mean 0.625  1,234 tokens/s  2.0 s  nothing learnt
     """
 
     def __init__(
@@ -217,6 +219,7 @@ def _figures(values: Mapping[str, float]) -> list[str]:
         "loss/distillation": lambda value: f"distillation {_number(value)}",
         "tokens/per_second": lambda value: f"{value:,.0f} tokens/s",
         "time/step": lambda value: f"{value:.1f} s",
+        "samples/learnt": lambda value: "" if value else "nothing learnt",
         "samples/failed": lambda value: f"failed {value:,.0f}" if value else "",
         "steps/skipped": lambda value: f"skipped {counted(round(value), 'optimizer step')}" if value else "",
         "critic/skipped": lambda value: f"skipped {value:,.0f} of the critic" if value else "",
