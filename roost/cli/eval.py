@@ -122,6 +122,8 @@ def _wrong_model(model: str, weights: str, has_data: bool) -> str:
         return "does not exist"
     if not has_data and place is ModelLocation.HUB:
         return "is no folder here; name a run, or what to evaluate a model of the hub on by --data"
+    if not has_data and (Path(model) / "config.yaml").is_file():
+        return "is a run without a policy; continue it by roost train --resume until it has written one"
     if not has_data:
         return "is not the folder of a run with a policy; name a job or a data file by --data"
     if place is ModelLocation.FOLDER and not (Path(resolve_model(weights)) / "config.json").is_file():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.data import EVALUATION, SCENARIO
+from roost.config.findings import counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import Objective, TrainSettings
@@ -117,7 +118,8 @@ async def _on_job(
     tasks = min(size, options.limit or size)
     settings = replace(settings, evaluation=replace(settings.evaluation, eval_tasks=tasks))
     tried = settings.evaluation
-    say(f"{tasks:,} of {size:,} tasks, {tried.eval_samples} samples each, temperature {tried.eval_temperature:g}")
+    each = f"{counted(tried.eval_samples, 'sample')} each"
+    say(f"{tasks:,} of {size:,} tasks, {each}, temperature {tried.eval_temperature:g}")
     failures, decode = FailureFiles(options.folder / "failures", say), decoder(tokenizer)
     rewards = load_rewards(job, settings)
     async with open_stages({}, scenario, fleet, settings, True, failures, rewards, decode) as stages:

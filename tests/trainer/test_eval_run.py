@@ -74,6 +74,7 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
         pytest.param("./nowhere", None, {}, "MODEL", "./nowhere does not exist", id="missing path"),
         pytest.param("runs/mth", None, {}, "MODEL", "runs/mth is no folder here", id="missing run"),
         pytest.param("made", None, {}, "MODEL", "made is not the folder of a run with a policy", id="no run"),
+        pytest.param("begun", None, {}, "MODEL", "begun is a run without a policy", id="run without a policy"),
         pytest.param("empty", "rows.jsonl", {}, "MODEL", "empty has no config.json", id="no model"),
         pytest.param("team/no", "rows.jsonl", {"answer": "sum"}, "MODEL", "is no folder here", id="not on the hub"),
         pytest.param("made", "row.jsonl", {}, "--data", "there is no row.jsonl", id="missing data"),
@@ -88,8 +89,9 @@ def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    for folder in ("made", "empty"):
+    for folder in ("made", "empty", "begun"):
         (tmp_path / folder).mkdir()
+    (tmp_path / "begun" / "config.yaml").touch()
     (tmp_path / "made" / "config.json").write_text("{}")
     (tmp_path / "job.yaml").touch()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "sum": 2}\n')

@@ -121,8 +121,10 @@ def _json_row(text: bytes, label: str, index: int, line: Callable[[], int]) -> R
     except ValueError as error:
         first = getattr(error, "lineno", 1) - 1  # of the error in this row
         what = f"row {index} of {label}, line {line() + first}, is not JSON"
-        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise DataError("RST-T068", what, why, "correct it") from None
+        why = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise DataError("RST-T068", what, why, "correct the row, or remove it") from None
     if not isinstance(row, dict):
         what = f"row {index} of {label}, line {line()}, is a {type(row).__name__}"
         raise DataError("RST-T068", what, "", "write an object for each row")
@@ -174,7 +176,9 @@ def _value_spans(data: Any, path: str, most: int | None) -> tuple[Offsets, Offse
             if text[at:].strip() != ("]" if is_list else ""):
                 line = bytes(data[:offset]).count(b"\n") + 1 + text[at:].count("\n", 0, getattr(error, "pos", at) - at)
                 what = f"row {len(spans)} of {path}, line {line}, is not JSON"
-                raise DataError("RST-T068", what, getattr(error, "msg", str(error)), "correct it") from None
+                raise DataError(
+                    "RST-T068", what, getattr(error, "msg", str(error)), "correct the row, or remove it"
+                ) from None
             break
         size = len(text[at:end].encode())
         spans.append((offset, offset + size))

@@ -325,7 +325,7 @@ def check_answers(
                 near = fix.removeprefix("did you mean ").removesuffix("?") or "COLUMN"
                 fix = f"name the column of the answers: write answer: {near} in the data"
             why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
-            findings.error("RST-T090", where, what, why, fix or f"add it, or name another column in reward {name}")
+            findings.error("RST-T090", where, what, why, fix or f"rename the column that has it to {column}")
 
 
 def _columns_read(keys: Mapping[str, Any]) -> dict[str, Callable[[Any], str]]:
