@@ -400,9 +400,15 @@ def has_values(row: Row, only: Mapping[str, Any]) -> bool:
 
 
 def _with_answer(row: Row, source: DataSource) -> Row:
-    """The columns of a row, and the named one as `answer`."""
+    """The columns of a row, and the named one as `answer`.
+
+    An `answer` beside an `optional_answer` replaces it: ROLL's rewards read that column by name.
+    """
     wanted = source.answer or source.optional_answer
-    return {**row, "answer": row[wanted]} if wanted in row else row
+    if wanted not in row:
+        return row
+    named = {} if source.optional_answer is None else {source.optional_answer: row[wanted]}
+    return {**row, **named, "answer": row[wanted]}
 
 
 def _raw_tag(row: Row, source: DataSource) -> str:

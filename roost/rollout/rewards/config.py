@@ -15,7 +15,7 @@ from roost.procs.user_code import begun, call, within
 from roost.rollout.check_target import NotLocated, located
 from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Task
-from roost.rollout.rewards.reward import Answer, Reads, Reward, RewardFailed, Scored, as_scored
+from roost.rollout.rewards.reward import TRUTH, Answer, Reads, Reward, RewardFailed, Scored, as_scored
 
 OFFERED = ("answer", "task", "data", "text", "reward", "messages")  # the answer and its parts
 
@@ -321,9 +321,9 @@ def check_answers(
             columns = [str(each) for each in first[1].data]
             what = f"{first[0]} has no {column}, which reward {name} reads"
             fix = did_you_mean(column, columns)
-            if column == "answer":
+            if column in ("answer", TRUTH):
                 near = fix.removeprefix("did you mean ").removesuffix("?") or "COLUMN"
-                fix = f"name the column of the answers: write answer: {near} in the data"
+                fix = f"name the column of the answers: train.data.answer: {near}"
             why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
             findings.error("RST-T090", where, what, why, fix or f"rename the column that has it to {column}")
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, Scored, any_value, datum
-from roost.rollout.rewards.rules import TRUTH, after_thinking, repetition_penalty
+from roost.rollout.rewards.reward import TRUTH, Answer, Reads, RewardFailed, Scored, any_value, datum
+from roost.rollout.rewards.rules import after_thinking, repetition_penalty
 
 TAG = "ifeval"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.rollout.rewards.math_text import cleaned, extracted, same_plainly
-from roost.rollout.rewards.reward import ANSWER, Answer, RewardFailed, right_answers
+from roost.rollout.rewards.reward import ANSWER, TRUTH, Answer, RewardFailed, right_answers
 
 NUMBER = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,6})?")
 BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
@@ -363,7 +363,7 @@ THINK, END_THINK = "<think>", "</think>"
 class RollMath(MathAnswer):
     """ROLL's MathRuleRewardWorker: 1 if what follows the thinking, or else the last blank line, is right."""
 
-    def __init__(self, answer: str = "ground_truth", limit_s: float = 5.0, **more: Any) -> None:
+    def __init__(self, answer: str = TRUTH, limit_s: float = 5.0, **more: Any) -> None:
         super().__init__(answer, limit_s=limit_s, **more)
 
     async def score(self, answer: Answer) -> float:

@@ -83,6 +83,7 @@ def any_value(value: Any) -> str:
     return ""
 
 
+TRUTH = "ground_truth"  # the column of answers in ROLL's data
 # Columns that a reward reads: the parameter that names each, and a function that describes what is wrong with a value.
 Reads = Mapping[str, Callable[[Any], str]]
 ANSWER: Reads = {"answer": wrong_answer}

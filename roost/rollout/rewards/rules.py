@@ -13,6 +13,7 @@ from roost.rollout.episode import Split
 from roost.rollout.rewards.math_answer import last_boxed
 from roost.rollout.rewards.reward import (
     ANSWER,
+    TRUTH,
     Answer,
     Reads,
     RewardFailed,
@@ -23,7 +24,6 @@ from roost.rollout.rewards.reward import (
     wrong_answer,
 )
 
-TRUTH = "ground_truth"  # the column of ROLL's data
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 CHOICE = re.compile(r"<answer>\s*([A-E])\s*\.\s*(.*?)\s*</answer>", re.DOTALL)

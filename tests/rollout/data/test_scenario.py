@@ -58,6 +58,15 @@ def test_a_task_carries_the_row(tokenizer, tmp_path):
     assert task.data["messages"] == [{"role": "user", "content": "math 1?"}]
 
 
+def test_a_column_of_answers_takes_the_place_of_rolls(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "result": 1}, {"prompt": "b", "result": 2, "ground_truth": 3}])
+    for answer, found in ((None, [(None, None), (3, 3)]), ("result", [(1, 1), (2, 2)])):
+        keys = {} if answer is None else {"answer": answer}
+        scenario = PromptScenario(tokenizer, path=path, optional_answer="ground_truth", shuffle=False, **keys)
+        tasks = [scenario.task(Split.TRAIN, number).data for number in range(2)]
+        assert [(task.get("answer"), task.get("ground_truth")) for task in tasks] == found
+
+
 @pytest.mark.parametrize(
     ("keys", "text"),
     [

@@ -165,7 +165,7 @@ CODE = "roost.rollout.rewards.code_tests.CodeTests"
         pytest.param(
             {"_target_": EXACT},
             [{"answers": 4}, {"answers": 5}],
-            "RST-T090 row 0 has no answer, which reward one reads; name the column of the answers: write answer:",
+            "RST-T090 row 0 has no answer, which reward one reads; name the column of the answers: train.data",
             id="no answers",
         ),
         pytest.param({"_target_": EXACT, "answer": "solution"}, [{"solution": 4}], "", id="another column"),
@@ -175,7 +175,12 @@ CODE = "roost.rollout.rewards.code_tests.CodeTests"
             "RST-T091 2 rows without answer, which reward one reads, such as row 1",
             id="some rows have none",
         ),
-        pytest.param({"_target_": ROLL}, [{"answer": 4}], "RST-T090 row 0 has no ground_truth", id="default column"),
+        pytest.param(
+            {"_target_": ROLL},
+            [{"answer": 4}],
+            "RST-T090 row 0 has no ground_truth, which reward one reads; name the column of the answers: train.data",
+            id="default column",
+        ),
         pytest.param({"_target_": CODE}, [{"answer": 4}], "RST-T090 row 0 has no tests", id="tests"),
         pytest.param({"_target_": EXACT, "tags": "math"}, [{"tag": "chat"}], "", id="tasks of other rewards"),
         pytest.param({"_target_": f"{OWN}.short"}, [{}], "", id="a function"),
