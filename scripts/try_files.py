@@ -55,6 +55,8 @@ RLINF_SIZES: Mapping[str, Any] = {
     "algorithm.n_minibatches": 1,
     "algorithm.sampling_params.max_new_tokens": RESPONSE,
     "algorithm.down_sampling.down_sampling_config.down_sample_to_n": GROUP,
+    "algorithm.down_sampling.down_sampling_config.min_zero_reward_trace_num": GROUP // 2,
+    "algorithm.down_sampling.down_sampling_config.min_non_zero_reward_trace_num": GROUP // 2,
     "actor.global_batch_size": 2 * GROUP,
     "actor.micro_batch_size": 1,
     "actor.model.seq_length": PROMPT + RESPONSE,
