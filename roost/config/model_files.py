@@ -48,7 +48,7 @@ def model_location(model: str) -> ModelLocation:
 
 
 def is_in_hub_cache(model: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the hub's cache on this machine has a model; found without the hub's client, which planning lacks."""
+    """Return True if the hub's cache here has a model; without the hub's client, which planning does not import."""
     home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
     snapshots = Path(cache).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"

@@ -185,5 +185,5 @@ class Section:
         for key in self.values:
             if key not in known:
                 hint = did_you_mean(key, known)
-                mend = "correct the key, or remove it" if hint else fix or listed_keys(key, known)
-                self.findings.error("RST-C023", self.where(str(key)), "is not a key Roost knows", hint, mend)
+                remedy = "correct the key, or remove it" if hint else fix or listed_keys(key, known)
+                self.findings.error("RST-C023", self.where(str(key)), "is not a key Roost knows", hint, remedy)

@@ -225,7 +225,7 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
 
 
 def _is_scored_by_rewards(task: Mapping[str, Any]) -> bool:
-    """Whether the environment of a task gives no reward itself."""
+    """Return True if the environment of a task gives no reward itself."""
     environment = task.get("environment")
     return isinstance(environment, Mapping) and environment.get("_target_") == QUESTIONS
 

@@ -1,4 +1,4 @@
-"""Names on the Hugging Face hub: one request that tells what its libraries would retry for long."""
+"""Check with one request whether a name exists on the Hugging Face hub, where its libraries would retry for long."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ def _no_rows(settings: DataSettings) -> DataError:
 
 
 def has_values(row: Row, only: Mapping[str, Any]) -> bool:
-    """Whether a row has these values, as far as it has the columns."""
+    """Return True if a row has these values, as far as it has the columns."""
     return all(row.get(key, value) == value for key, value in only.items())
 
 

@@ -292,40 +292,37 @@ def check_answers(
     `tasks` are some tasks with their places; `where` is the place of the data.
     """
     readers = {route.name: _columns_read(config[route.name]) for route in routing.routes}
-    lacking: dict[tuple[str, str], tuple[str, Task] | None] = {}  # the first task without it; None if another has it
-    without: dict[tuple[str, str], list[str]] = {}  # places of tasks without a value
+    without: dict[tuple[str, str], list[tuple[str, Task]]] = {}  # tasks without a value, by reward and column
+    seen: set[tuple[str, str]] = set()  # rewards and columns for which a task has a value
     wrong: set[tuple[str, str]] = set()
     for place, task in tasks:
         for route in routing.of(task.tag, domain_of(task)):
             for column, check in readers[route.name].items():
                 one, value = (route.name, column), task.data.get(column)
                 if value is None:
-                    lacking.setdefault(one, (place, task))
-                    without.setdefault(one, []).append(place)
+                    without.setdefault(one, []).append((place, task))
                     continue
-                lacking[one] = None
+                seen.add(one)
                 why = check(value)
                 if why and one not in wrong:
                     fix = "correct the row, or name another column as answer in the data"
-                    told = DataError(
-                        "RST-T089", f"{place}: {column} {why}", f"reward {route.name} reads it", fix, "answer"
-                    )
-                    told.report(where, findings)
+                    what = f"{place}: {column} {why}"
+                    DataError("RST-T089", what, f"reward {route.name} reads it", fix, "answer").report(where, findings)
                     wrong.add(one)
-    for (name, column), first in lacking.items():
-        if first is None and (name, column) in without:
-            places = without[name, column]
-            what = f"{counted(len(places), 'row')} without {column}, which reward {name} reads, such as {places[0]}"
+    for (name, column), lacking in without.items():
+        place, task = lacking[0]
+        if (name, column) in seen:
+            what = f"{counted(len(lacking), 'row')} without {column}, which reward {name} reads, such as {place}"
             findings.warn("RST-T091", where, what, "their samples fail and are left out", "correct or remove the rows")
-        if first is not None:
-            columns = [str(each) for each in first[1].data]
-            what = f"{first[0]} has no {column}, which reward {name} reads"
-            fix = did_you_mean(column, columns)
-            if column in ("answer", TRUTH):
-                near = fix.removeprefix("did you mean ").removesuffix("?") or "COLUMN"
-                fix = f"name the column of the answers: train.data.answer: {near}"
-            why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
-            findings.error("RST-T090", where, what, why, fix or f"rename the column that has it to {column}")
+            continue
+        columns = [str(each) for each in task.data]
+        fix = did_you_mean(column, columns)
+        if column in ("answer", TRUTH):
+            near = fix.removeprefix("did you mean ").removesuffix("?") or "COLUMN"
+            fix = f"name the column of the answers: train.data.answer: {near}"
+        what = f"{place} has no {column}, which reward {name} reads"
+        why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
+        findings.error("RST-T090", where, what, why, fix or f"rename the column that has it to {column}")
 
 
 def _columns_read(keys: Mapping[str, Any]) -> dict[str, Callable[[Any], str]]:
