@@ -22,11 +22,11 @@ from roost.engines import (
     LocalOwner,
     LocalSender,
     ModuleSource,
-    Release,
     Sampling,
     ServerSpec,
     SharedMemoryCarrier,
     WeightRoute,
+    WeightUpdate,
     make_probe,
     write_tiny_model,
 )
@@ -42,12 +42,12 @@ class Learner:
         self.version = 0
 
     @torch.no_grad()
-    def step(self) -> Release:
+    def step(self) -> WeightUpdate:
         for weight in self.model.parameters():
             weight.add_(torch.randn_like(weight) * 0.05 * weight.std())
         self.version += 1
         sender = LocalSender(ModuleSource(self.model), WeightRoute.SHARED_MEMORY, SharedMemoryCarrier)
-        return Release(self.version, make_probe(self.model, self.model.config.vocab_size), sender)
+        return WeightUpdate(self.version, make_probe(self.model, self.model.config.vocab_size), sender)
 
 
 def told(made: Completion) -> str:

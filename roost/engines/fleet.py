@@ -29,18 +29,18 @@ from roost.engines.protocol import (
     joined_spans,
 )
 from roost.engines.supervision import Supervisor, Watchfulness
-from roost.engines.weights.delivery import (
+from roost.engines.weights.sync import (
     Connect,
-    CurrentRelease,
-    Delivery,
+    CurrentWeights,
     WeightCheck,
+    WeightSync,
     WrongWeights,
     outcome_of,
     outcomes_of,
     raise_first,
     wait_for_all,
 )
-from roost.engines.weights.release import Release
+from roost.engines.weights.update import WeightUpdate
 from roost.procs.files import ScratchFolder
 from roost.trace.spans import OpenSpan, SpanRecorder
 
@@ -103,29 +103,29 @@ class Continuation:
         self._finish = piece.finish
 
 
-def check_version(current: Release | None, release: Release) -> None:
-    """Raise ValueError if the version is not higher; only the current release itself may be repeated."""
-    if current is not None and current is not release and release.version <= current.version:
+def check_version(current: WeightUpdate | None, update: WeightUpdate) -> None:
+    """Raise ValueError if the version is not higher; only the current update itself may be repeated."""
+    if current is not None and current is not update and update.version <= current.version:
         raise ValueError(
-            f"the engines are on version {current.version}; a new policy needs a higher one than {release.version}"
+            f"the engines are on version {current.version}; a new policy needs a higher one than {update.version}"
         )
 
 
-def check_base(members: Sequence[Member], release: Release, sleep_level: int) -> None:
+def check_base(members: Sequence[Member], update: WeightUpdate, sleep_level: int) -> None:
     """Raise NotOffered if sleeping engines dropped the base weights that an adapter needs."""
     asleep = [member.name for member in members if member.standing is EngineState.ASLEEP]
-    if release.adapter is not None and asleep and sleep_level > 1:
+    if update.adapter is not None and asleep and sleep_level > 1:
         raise NotOffered(
             f"{', '.join(asleep)}: the weights were dropped when the engines went to sleep, and an adapter does not "
             "bring them back; let engines that take adapters sleep at level 1"
         )
 
 
-def check_hold(members: Sequence[Member], release: Release, in_flight: InFlight) -> None:
+def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFlight) -> None:
     """Raise NotOffered if requests cannot be held: token versions must be known, and the old cache not reused."""
     if in_flight is not InFlight.HOLD:
         return
-    if release.adapter is not None:
+    if update.adapter is not None:
         raise NotOffered("held requests would continue with their old adapter; use drop or drain")
     for member in members:
         if not member.abilities.tells_spans:
@@ -177,7 +177,7 @@ class Fleet:
         self._settings = settings or FleetSettings()
         self._scratch = ScratchFolder("fleet", folder)
         self._connect = connect or _connect
-        self._current = CurrentRelease(self._scratch.path, self._connect, report)
+        self._current = CurrentWeights(self._scratch.path, self._connect, report)
         self._sleep_level = 0
         self._has_devices = True  # False: the learner has them, and no server may be started
         self.weights = WeightCheck(self.pool, report)
@@ -195,9 +195,9 @@ class Fleet:
         await self.close()
 
     @property
-    def release(self) -> Release | None:
+    def current_update(self) -> WeightUpdate | None:
         """Version the engines hold; None: the weights they were started with."""
-        return self._current.release
+        return self._current.update
 
     # Starting and stopping ----------------------------------------------------------------------------------------
 
@@ -217,23 +217,23 @@ class Fleet:
         finally:
             self._scratch.remove()
 
-    async def start_servers(self, release: Release | None = None, leave: Leave | None = None) -> None:
-        """Start stopped servers, with the weights of a release if one is given.
+    async def start_servers(self, update: WeightUpdate | None = None, leave: Leave | None = None) -> None:
+        """Start stopped servers, with the weights of a weight update if one is given.
 
-        `leave` is called when the release is on disk, before any server starts, so that the learner can free memory.
+        `leave` is called when the update is on disk, before any server starts, so that the learner can free memory.
         """
         async with self._changing("start", EngineState.STOPPED, EngineState.FAILED) as members:
             self._has_devices = True
             await self.pool.settle(members, EngineState.STARTING)
-            delivery = self._current.delivery(release, InFlight.DROP) if release is not None else None
-            with self._span("start", members, release):
-                unwritten = None if delivery is None else await outcome_of(delivery.write_for(members))
+            sync = self._current.sync(update, InFlight.DROP) if update is not None else None
+            with self._span("start", members, update):
+                unwritten = None if sync is None else await outcome_of(sync.write_for(members))
                 if leave is not None and unwritten is None:
                     await leave()
-                starts = [] if unwritten else [self._start(member, release, delivery) for member in members]
+                starts = [] if unwritten else [self._start(member, update, sync) for member in members]
                 outcomes = [unwritten] * len(members) if unwritten else await outcomes_of(starts)
-            if release is not None and delivery is not None and None in outcomes:
-                self._current.hold(release, delivery.folder)
+            if update is not None and sync is not None and None in outcomes:
+                self._current.hold(update, sync.folder)
             for member, error in zip(members, outcomes, strict=True):
                 if error is not None:
                     member.last_error = str(error)
@@ -322,45 +322,45 @@ class Fleet:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    async def update(self, release: Release, in_flight: InFlight = InFlight.DRAIN) -> None:
-        """Sync every engine to a release; sleeping ones are woken for it.
+    async def update(self, update: WeightUpdate, in_flight: InFlight = InFlight.DRAIN) -> None:
+        """Sync every engine to a weight update; sleeping ones are woken for it.
 
         An engine that cannot load it by any weight route is restarted on its old weights, if they are still available.
-        If no engine loads the release, UpdateFailed is raised, and the fleet stays on its version.
+        If no engine loads the update, UpdateFailed is raised, and the fleet stays on its version.
         """
-        loading = f"load version {release.version}"
+        loading = f"load version {update.version}"
         async with self._changing(loading, *RUNNING, EngineState.ASLEEP) as members:
-            check_version(self.release, release)
-            check_hold(members, release, in_flight)
-            check_base(members, release, self._sleep_level)
+            check_version(self.current_update, update)
+            check_hold(members, update, in_flight)
+            check_base(members, update, self._sleep_level)
             if not members:
-                self._hold_for_the_lost(release)
+                self._hold_for_the_lost(update)
                 return
             self._current.learner_goes_on()  # the learner already has the new weights
-            delivery = self._current.delivery(release, in_flight)
+            sync = self._current.sync(update, in_flight)
             await self.pool.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
-            with self._span("update", members, release):
-                errors = await delivery.bring(members)
+            with self._span("update", members, update):
+                errors = await sync.bring(members)
             brought = [member for member in members if member.name not in errors]
             if brought:
-                self._current.hold(release, delivery.folder)
-            await self._settle_update(members, errors, delivery.whole)
+                self._current.hold(update, sync.folder)
+            await self._settle_update(members, errors, sync.whole)
         if errors and not brought:
-            raise UpdateFailed(self._no_engine_loaded(release, errors))
+            raise UpdateFailed(self._no_engine_loaded(update, errors))
 
     def learning_begins(self) -> None:
         """Note that the learner's weights will differ from the engines' release from now on."""
         self._current.learner_goes_on()
 
-    def _hold_for_the_lost(self, release: Release) -> None:
+    def _hold_for_the_lost(self, update: WeightUpdate) -> None:
         if not self.pool.standing(EngineState.LOST):
-            raise UpdateFailed(f"version {release.version} has no engine to go to: {self.pool.describe()}")
-        self._current.hold(release, self._current.delivery(release, InFlight.DROP).folder)
+            raise UpdateFailed(f"version {update.version} has no engine to go to: {self.pool.describe()}")
+        self._current.hold(update, self._current.sync(update, InFlight.DROP).folder)
 
     async def _settle_update(
         self, members: Sequence[Member], errors: Mapping[str, EngineError], whole: Collection[str]
     ) -> None:
-        """Mark members that loaded the release as ready; the others keep their old weights or are restarted."""
+        """Mark members that loaded the update as ready; the others keep their old weights or are restarted."""
         for member in members:
             if member.name not in errors or (member.name in whole and self._current.is_on(member)):
                 await self.pool.settle([member], EngineState.READY)
@@ -370,10 +370,10 @@ class Fleet:
                 await self.pool.settle([member], EngineState.LOST)
                 self._supervisor.start_again_soon(member)
 
-    def _no_engine_loaded(self, release: Release, errors: dict[str, EngineError]) -> str:
+    def _no_engine_loaded(self, update: WeightUpdate, errors: dict[str, EngineError]) -> str:
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         stay = f"the engines stay on version {self._current.version}"
-        return f"no engine loaded version {release.version}, and {stay}: {reasons}"
+        return f"no engine loaded version {update.version}, and {stay}: {reasons}"
 
     # Sleep and wake -----------------------------------------------------------------------------------------------
 
@@ -403,15 +403,15 @@ class Fleet:
             await self._settle_each(members, outcomes, EngineState.ASLEEP)
             self._sleep_level = level
 
-    async def wake(self, release: Release | None = None, in_flight: InFlight = InFlight.DRAIN) -> None:
-        """Wake the engines, with the weights of a release if one is given; those lost while asleep are restarted.
+    async def wake(self, update: WeightUpdate | None = None, in_flight: InFlight = InFlight.DRAIN) -> None:
+        """Wake the engines, with the weights of a weight update if one is given; those lost while asleep are restarted.
 
         `in_flight` applies to engines that were not asleep.
         """
         self._has_devices = True
-        if release is not None:
-            with self._span("wake", self.pool.standing(EngineState.ASLEEP), release):
-                await self.update(release, in_flight)
+        if update is not None:
+            with self._span("wake", self.pool.standing(EngineState.ASLEEP), update):
+                await self.update(update, in_flight)
         else:
             await self._wake_as_they_were()
         for member in self.pool.standing(EngineState.LOST):
@@ -419,7 +419,7 @@ class Fleet:
 
     async def _wake_as_they_were(self) -> None:
         if self._sleep_level > 1 and self.pool.standing(EngineState.ASLEEP):
-            raise NotOffered("the engines dropped their weights when they went to sleep; wake them with a release")
+            raise NotOffered("the engines dropped their weights to sleep; wake them with a weight update")
         async with self._changing("wake up", EngineState.ASLEEP) as members:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)
@@ -439,14 +439,14 @@ class Fleet:
 
     # Starting and recovering one server ---------------------------------------------------------------------------
 
-    async def _start(self, member: Member, release: Release | None, delivery: Delivery | None) -> None:
-        """Start a server, with the release if there is one."""
+    async def _start(self, member: Member, update: WeightUpdate | None, sync: WeightSync | None) -> None:
+        """Start a server, with the update if there is one."""
         await member.disconnect()
         member.abilities = Capabilities(frozenset())  # those of the old server; the new one is queried again
-        if release is None or delivery is None or release.adapter is not None:
+        if update is None or sync is None or update.adapter is not None:
             await self._start_plain(member)
-        if delivery is not None:
-            for error in (await delivery.bring([member])).values():
+        if sync is not None:
+            for error in (await sync.bring([member])).values():
                 raise error
 
     async def _start_plain(self, member: Member) -> None:
@@ -466,10 +466,10 @@ class Fleet:
         async with member.changing:
             if member.standing is not EngineState.LOST or not self._has_devices:
                 return
-            release = self.release
-            with self._span("recover", [member], release):
+            update = self.current_update
+            with self._span("recover", [member], update):
                 if self._current.is_available:
-                    await self._start(member, release, self._current.delivery_again())
+                    await self._start(member, update, self._current.sync_again())
                     await self.pool.settle([member], EngineState.READY)
                 else:
                     await member.disconnect()
@@ -497,8 +497,10 @@ class Fleet:
                     self._supervisor.start_again_soon(member)
                 raise
 
-    def _span(self, what: str, members: Sequence[Member], release: Release | None = None, **args: object) -> OpenSpan:
-        details = {"engines": len(members), **args} | ({} if release is None else {"version": release.version})
+    def _span(
+        self, what: str, members: Sequence[Member], update: WeightUpdate | None = None, **args: object
+    ) -> OpenSpan:
+        details = {"engines": len(members), **args} | ({} if update is None else {"version": update.version})
         return self.recorder.timer(what, "work", True, **details)
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from roost.engines.fleet import Fleet, Leave
 from roost.engines.protocol import InFlight, UpdateFailed
-from roost.engines.weights.release import Release
+from roost.engines.weights.update import WeightUpdate
 from roost.placement.memory.residency import Decision
 
 RETRY_WAITS_S = (1.0, 5.0, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class EngineSwitch:
     """Transfers shared devices between engines and learner.
 
     The devices are free when `to_learner` returns. Before `to_engines` the learner offloads all but its weights; it
@@ -41,27 +41,27 @@ class HandOver:
             await fleet.stop_servers(self.displaced)
         fleet.learning_begins()
 
-    async def to_engines(self, fleet: Fleet, release: Release, leave: Leave | None = None) -> None:
-        """Give the devices back to the engines, and sync them to the release."""
+    async def to_engines(self, fleet: Fleet, update: WeightUpdate, leave: Leave | None = None) -> None:
+        """Give the devices back to the engines, and sync them to the update."""
         if self.decision is Decision.KEEP:
-            await self._update(fleet, release)
+            await self._update(fleet, update)
         elif self.decision is Decision.SLEEP:
-            await fleet.wake(release, self.in_flight)
+            await fleet.wake(update, self.in_flight)
             if leave is not None:
                 await leave()
         else:
             if self.displaced is not None:
-                await self._update(fleet, release)  # servers that kept running
+                await self._update(fleet, update)  # servers that kept running
             # A server measures the free memory of its device when it starts.
-            await fleet.start_servers(release, leave)
+            await fleet.start_servers(update, leave)
 
-    async def _update(self, fleet: Fleet, release: Release) -> None:
+    async def _update(self, fleet: Fleet, update: WeightUpdate) -> None:
         """Update with retries, so that engines that died during an update are restarted and then updated."""
         for wait_s in RETRY_WAITS_S:
             try:
-                await fleet.update(release, self.in_flight)
+                await fleet.update(update, self.in_flight)
                 return
             except UpdateFailed as error:
                 fleet.report(f"{error}; trying again in {wait_s:g} s")
             await asyncio.sleep(wait_s)
-        await fleet.update(release, self.in_flight)
+        await fleet.update(update, self.in_flight)

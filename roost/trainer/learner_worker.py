@@ -21,9 +21,9 @@ from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.group import VllmWeightGroup
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
-from roost.engines.weights.release import BroadcastSender
 from roost.engines.weights.send import Sent, send
 from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.update import BroadcastSender
 from roost.learner.distributed import init_distributed
 from roost.learner.export import whole_bytes
 from roost.learner.heads import Head

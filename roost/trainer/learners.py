@@ -12,8 +12,8 @@ from typing import Any
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import Engine, UpdateFailed
 from roost.engines.weights.probe import Probe
-from roost.engines.weights.release import Release
 from roost.engines.weights.send import Sent
+from roost.engines.weights.update import WeightUpdate
 from roost.learner.losses import Totals
 from roost.learner.sample import Distribution, Floats, Sample
 from roost.placement.routes import ServerRoute, WeightRoute
@@ -138,13 +138,13 @@ class Learners:
         found: Probe = (await self.all("probe"))[0]
         return found
 
-    async def release(self, version: int) -> Release:
+    async def weight_update(self, version: int) -> WeightUpdate:
         """Return the current weights as a policy version."""
         probe = await self.probe()
         check_policy(probe.logprobs, version)
         if self._adapters is not None:
-            return Release(version, probe, adapter=await self._write_adapter(self._adapters, version))
-        return Release(version, probe, sender=LearnerSender(self, self._routes, self._receiver_at))
+            return WeightUpdate(version, probe, adapter=await self._write_adapter(self._adapters, version))
+        return WeightUpdate(version, probe, sender=LearnerSender(self, self._routes, self._receiver_at))
 
     async def _write_adapter(self, folder: Path, version: int) -> str:
         """Write the adapter, keeping the previous version for engines that rejoin."""

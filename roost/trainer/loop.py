@@ -15,8 +15,8 @@ from typing import Protocol
 
 from roost.config.train import AdvantageEstimator, OldLogprobs, RewardScope, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
-from roost.engines.residency import HandOver
-from roost.engines.weights.release import Release
+from roost.engines.residency import EngineSwitch
+from roost.engines.weights.update import WeightUpdate
 from roost.learner.advantages import adapted_kl_coef
 from roost.learner.losses import OVER_KL, Totals
 from roost.learner.sample import Floats, Sample
@@ -206,8 +206,8 @@ class Loop:
                 return ready
             await self._discard(groups, version, part, f"{jump}. The engines get their weights again")
             async with self._phase("sync"):
-                release = self.models.fleet.release or await self.models.policy.release(version)
-                await self.switch.to_engines(self.models.fleet, self.models.sharing, release)
+                update = self.models.fleet.current_update or await self.models.policy.weight_update(version)
+                await self.switch.to_engines(self.models.fleet, self.models.sharing, update)
             is_resynced = True
 
     def _jump(self, ready: Ready, version: int, is_resynced: bool) -> str:
@@ -373,10 +373,10 @@ class Loop:
     async def _sync(self, version: int) -> None:
         """Sync the new policy to engines and `inference`; to engines first, unless devices are shared."""
         models = self.models
-        release = await models.policy.release(version)
+        update = await models.policy.weight_update(version)
         if self.switch.is_shared:
             await models.follow_policy()
-        await self.switch.to_engines(models.fleet, models.sharing, release)
+        await self.switch.to_engines(models.fleet, models.sharing, update)
         if not self.switch.is_shared:
             await models.follow_policy()
 
@@ -401,25 +401,25 @@ class DeviceSwitch:
     the new weights, and learners offload their weights.
     """
 
-    hand_over: HandOver
+    engines: EngineSwitch
     offloads: Mapping[str, Sequence[str]]  # component: parts it moves to the host while engines run
 
     @property
     def is_shared(self) -> bool:
         """Return True if engines and learners share devices and take turns."""
-        return self.hand_over.is_needed
+        return self.engines.is_needed
 
     async def to_learner(self, fleet: Fleet, learners: Sequence[Learners]) -> None:
         """Put the engines to sleep, then load the learners that share their devices."""
-        await self.hand_over.to_learner(fleet)
+        await self.engines.to_learner(fleet)
         if self.is_shared:
             await self.load(learners)
 
-    async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], release: Release) -> None:
+    async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], update: WeightUpdate) -> None:
         """Wake the engines with the new policy."""
         if self.is_shared:
             await self.offload(learners, BESIDE_WEIGHTS)
-        await self.hand_over.to_engines(fleet, release, lambda: self.offload(learners, (WEIGHT,)))
+        await self.engines.to_engines(fleet, update, lambda: self.offload(learners, (WEIGHT,)))
 
     async def load(self, learners: Sequence[Learners]) -> None:
         """Move each learner's offloaded parts back to its device."""

@@ -23,7 +23,7 @@ from roost.config.train_read import setting_location, task_place
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
-from roost.engines.residency import HandOver
+from roost.engines.residency import EngineSwitch
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
@@ -53,7 +53,7 @@ PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunSetup:
     """A plan in the form the trainer uses."""
 
     engines: EnginePlan
@@ -64,8 +64,8 @@ class Layout:
     threads: int | None = None  # per learner, if models run on CPUs
 
 
-def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
-    """Derive the layout of a training run from its plan. Without GPUs engines run on the CPU."""
+def run_setup(plan: Plan, settings: TrainSettings, on_gpu: bool) -> RunSetup:
+    """Engines, device switch and scorers of a training run, from its plan. Without GPUs engines run on the CPU."""
     options = dict(settings.engine_options)
     defaults = ServerSpec(
         EngineKind(settings.engine),
@@ -95,10 +95,10 @@ def layout_of(plan: Plan, settings: TrainSettings, on_gpu: bool) -> Layout:
         ]
         engines = replace(engines, servers=tuple(plain))
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
-    hand_over = HandOver(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
-    switch = DeviceSwitch(hand_over, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
+    engine_switch = EngineSwitch(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
+    switch = DeviceSwitch(engine_switch, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
     sharing = tuple(name for name in (ACTOR, *scorers) if devices_of(plan, name) & devices_of(plan, ROLLOUT))
-    return Layout(engines, switch, on_gpu, scorers, sharing, threads)
+    return RunSetup(engines, switch, on_gpu, scorers, sharing, threads)
 
 
 def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
@@ -134,9 +134,9 @@ def threads_of(plan: Plan, learning: Sequence[str], lag: int, cores: int) -> tup
     return max(1, cores // learners), max(1, cores // engines)
 
 
-def launch_options(layout: Layout, groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
+def launch_options(setup: RunSetup, groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
     """Launch options of the learners."""
-    return {} if layout.on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
+    return {} if setup.on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
 
 
 def in_flight_of(settings: TrainSettings) -> InFlight:
@@ -154,12 +154,12 @@ def sleep_level_of(settings: TrainSettings) -> int:
     return 2 if settings.learner.adapter is None else 1
 
 
-def learner_groups(plan: Plan, settings: TrainSettings, layout: Layout) -> dict[str, GroupSpec]:
+def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict[str, GroupSpec]:
     """Worker groups of the learner and the scorers."""
-    learner = resolved_learner(settings.learner, layout.on_gpu)
-    groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, layout.threads)}
-    for name in layout.scorers:
-        groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, layout.threads)
+    learner = resolved_learner(settings.learner, setup.on_gpu)
+    groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, setup.threads)}
+    for name in setup.scorers:
+        groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, setup.threads)
     return groups
 
 

@@ -69,13 +69,13 @@ from roost.trainer.setup import (
     has_gpus,
     joined_address,
     launch_options,
-    layout_of,
     learner_groups,
     load_rewards,
     load_scenario,
     open_cluster,
     open_run,
     planned,
+    run_setup,
     with_step_count,
 )
 from roost.trainer.sft import Conversations, SftTrainer
@@ -365,9 +365,9 @@ class Trainer(Stoppable):
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, launch.scenario
         self._rewards, self._tokenizer_class = launch.rewards, class_name_of(launch.tokenizer)
         self._run, self._watching = run, watching
-        self._layout = layout_of(plan, settings, has_gpus(cluster))
+        self._setup = run_setup(plan, settings, has_gpus(cluster))
         self._recorder = current.get().recorder
-        self._saver = Saver(run, settings, CRITIC in self._layout.scorers, state.step, self._recorder)
+        self._saver = Saver(run, settings, CRITIC in self._setup.scorers, state.step, self._recorder)
         self._models: Models | None = None
         self._loop: Loop | None = None
         self._first_probe: Probe | None = None  # of the weights before the first step
@@ -377,14 +377,14 @@ class Trainer(Stoppable):
         """Start the processes. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
         self._watching.phase("start")
         self._began = time.perf_counter()
-        self._engines = EngineGroup.of(self._layout.engines, self._cluster)
-        learners = learner_groups(self._plan, self._settings, self._layout)
+        self._engines = EngineGroup.of(self._setup.engines, self._cluster)
+        learners = learner_groups(self._plan, self._settings, self._setup)
         model = resolve_model(self._settings.learner.model)
         paths = tuple(filter(None, sys.path))
         around = surrounding_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
         self._watching.note(" and ".join(["starting learners", *around, "engines"]))
         specs = {**learners, **around, ROLLOUT: self._engines.workers()}
-        options = {**launch_options(self._layout, learners), **restarting(around), **self._engines.options(ROLLOUT)}
+        options = {**launch_options(self._setup, learners), **restarting(around), **self._engines.options(ROLLOUT)}
         self._groups = self._cluster.launch(self._plan, specs, options)
         self._learner_names, self._around_names = tuple(learners), tuple(around)
 
@@ -442,7 +442,7 @@ class Trainer(Stoppable):
     # Beginning ----------------------------------------------------------------------------------------------------
 
     def _meet(self, groups: Mapping[str, WorkerGroup], fleet: Fleet) -> Models:
-        engines = self._layout.engines
+        engines = self._setup.engines
         routes = {server.name: route for server, route in zip(engines.servers, engines.routes, strict=True)}
         from_disk = [name for name, planned in routes.items() if planned.route is WeightRoute.RELOAD]
         if from_disk and self._settings.learner.adapter is None:
@@ -450,14 +450,14 @@ class Trainer(Stoppable):
         find = partial(receiver_at, fleet=fleet, routes=routes)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
         learners = {name: Learners(group, routes, find, adapters) for name, group in groups.items()}
-        sharing = tuple(learners[name] for name in self._layout.sharing)
+        sharing = tuple(learners[name] for name in self._setup.sharing)
         critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
         teachers = {each.name: learners[each.name] for each in self._settings.teachers}
         return Models(fleet, learners[ACTOR], critic, reference, inference, sharing, teachers)
 
     async def _prepare_learner(self, models: Models) -> None:
         """Restore the checkpoint, if any, and offload shared devices before engines start there."""
-        if self.state.step or self._layout.switch.is_shared:  # else `_prepare_engines` takes it
+        if self.state.step or self._setup.switch.is_shared:  # else `_prepare_engines` takes it
             self._first_probe = await models.policy.probe()
         if self.state.step:
             checkpoint = self._saver.at(self.state.step)
@@ -465,16 +465,16 @@ class Trainer(Stoppable):
             if models.critic is not None:
                 await models.critic.all("restore", str(checkpoint.critic))
             await models.follow_policy()
-        if self._layout.switch.is_shared:
-            await self._layout.switch.offload(models.sharing)
+        if self._setup.switch.is_shared:
+            await self._setup.switch.offload(models.sharing)
 
     async def _prepare_engines(self, models: Models) -> None:
         """Calibrate the engines, which started from the initial model; after a resume sync the restored weights."""
         await models.fleet.weights.calibrate(self._first_probe or await models.policy.probe())
         if self.state.step:
-            switch = self._layout.switch
+            switch = self._setup.switch
             await switch.to_learner(models.fleet, models.sharing)
-            await switch.to_engines(models.fleet, models.sharing, await models.policy.release(self.state.version))
+            await switch.to_engines(models.fleet, models.sharing, await models.policy.weight_update(self.state.version))
 
     # The steps ----------------------------------------------------------------------------------------------------
 
@@ -497,7 +497,7 @@ class Trainer(Stoppable):
             settings,
             models,
             feed,
-            self._layout.switch,
+            self._setup.switch,
             self._recorder,
             self._watching,
             self.state,
@@ -555,9 +555,9 @@ class Trainer(Stoppable):
         if not self.was_stopped and not self._run.has_evaluation(self.state.step):
             await self._evaluate(models)
         self._watching.phase("save")
-        if self._layout.switch.is_shared:
+        if self._setup.switch.is_shared:
             await models.fleet.stop_servers()
-            await self._layout.switch.load(models.sharing)
+            await self._setup.switch.load(models.sharing)
         await self._saver.finish(models.trained, self.state, self._skipped, self._watching.note)
         if not self.was_stopped:
             self._run.finish(self.state.step)

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from roost.engines.protocol import EngineError
-from roost.engines.weights.delivery import outcomes_of
+from roost.engines.weights.sync import outcomes_of
 
 
 async def fails(error):

@@ -10,8 +10,8 @@ from roost.engines.fleet import Fleet
 from roost.engines.members import EngineState, FleetMembers
 from roost.engines.protocol import EngineLost
 from roost.engines.supervision import Supervisor, Watchfulness
-from roost.engines.weights.delivery import WeightCheck
 from roost.engines.weights.probe import Probe
+from roost.engines.weights.sync import WeightCheck
 from tests.engines.scripted_server import DROP, OK, ScriptedServer, bounded
 from tests.limits import HANG_S
 

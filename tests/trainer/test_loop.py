@@ -19,8 +19,8 @@ from roost.config.train import (
     RolloutSettings,
     TrainSettings,
 )
-from roost.engines.residency import HandOver
-from roost.engines.weights.delivery import WrongWeights
+from roost.engines.residency import EngineSwitch
+from roost.engines.weights.sync import WrongWeights
 from roost.placement.memory.residency import Decision
 from roost.trace.spans import SpanRecorder
 from roost.trainer.feed import Feed, Position
@@ -60,7 +60,7 @@ class Model:
         over = {"steps/over_kl": 1.0} if len(self.learnt) in self.over_kl else {}
         return {"loss": float(len(samples)), "tokens": float(totals.tokens), **over}
 
-    async def release(self, version):
+    async def weight_update(self, version):
         return SimpleNamespace(version=version)
 
     async def give_weights(self, other):
@@ -81,7 +81,7 @@ class Engines:
         self.weights = self
         self.wrong_weights = list(wrong_weights)
 
-    release = None
+    current_update = None
 
     async def wrong(self):
         """Those with other weights than they were given."""
@@ -93,14 +93,14 @@ class Engines:
     def report(self, text):
         self._events.append(f"report: {text}")
 
-    async def update(self, release, in_flight=None):
-        self._events.append(f"version {release.version}")
+    async def update(self, update, in_flight=None):
+        self._events.append(f"version {update.version}")
         if self._takes_updates:
-            self._scenario.version = release.version
+            self._scenario.version = update.version
 
-    async def wake(self, release, in_flight):
+    async def wake(self, update, in_flight):
         self._events.append("wake")
-        await self.update(release)
+        await self.update(update)
 
     async def sleep(self, level, in_flight, names):
         self._events.append("sleep")
@@ -156,7 +156,7 @@ class Run:
             self.state.position,
             self.state.version,
         )
-        switch = DeviceSwitch(HandOver(self.decision), {"policy": ("weight",)})
+        switch = DeviceSwitch(EngineSwitch(self.decision), {"policy": ("weight",)})
         self.recorder = SpanRecorder()
         loop = Loop(
             self.settings,
@@ -365,7 +365,7 @@ def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
         "step 2 is discarded and generated again: the mean mismatch of log-probabilities jumped from 0.01 to 4. "
         "The engines get their weights again"
     ]
-    assert run.events.count("version 1") == 2, "the release of version 1 is sent again"
+    assert run.events.count("version 1") == 2, "the weight update of version 1 is sent again"
     assert run.told[1][1]["mismatch/logprob_mean"] == pytest.approx(0.01, rel=1e-3)
 
 
@@ -597,10 +597,10 @@ def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most,
 
 
 def test_a_policy_that_gives_no_numbers_ends_the_run_with_its_step_on_file(monkeypatch):
-    async def release(self, version):
+    async def weight_update(self, version):
         check_policy([-1.0, math.nan], version)
 
-    monkeypatch.setattr(Model, "release", release)
+    monkeypatch.setattr(Model, "weight_update", weight_update)
     run = Run(settings_of(max_steps=4))
     with pytest.raises(Diverged, match=r"diverged in step 1 \(.*\): the weights of policy version 1 .* Likely cause"):
         ran(run.go())

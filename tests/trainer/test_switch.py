@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from roost.engines.protocol import InFlight
-from roost.engines.residency import HandOver
+from roost.engines.residency import EngineSwitch
 from roost.placement.memory.residency import Decision
 from roost.trainer.loop import DeviceSwitch
 from tests.rollout.script import ran
@@ -33,8 +33,8 @@ class NotedFleet:
     async def wake(self, *arguments):
         self._calls.append(("wake", *arguments))
 
-    async def start_servers(self, release, leave):
-        self._calls.append(("write", release))
+    async def start_servers(self, update, leave):
+        self._calls.append(("write", update))
         await leave()
         self._calls.append(("start_servers",))
 
@@ -56,7 +56,7 @@ class NotedLearner:
 
 def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None):
     calls = []
-    switch = DeviceSwitch(HandOver(decision, in_flight=in_flight, displaced=displaced), {"actor": offloads})
+    switch = DeviceSwitch(EngineSwitch(decision, in_flight=in_flight, displaced=displaced), {"actor": offloads})
     ran(getattr(switch, turn)(NotedFleet(calls), [NotedLearner(calls)], *more))
     return calls
 
@@ -142,5 +142,5 @@ def test_weights_leave_the_learner_s_device_after_the_engines_have_them_and_all_
 
 
 def test_whether_one_waits_for_the_other():
-    taken = {decision: DeviceSwitch(HandOver(decision), {}).is_shared for decision in Decision}
+    taken = {decision: DeviceSwitch(EngineSwitch(decision), {}).is_shared for decision in Decision}
     assert taken == {Decision.KEEP: False, Decision.SLEEP: True, Decision.RESTART: True}

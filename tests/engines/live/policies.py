@@ -1,4 +1,4 @@
-"""Policies for tests: versions of a tiny model, what they answer, and releases of them."""
+"""Policies for tests: versions of a tiny model, what they answer, and weight updates to them."""
 
 import copy
 
@@ -9,8 +9,8 @@ from roost.engines.protocol import Sampling
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import make_probe
-from roost.engines.weights.release import LocalSender, Release, WeightRoute
 from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.update import LocalSender, WeightRoute, WeightUpdate
 
 PROMPT = tuple(range(40, 60))
 GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -55,11 +55,11 @@ class Policy:
         model = self.version(number)
         return make_probe(model, model.config.vocab_size)
 
-    def release(self, number, source=None, carrier=SharedMemoryCarrier, route=WeightRoute.SHARED_MEMORY):
+    def weight_update(self, number, source=None, carrier=SharedMemoryCarrier, route=WeightRoute.SHARED_MEMORY):
         sender = LocalSender(source or self.source(number), route, carrier, SMALL_BUCKETS)
-        return Release(number, self.probe(number), sender)
+        return WeightUpdate(number, self.probe(number), sender)
 
     def written(self, number, folder):
-        """A release that is on disk only."""
+        """A weight update that is on disk only."""
         checkpoint = write_checkpoint(self.source(number), self.folder, folder / f"written-{number}")
-        return Release(number, self.probe(number), checkpoint=str(checkpoint))
+        return WeightUpdate(number, self.probe(number), checkpoint=str(checkpoint))

@@ -11,7 +11,7 @@ from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import EngineRefused, Finish, Sampling, UpdateFailed
 from roost.engines.weights.probe import make_probe
-from roost.engines.weights.release import Release
+from roost.engines.weights.update import WeightUpdate
 from tests.engines.live.conftest import spec_of
 
 RANK = 4
@@ -134,25 +134,25 @@ class Borrowed:
         return True
 
 
-def test_releases_of_an_adapter(running_engine, engine_kind, adapted):
+def test_updates_of_an_adapter(running_engine, engine_kind, adapted):
     """Only the adapter is trained: engines keep the model, and serve the newest adapter as the policy."""
     adapters = {number: adapted(number + 10) for number in (1, 2)}
 
-    def release(number):
+    def weight_update(number):
         folder, model = adapters[number]
-        return Release(number, make_probe(model, vocabulary=256), adapter=folder)
+        return WeightUpdate(number, make_probe(model, vocabulary=256), adapter=folder)
 
     async def scenario():
         made = []
         async with Fleet([Borrowed(running_engine)]) as fleet:
             member = next(iter(fleet.pool.members.values()))
             for number in (1, 2):
-                await fleet.update(release(number))
+                await fleet.update(weight_update(number))
                 made.append(await fleet.generate(PROMPT, GREEDY))
             adapter = member.adapter
             if engine_kind is EngineKind.TORCH:  # others would be started again, which this owner does not do
                 with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
-                    wrong = Release(3, make_probe(adapters[2][1], vocabulary=256), adapter=adapters[1][0])
+                    wrong = WeightUpdate(3, make_probe(adapters[2][1], vocabulary=256), adapter=adapters[1][0])
                     await fleet.update(wrong)
                 made.append(await fleet.generate(PROMPT, GREEDY))
             return made, adapter

@@ -17,7 +17,7 @@ from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.members import EngineState, RestartLimit
 from roost.engines.planned import plan_engines
-from roost.engines.residency import HandOver
+from roost.engines.residency import EngineSwitch
 from roost.engines.supervision import Watchfulness
 from roost.engines.worker import EngineGroup
 from roost.placement.memory.residency import Decision
@@ -102,14 +102,14 @@ async def lose_worker(fleet, owner, how):
 
 async def fleet_scenario(owners, policy, said):
     """Two steps of a synchronous job whose engines and learner take turns; then engines are lost in three ways."""
-    hand_over = HandOver(Decision.SLEEP)
+    engine_switch = EngineSwitch(Decision.SLEEP)
     watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3, restarts=RestartLimit(most=10)))
     found = {"answers": []}
     async with Fleet(owners, watchful, report=said.append) as fleet:
         for version in (1, 2):
-            await hand_over.to_learner(fleet)
+            await engine_switch.to_learner(fleet)
             found["asleep"] = [member.standing for member in fleet.pool.members.values()]
-            await hand_over.to_engines(fleet, policy.release(version))
+            await engine_switch.to_engines(fleet, policy.weight_update(version))
             answers = await asyncio.gather(*(fleet.generate(PROMPT, GREEDY) for _ in range(4)))
             found["answers"] += [(answer.token_ids, answer.versions[0].version) for answer in answers]
         servers = {name: psutil.Process(_listener(member.engine.url)) for name, member in fleet.pool.members.items()}

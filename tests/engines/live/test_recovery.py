@@ -48,7 +48,7 @@ class Scenarios:
 
     @property
     def version(self):
-        return self.fleet.release.version if self.fleet.release else 0
+        return self.fleet.current_update.version if self.fleet.current_update else 0
 
     async def until(self, member, standing):
         while member.standing is not standing:
@@ -114,7 +114,7 @@ def test_killed_during_an_update(scenarios):
 
     async def run():
         source = KillsOnTheWay(scenarios.policy.version(number), lambda: kill(scenarios.one))
-        await scenarios.fleet.update(scenarios.policy.release(number, source=source))
+        await scenarios.fleet.update(scenarios.policy.weight_update(number, source=source))
         await scenarios.until(scenarios.one, EngineState.READY)
         return await scenarios.answers()
 
@@ -133,7 +133,7 @@ def test_hung_during_an_update(scenarios, in_flight):
 
     async def run():
         source = KillsOnTheWay(scenarios.policy.version(number), lambda: hung(scenarios.one))
-        await scenarios.fleet.update(scenarios.policy.release(number, source=source), in_flight)
+        await scenarios.fleet.update(scenarios.policy.weight_update(number, source=source), in_flight)
         await scenarios.until(scenarios.one, EngineState.READY)
         return await scenarios.answers()
 
@@ -161,7 +161,7 @@ def test_hung_around_its_sleep(scenarios, moment):
             hung(scenarios.one)
         if moment == "asleep":
             await scenarios.until(scenarios.one, EngineState.LOST)
-        await scenarios.fleet.wake(scenarios.policy.release(number))
+        await scenarios.fleet.wake(scenarios.policy.weight_update(number))
         await scenarios.until(scenarios.one, EngineState.READY)
         return await scenarios.answers()
 
@@ -180,7 +180,7 @@ def test_killed_asleep(scenarios):
         await scenarios.until(scenarios.one, EngineState.LOST)
         await asyncio.sleep(5 * EAGER.every_s)
         was_left_alone = scenarios.one.standing is EngineState.LOST
-        await scenarios.fleet.wake(scenarios.policy.release(number))
+        await scenarios.fleet.wake(scenarios.policy.weight_update(number))
         return was_left_alone, await scenarios.answers()
 
     assert scenarios.run(run()) == (True, scenarios.all_on(number))
@@ -191,12 +191,12 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
     number = scenarios.version + 1
 
     async def run():
-        await scenarios.fleet.update(scenarios.policy.release(number))
+        await scenarios.fleet.update(scenarios.policy.weight_update(number))
         scenarios.fleet.learning_begins()
         kill(scenarios.one)
         await scenarios.until(scenarios.one, EngineState.BEHIND)
         meanwhile = await scenarios.fleet.generate(PROMPT, GREEDY)
-        await scenarios.fleet.update(scenarios.policy.release(number + 1))
+        await scenarios.fleet.update(scenarios.policy.weight_update(number + 1))
         return meanwhile.token_ids, await scenarios.answers()
 
     scenarios.said.clear()
@@ -211,7 +211,7 @@ def test_an_engine_that_somebody_gave_other_weights_is_replaced(scenarios, tmp_p
 
     async def run():
         await scenarios.fleet.weights.calibrate(policy.probe(number - 1))
-        await scenarios.fleet.update(policy.release(number))
+        await scenarios.fleet.update(policy.weight_update(number))
         before = await scenarios.fleet.weights.wrong()
         other = policy.written(number + 7, tmp_path).checkpoint
         await scenarios.two.engine.load_checkpoint(other, number)

@@ -14,11 +14,11 @@ from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.members import EngineState, RestartLimit
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineLost, Finish, InFlight, NotOffered, Sampling, UpdateFailed
-from roost.engines.residency import HandOver
+from roost.engines.residency import EngineSwitch
 from roost.engines.supervision import Watchfulness
 from roost.engines.weights.carriers import SharedMemoryCarrier
-from roost.engines.weights.release import BroadcastSender, Release, WeightRoute
 from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.update import BroadcastSender, WeightRoute, WeightUpdate
 from roost.net.addresses import PortLeases
 from roost.placement.memory.residency import Decision
 from tests.engines.live.conftest import spec_of
@@ -62,7 +62,7 @@ def fleet(loop, server_spec, tmp_path_factory):
 @pytest.fixture
 def number(fleet):
     """The next version."""
-    return (fleet.release.version if fleet.release else 0) + 1
+    return (fleet.current_update.version if fleet.current_update else 0) + 1
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def are_under_way(requests, count):
 
 def test_new_weights_answer(loop, fleet, policy, number, engine_kind):
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number - 1)
-    loop.run(fleet.update(policy.release(number)))
+    loop.run(fleet.update(policy.weight_update(number)))
     made = loop.run(answer(fleet))
     assert made.token_ids == policy.greedy(number)
     assert [span.version for span in made.versions] == [number]
@@ -109,11 +109,11 @@ def test_a_checkpoint_on_disk_does_too(loop, fleet, policy, number, tmp_path):
 def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, number, built_in):
     """The learner's answer and its weights must belong together, or nothing is taken for verified."""
     other = policy.version(number + 1)
-    release = policy.release(number, source=ModuleSource(other, torch.float16))
+    update = policy.weight_update(number, source=ModuleSource(other, torch.float16))
     with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
-        loop.run(fleet.update(release))
+        loop.run(fleet.update(update))
     assert only(fleet).standing is not EngineState.READY
-    loop.run(fleet.update(policy.release(number + 1)))
+    loop.run(fleet.update(policy.weight_update(number + 1)))
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number + 1)
 
 
@@ -160,7 +160,7 @@ class Forgets(ModuleSource):
 )
 def test_a_bad_update_leaves_the_old_version(loop, fleet, policy, number, built_in, source, reason):
     with pytest.raises(UpdateFailed, match=reason) as raised:
-        loop.run(fleet.update(policy.release(number, source=source(policy.version(number)))))
+        loop.run(fleet.update(policy.weight_update(number, source=source(policy.version(number)))))
     assert f"stay on version {number - 1}" in str(raised.value)
     made = loop.run(answer(fleet))
     assert made.token_ids == policy.greedy(number - 1)
@@ -183,7 +183,7 @@ class FlippedBit(SharedMemoryCarrier):
 
 def test_damage_on_the_way_is_noticed_and_mended(loop, fleet, policy, number, built_in):
     """One bit of each first element: far too little for a probe, but not for fingerprints."""
-    loop.run(fleet.update(policy.release(number, carrier=FlippedBit)))
+    loop.run(fleet.update(policy.weight_update(number, carrier=FlippedBit)))
     assert only(fleet).useless_routes == {WeightRoute.SHARED_MEMORY}
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number)
     only(fleet).useless_routes.clear()
@@ -192,7 +192,7 @@ def test_damage_on_the_way_is_noticed_and_mended(loop, fleet, policy, number, bu
 def test_weights_by_broadcast(loop, fleet, policy, number, built_in):
     leases = PortLeases()
     sender = BroadcastSender(policy.source(number), "127.0.0.1", leases.lease, torch.device("cpu"), 1, SMALL_BUCKETS)
-    loop.run(fleet.update(Release(number, policy.probe(number), sender)))
+    loop.run(fleet.update(WeightUpdate(number, policy.probe(number), sender)))
     leases.close()
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number)
     assert not only(fleet).useless_routes
@@ -200,7 +200,7 @@ def test_weights_by_broadcast(loop, fleet, policy, number, built_in):
 
 @pytest.mark.parametrize("in_flight", list(InFlight))
 def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight, server_spec):
-    release = policy.release(number)  # made before, as requests do not wait for it
+    update = policy.weight_update(number)  # made before, as requests do not wait for it
 
     async def update_meanwhile():
         requests = [asyncio.create_task(answer(fleet, LONG, (*PROMPT, index))) for index in range(4)]
@@ -211,7 +211,7 @@ def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight, se
                 return (await http.get(f"{only(fleet).engine.url}/load")).json()["running"]
 
             await are_under_way(requests, running)
-        await fleet.update(release, in_flight)
+        await fleet.update(update, in_flight)
         return await asyncio.gather(*requests)
 
     for index, made in enumerate(loop.run(update_meanwhile())):
@@ -234,7 +234,7 @@ def test_what_cannot_be_told_apart_is_not_held(loop, fleet, policy, number, engi
     if only(fleet).abilities.tells_spans:
         pytest.skip("this engine tells which version made which token")
     with pytest.raises(NotOffered, match="use drop or drain"):
-        loop.run(fleet.update(policy.release(number), InFlight.HOLD))
+        loop.run(fleet.update(policy.weight_update(number), InFlight.HOLD))
 
 
 def test_kill_and_recovery(loop, fleet, policy, number):
@@ -276,7 +276,7 @@ def test_a_cancelled_update_leaves_a_working_engine(loop, fleet, policy, number,
     source = Waits(policy.version(number))
 
     async def run():
-        updating = asyncio.create_task(fleet.update(policy.release(number, source=source)))
+        updating = asyncio.create_task(fleet.update(policy.weight_update(number, source=source)))
         while only(fleet).standing is not EngineState.UPDATING:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
@@ -286,14 +286,14 @@ def test_a_cancelled_update_leaves_a_working_engine(loop, fleet, policy, number,
             await updating
         while only(fleet).standing not in (EngineState.READY, EngineState.BEHIND):
             await asyncio.sleep(0.05)
-        await fleet.update(policy.release(number))
+        await fleet.update(policy.weight_update(number))
         return await answer(fleet)
 
     assert loop.run(run()).token_ids == policy.greedy(number)
 
 
 def test_a_checkpoint_that_is_not_there(loop, fleet, policy, number, built_in, tmp_path):
-    nowhere = Release(number, policy.probe(number), checkpoint=str(tmp_path / "nowhere"))
+    nowhere = WeightUpdate(number, policy.probe(number), checkpoint=str(tmp_path / "nowhere"))
     with pytest.raises(UpdateFailed, match=r"no safetensors files in .*nowhere"):
         loop.run(fleet.update(nowhere))
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number - 1)
@@ -305,11 +305,11 @@ def test_refused_weights_after_they_were_dropped(loop, fleet, policy, number, bu
     async def run():
         await fleet.sleep(2)
         with pytest.raises(UpdateFailed):
-            await fleet.wake(policy.release(number, source=Missing(policy.version(number))))
+            await fleet.wake(policy.weight_update(number, source=Missing(policy.version(number))))
         standing = only(fleet).standing
         while only(fleet).standing not in (EngineState.READY, EngineState.BEHIND):
             await asyncio.sleep(0.05)
-        await fleet.update(policy.release(number))
+        await fleet.update(policy.weight_update(number))
         return standing, await answer(fleet)
 
     standing, made = loop.run(run())
@@ -320,31 +320,31 @@ def test_refused_weights_after_they_were_dropped(loop, fleet, policy, number, bu
 def test_an_update_without_engines_says_so(loop, policy, tmp_path, built_in):
     fleet = Fleet([LocalOwner(spec_of(EngineKind.TORCH, policy.folder), tmp_path)])
     with pytest.raises(UpdateFailed, match="version 1 has no engine to go to: live-torch is stopped"):
-        loop.run(fleet.update(policy.release(1)))
+        loop.run(fleet.update(policy.weight_update(1)))
     loop.run(fleet.close())
 
 
-HAND_OVERS = [
-    pytest.param(HandOver(Decision.KEEP), [EngineState.READY], ["update"], id="keep"),
-    pytest.param(HandOver(Decision.SLEEP, 1), [EngineState.ASLEEP], ["sleep", "update", "wake"], id="sleep 1"),
-    pytest.param(HandOver(Decision.SLEEP, 2), [EngineState.ASLEEP], ["sleep", "update", "wake"], id="sleep 2"),
-    pytest.param(HandOver(Decision.RESTART), [EngineState.STOPPED], ["stop", "start"], id="restart"),
+SWITCHES = [
+    pytest.param(EngineSwitch(Decision.KEEP), [EngineState.READY], ["update"], id="keep"),
+    pytest.param(EngineSwitch(Decision.SLEEP, 1), [EngineState.ASLEEP], ["sleep", "update", "wake"], id="sleep 1"),
+    pytest.param(EngineSwitch(Decision.SLEEP, 2), [EngineState.ASLEEP], ["sleep", "update", "wake"], id="sleep 2"),
+    pytest.param(EngineSwitch(Decision.RESTART), [EngineState.STOPPED], ["stop", "start"], id="restart"),
 ]
 
 
-@pytest.mark.parametrize(("hand_over", "standing", "spans"), HAND_OVERS)
-def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in, hand_over, standing, spans):
+@pytest.mark.parametrize(("engine_switch", "standing", "spans"), SWITCHES)
+def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in, engine_switch, standing, spans):
     """What a plan decided, done: who has the device meanwhile, what it answers after, and how long each part took."""
 
     async def run():
         fleet.recorder.drain()
-        await hand_over.to_learner(fleet)
+        await engine_switch.to_learner(fleet)
         meanwhile = [member.standing for member in fleet.pool.members.values()], await only(fleet).owner.is_running()
-        await hand_over.to_engines(fleet, policy.release(number))
+        await engine_switch.to_engines(fleet, policy.weight_update(number))
         return meanwhile, await answer(fleet)
 
     (standings, is_running), made = loop.run(run())
-    assert (standings, is_running) == (standing, hand_over.decision is not Decision.RESTART)
+    assert (standings, is_running) == (standing, engine_switch.decision is not Decision.RESTART)
     assert (made.token_ids, made.versions[0].version) == (policy.greedy(number), number)
     assert [(span.name, span.end_ns > span.start_ns) for span in fleet.recorder.drain()] == [
         (name, True) for name in spans
@@ -355,7 +355,7 @@ def test_versions_grow(loop, fleet, policy, number, built_in):
     with pytest.raises(
         ValueError, match=rf"are on version {number - 1}; a new policy needs a higher one than {number - 1}"
     ):
-        loop.run(fleet.update(policy.release(number - 1)))
+        loop.run(fleet.update(policy.weight_update(number - 1)))
 
 
 def test_a_closed_fleet_says_so(loop, fleet, built_in):

@@ -9,11 +9,11 @@ from roost.engines.connect import connect
 from roost.engines.fleet import check_base
 from roost.engines.members import EngineState, Member
 from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
-from roost.engines.weights.delivery import Delivery
 from roost.engines.weights.payload import Manifest
 from roost.engines.weights.probe import Probe
-from roost.engines.weights.release import Release, WeightRoute
 from roost.engines.weights.send import Sent
+from roost.engines.weights.sync import WeightSync
+from roost.engines.weights.update import WeightRoute, WeightUpdate
 from tests.engines.vllm_standin import NEW, OLD, running_standin
 from tests.limits import HANG_S
 
@@ -54,10 +54,10 @@ class SentByAnother:
 
 def release_by(route):
     if route is WeightRoute.ADAPTER:
-        return Release(7, PROBE, adapter="adapter")
+        return WeightUpdate(7, PROBE, adapter="adapter")
     if route in (WeightRoute.RELOAD, WeightRoute.RESTART):
-        return Release(7, PROBE, checkpoint="checkpoint")
-    return Release(7, PROBE, SentByAnother(route))
+        return WeightUpdate(7, PROBE, checkpoint="checkpoint")
+    return WeightUpdate(7, PROBE, SentByAnother(route))
 
 
 @pytest.mark.parametrize("routes", [OLD | {"/v1/load_lora_adapter"}, NEW], ids=["0.22", "0.32"])
@@ -78,8 +78,8 @@ def test_tokens_are_put_down_to_the_release_by_every_route(route, routes, tmp_pa
             member.standing = EngineState.UPDATING
             if route is WeightRoute.RESTART:
                 member.useless_routes = {WeightRoute.RELOAD}
-            delivery = Delivery(release_by(route), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
-            errors = await delivery.bring([member])
+            sync = WeightSync(release_by(route), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
+            errors = await sync.bring([member])
             made = await member.engine.generate([1], Sampling(max_tokens=2))
             version = await member.engine.version()
             await member.disconnect()
@@ -124,10 +124,10 @@ def brought_by_probe(tmp_path, baseline):
             await member.connect(connect(EngineKind.VLLM, url))
             member.standing, member.baseline = EngineState.UPDATING, baseline
             member.probe = probe = Probe((5, 6), (-2.0,), tolerance=0.1)  # the learner has hardly moved
-            release = Release(7, probe, SentByAnother(WeightRoute.DEVICE), "checkpoint")
-            delivery = Delivery(release, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, said.append)
+            update = WeightUpdate(7, probe, SentByAnother(WeightRoute.DEVICE), "checkpoint")
+            sync = WeightSync(update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, said.append)
             async with asyncio.timeout(HANG_S):
-                await delivery.bring([member])
+                await sync.bring([member])
             await member.disconnect()
 
         asyncio.run(scenario())
@@ -146,9 +146,9 @@ ASLEEP = [
 def test_an_adapter_does_not_bring_back_weights_that_were_dropped(standing, level, adapter, is_refused):
     member = Member(Owner("http://127.0.0.1:1"))
     member.standing = standing
-    release = Release(1, PROBE, adapter=adapter, checkpoint=None if adapter else "checkpoint")
+    update = WeightUpdate(1, PROBE, adapter=adapter, checkpoint=None if adapter else "checkpoint")
     if not is_refused:
-        check_base([member], release, level)
+        check_base([member], update, level)
         return
     with pytest.raises(NotOffered, match=r"one: the weights were dropped.*level 1"):
-        check_base([member], release, level)
+        check_base([member], update, level)

@@ -1,4 +1,4 @@
-"""`Release`: a policy version with the sources of its weights, and the senders that hold them."""
+"""`WeightUpdate`: a policy version with the sources of its weights, and the senders that hold them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LocalSender:
 
 
 @dataclass(frozen=True)
-class Release:
+class WeightUpdate:
     """A policy version with everything engines need to load it.
 
     `sender` holds the weights, `checkpoint` is a folder that engines can start from, `adapter` the folder of a LoRA

@@ -1,4 +1,4 @@
-"""Weight sync of a fleet: the current release, its delivery by the best weight route, and checks of the result."""
+"""Weight sync of a fleet: the current update, how it is loaded by the best weight route, and checks of the result."""
 
 from __future__ import annotations
 
@@ -28,58 +28,58 @@ from roost.engines.weights.probe import (
     verify_by_fingerprints,
     verify_by_probe,
 )
-from roost.engines.weights.release import Release
 from roost.engines.weights.send import Sent
+from roost.engines.weights.update import WeightUpdate
 from roost.placement.routes import WeightRoute
 
 
-class CurrentRelease:
+class CurrentWeights:
     """The release of the fleet, which recovering engines load; None for the weights that servers started with."""
 
     def __init__(self, folder: Path, connect: Connect, report: Callable[[str], None]) -> None:
-        self.release: Release | None = None
+        self.update: WeightUpdate | None = None
         self._folder, self._connect, self._report = folder, connect, report
-        self._written = folder / "nothing"  # folder of the release, if it had to be written to disk
-        self._deliveries = 0
+        self._written = folder / "nothing"  # folder of the update, if it had to be written to disk
+        self._syncs = 0
         self._sender_holds_it = False
 
     @property
     def version(self) -> int:
-        return self.release.version if self.release is not None else 0
+        return self.update.version if self.update is not None else 0
 
     def is_on(self, member: Member) -> bool:
         return member.version == self.version
 
-    def hold(self, release: Release, folder: Path) -> None:
-        """Make this the current release; `folder` is its location if it is on disk."""
+    def hold(self, update: WeightUpdate, folder: Path) -> None:
+        """Make this the current update; `folder` is its location if it is on disk."""
         if folder != self._written:
             shutil.rmtree(self._written, ignore_errors=True)
-        self.release, self._written = release, folder
-        self._sender_holds_it = release.sender is not None
+        self.update, self._written = update, folder
+        self._sender_holds_it = update.sender is not None
 
     def learner_goes_on(self) -> None:
-        """Note that the learner's weights are no longer those of the release."""
+        """Note that the learner's weights are no longer those of the update."""
         self._sender_holds_it = False
 
     @property
     def is_available(self) -> bool:
         """True if an engine can still load it."""
-        release = self.release
-        return release is None or bool(
-            release.checkpoint or release.adapter or self._written.exists() or self._sender_holds_it
+        update = self.update
+        return update is None or bool(
+            update.checkpoint or update.adapter or self._written.exists() or self._sender_holds_it
         )
 
-    def delivery(self, release: Release, in_flight: InFlight) -> Delivery:
-        """Create a delivery with a new folder, because a retried version may have other weights."""
-        self._deliveries += 1
-        folder = self._folder / f"version-{release.version}-{self._deliveries}"
-        return Delivery(release, folder, self._connect, in_flight, self._report)
+    def sync(self, update: WeightUpdate, in_flight: InFlight) -> WeightSync:
+        """Create a sync with a new folder, because a retried version may have other weights."""
+        self._syncs += 1
+        folder = self._folder / f"version-{update.version}-{self._syncs}"
+        return WeightSync(update, folder, self._connect, in_flight, self._report)
 
-    def delivery_again(self) -> Delivery | None:
-        """Delivery of the current release for a recovering engine; None for the initial weights."""
-        if self.release is None:
+    def sync_again(self) -> WeightSync | None:
+        """Sync of the current update for a recovering engine; None for the initial weights."""
+        if self.update is None:
             return None
-        return Delivery(self.release, self._written, self._connect, InFlight.DROP, self._report)
+        return WeightSync(self.update, self._written, self._connect, InFlight.DROP, self._report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +189,13 @@ Connect = Callable[[ServerSpec, str], Engine]
 
 
 def routes_for(
-    release: Release, spec: ServerSpec, abilities: Capabilities, useless: set[WeightRoute]
+    update: WeightUpdate, spec: ServerSpec, abilities: Capabilities, useless: set[WeightRoute]
 ) -> tuple[WeightRoute, ...]:
     """Routes to try, in order: the planned one if the server takes it, then from disk."""
-    if release.adapter is not None:
+    if update.adapter is not None:
         return (WeightRoute.ADAPTER,) if abilities.takes_adapters else ()
     found: list[WeightRoute] = []
-    if release.sender is not None and _takes(planned := release.sender.route_to(spec.name), spec, abilities):
+    if update.sender is not None and _takes(planned := update.sender.route_to(spec.name), spec, abilities):
         found.append(planned)
     if abilities.has(RELOADS[spec.kind]):
         found.append(WeightRoute.RELOAD)
@@ -214,8 +214,8 @@ def _takes(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> boo
     return spec.kind is not EngineKind.VLLM or spec.weight_transfer == backend
 
 
-class Delivery:
-    """Delivers one release to members of a fleet, whose locks the caller holds.
+class WeightSync:
+    """Loads one weight update on members of a fleet, whose locks the caller holds.
 
     Afterwards an engine either runs the new weights, or verifiably its old ones (`whole`), or stays paused and its
     server must be restarted.
@@ -223,29 +223,28 @@ class Delivery:
 
     def __init__(
         self,
-        release: Release,
+        update: WeightUpdate,
         folder: Path,
         connect: Connect,
         in_flight: InFlight,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder = folder  # checkpoint folder for engines that read the release from disk
+        self.folder = folder  # checkpoint folder for engines that read the update from disk
         self.whole: set[str] = set()  # members that failed but still have their old weights
-        self._release = release
+        self._update = update
         self._connect = connect
         self._in_flight = in_flight
         self._report = report
         self._writing = asyncio.Lock()
 
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
-        """Load the release on all members, each by the best route that works; return the errors of the others."""
-        release = self._release
+        """Load the update on all members, each by the best route that works; return the errors of the others."""
+        update = self._update
         left = {
-            member: list(routes_for(release, member.spec, member.abilities, member.useless_routes))
-            for member in members
+            member: list(routes_for(update, member.spec, member.abilities, member.useless_routes)) for member in members
         }
         errors: dict[Member, EngineError] = {
-            member: UpdateFailed(f"{member.name} has no route to load version {release.version}") for member in left
+            member: UpdateFailed(f"{member.name} has no route to load version {update.version}") for member in left
         }
         not_taken: dict[Member, set[WeightRoute]] = {member: set() for member in left}
         tried: set[Member] = set()  # members for which a route failed
@@ -257,10 +256,8 @@ class Delivery:
                     del left[member], errors[member]
                     if member in tried:
                         seconds = asyncio.get_running_loop().time() - began
-                        self._report(
-                            f"{member.name} loaded version {release.version} by {route}, after {seconds:.0f} s"
-                        )
-                    member.version, member.probe = release.version, release.probe
+                        self._report(f"{member.name} loaded version {update.version} by {route}, after {seconds:.0f} s")
+                    member.version, member.probe = update.version, update.probe
                     member.useless_routes |= not_taken[member]  # another route worked, so these were at fault
                     continue
                 errors[member] = error
@@ -275,13 +272,13 @@ class Delivery:
                 last = "it is started again" if isinstance(error, EngineLost) else "no route is left"
                 instead = f"next: {left[member][0]}" if left[member] else last
                 why = str(error).partition("\n")[0]
-                self._report(f"{member.name} failed to load version {release.version} by {route}: {why}; {instead}")
+                self._report(f"{member.name} failed to load version {update.version} by {route}: {why}; {instead}")
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         return {member.name: error for member, error in errors.items()}
 
     async def write_for(self, members: Sequence[Member]) -> None:
-        """Write the release to disk if these members start from there."""
-        if self._release.adapter is None and members:
+        """Write the update to disk if these members start from there."""
+        if self._update.adapter is None and members:
             await self._checkpoint(members[0])
 
     async def _try_next(self, left: dict[Member, list[WeightRoute]]) -> dict[Member, EngineError | None]:
@@ -316,9 +313,9 @@ class Delivery:
 
     async def _send(self, members: Sequence[Member]) -> dict[Member, EngineError | None]:
         """Send the weights to all members in one transfer; return the error of each."""
-        sender = self._release.sender
+        sender = self._update.sender
         if sender is None:
-            raise ValueError(f"version {self._release.version} has no sender")
+            raise ValueError(f"version {self._update.version} has no sender")
         await asyncio.gather(*(self._note_answers(member) for member in members))
         opened = await outcomes_of(self._open(member) for member in members)
         outcomes = dict(zip(members, opened, strict=True))
@@ -326,7 +323,7 @@ class Delivery:
         sent = Sent(0, 0, {}, {})
         if able:
             try:
-                sent = await sender.send([member.engine for member in able], self._release.version)
+                sent = await sender.send([member.engine for member in able], self._update.version)
                 outcomes |= {member: sent.failed.get(member.engine.url) for member in able}
             except EngineError as error:
                 outcomes |= dict.fromkeys(able, error)
@@ -338,7 +335,7 @@ class Delivery:
         # Compared before it resumes, so that held requests do not continue with wrong weights.
         is_checked = member.abilities.undoes_updates and await verify_by_fingerprints(member.engine, sent.fingerprints)
         # The sender may be another process; for servers that do not report a version, this client tracks it.
-        await member.engine.set_version(self._release.version)
+        await member.engine.set_version(self._update.version)
         await self._close(member)
         if not is_checked:
             await self._verify(member)
@@ -347,7 +344,7 @@ class Delivery:
         checkpoint = await self._checkpoint(member)
         await self._note_answers(member)
         await self._open(member)
-        await member.engine.load_checkpoint(checkpoint, self._release.version)
+        await member.engine.load_checkpoint(checkpoint, self._update.version)
         if self._in_flight is not InFlight.HOLD:
             await member.engine.reset_cache()
         await self._close(member)
@@ -358,17 +355,17 @@ class Delivery:
         await member.disconnect()
         member.answers_before = None
         await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
-        await member.engine.set_version(self._release.version)
+        await member.engine.set_version(self._update.version)
         member.standing = EngineState.UPDATING
         await self._verify(member)
 
     async def _adapt(self, member: Member) -> None:
-        if self._release.adapter is None:
-            raise ValueError(f"version {self._release.version} has no adapter")
-        name = f"policy-{self._release.version}"
+        if self._update.adapter is None:
+            raise ValueError(f"version {self._update.version} has no adapter")
+        name = f"policy-{self._update.version}"
         await self._open(member)
-        await member.engine.load_adapter(name, self._release.adapter)
-        await member.engine.set_version(self._release.version)
+        await member.engine.load_adapter(name, self._update.adapter)
+        await member.engine.set_version(self._update.version)
         before, member.adapter = member.adapter, name
         member.answers_before = None
         await self._close(member)
@@ -400,23 +397,23 @@ class Delivery:
         member.answers_before = None
         if member.standing is not EngineState.ASLEEP and not member.abilities.undoes_updates:
             try:
-                member.answers_before = await member.engine.score(self._release.probe.token_ids, member.adapter)
+                member.answers_before = await member.engine.score(self._update.probe.token_ids, member.adapter)
             except EngineError:
                 return  # the update will show whether it is usable
 
     async def _verify(self, member: Member) -> None:
-        expected = Expected(self._release.probe, member.baseline, member.answers_before, member.probe)
+        expected = Expected(self._update.probe, member.baseline, member.answers_before, member.probe)
         await verify_by_probe(member.engine, expected, member.adapter)
 
     async def _checkpoint(self, member: Member) -> str:
-        """Checkpoint folder of the release, written once if there is none."""
-        if self._release.checkpoint is not None:
-            return self._release.checkpoint
+        """Checkpoint folder of the update, written once if there is none."""
+        if self._update.checkpoint is not None:
+            return self._update.checkpoint
         async with self._writing:
             if not self.folder.exists():
-                if self._release.sender is None:
+                if self._update.sender is None:
                     raise UpdateFailed(
-                        f"version {self._release.version} has no checkpoint that {member.name} could load"
+                        f"version {self._update.version} has no checkpoint that {member.name} could load"
                     )
-                await self._release.sender.write(member.spec.model, str(self.folder))
+                await self._update.sender.write(member.spec.model, str(self.folder))
         return str(self.folder)
