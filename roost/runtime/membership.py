@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from roost.cluster.allocation import CHOSEN
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.cluster.inventory import NO_ACCELERATOR, Node
@@ -24,7 +25,8 @@ def order_nodes(
     """The first `num_nodes` nodes by rank; None if there are errors.
 
     Ranks set on every node are used. If none is set, the driver's node is first and the others follow by address, so
-    that a restarted cluster has the same ranks regardless of the order in which nodes joined.
+    that a restarted cluster has the same ranks regardless of the order in which nodes joined. Ranks that a scheduler
+    set only order the nodes: Ray may run on a part of its nodes, or on those of several of its jobs.
 
     >>> nodes = [NodeReport(node_id=host, address=f"10.0.0.{last}", hostname=host, is_driver=host == "c")
     ...          for host, last in (("a", 10), ("b", 2), ("c", 7))]
@@ -36,11 +38,12 @@ def order_nodes(
     wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
     if len(by_address) < wanted:
         findings.error("RST-R001", CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
-    has_ranks = any(_written(report) for report in by_address)
-    ordered = _by_rank(by_address, num_nodes, findings) if has_ranks else by_address
+    _find_contradictions(by_address, findings)
+    is_chosen = any(_written(report) and _variable(report) in CHOSEN for report in by_address)
+    ordered = _by_rank(by_address, num_nodes, findings) if is_chosen else _by_scheduler(by_address, findings)
     if findings.num_errors > errors:
         return None
-    if not has_ranks:
+    if not any(_written(report) for report in by_address):
         _warn_of_shared_addresses(ordered, len(ordered) if num_nodes is None else num_nodes, findings)
     if num_nodes is not None and num_nodes < len(ordered):
         findings.warn(
@@ -48,7 +51,7 @@ def order_nodes(
             CLUSTER,
             f"{len(ordered) - num_nodes} of {len(ordered)} nodes are left out: {_names(ordered[num_nodes:])}",
             f"num_nodes is {num_nodes}",
-            f"raise num_nodes to use them, or choose the nodes with {RANK_VARIABLES[0]}",
+            f"raise num_nodes to use them, or choose the nodes with {CHOSEN[0]}",
         )
     return tuple(ordered[:num_nodes])
 
@@ -70,6 +73,36 @@ def _written(report: NodeReport) -> str:
 def _rank(report: NodeReport) -> int | None:
     text = _written(report)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
+
+
+def _find_contradictions(reports: Sequence[NodeReport], findings: Findings) -> None:
+    for report in reports:
+        if report.rank_problem:
+            findings.error(
+                "RST-R023",
+                CLUSTER,
+                f"variables of {report.name} contradict each other",
+                report.rank_problem,
+                f"unset the wrong one before `ray start` on {report.address}",
+            )
+
+
+def _by_scheduler(reports: list[NodeReport], findings: Findings) -> list[NodeReport]:
+    """Nodes in the order of the ranks that a scheduler gave them; by address if these do not order all of them."""
+    ranks = [_rank(report) for report in reports]
+    if None not in ranks and len(set(ranks)) == len(ranks):
+        return sorted(reports, key=lambda report: _rank(report) or 0)
+    written = [report for report in reports if _written(report)]
+    if written and len(reports) > 1:
+        found = ", ".join(f"{_variable(one)}={_written(one)} on {one.address}" for one in written[:MAX_NAMED])
+        findings.warn(
+            "RST-R024",
+            CLUSTER,
+            "ranks of the scheduler do not order the nodes, so they are ordered by address",
+            f"a rank is missing, repeated or no number: {found}",
+            f"export {CHOSEN[0]}, 0 to {len(reports) - 1}, before `ray start` of every node if the order matters",
+        )
+    return reports
 
 
 def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Findings) -> list[NodeReport]:
@@ -131,7 +164,7 @@ def _find_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) ->
 
 
 def _variable(report: NodeReport) -> str:
-    return report.rank_variable or RANK_VARIABLES[0]
+    return report.rank_variable or CHOSEN[0]
 
 
 def _export(ranks: Iterable[tuple[NodeReport, int]]) -> str:
@@ -155,7 +188,7 @@ def _warn_of_shared_addresses(ordered: Sequence[NodeReport], used: int, findings
                 CLUSTER,
                 f"{len(ranks)} nodes share the address {address}; they are ordered by their Ray ids",
                 "the ids are new whenever Ray starts, so after a restart the order is arbitrary",
-                f"export {RANK_VARIABLES[0]}, 0 to {len(ordered) - 1}, before `ray start` of every node",
+                f"export {CHOSEN[0]}, 0 to {len(ordered) - 1}, before `ray start` of every node",
             )
 
 
@@ -311,9 +344,6 @@ def report_device(rank: int, kind: str, problem: str, findings: Findings) -> Non
     )
 
 
-RANK_VARIABLES = ("ROOST_NODE_RANK", "RLINF_NODE_RANK")  # the first that is set; messages suggest the first
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
     """One node as detected by a process on it, and as Ray counts it.
@@ -331,6 +361,7 @@ class NodeReport:
     interface: str = ""  # of the network that the address belongs to
     rank_text: str | None = None  # as written, so that a mistake can be quoted
     rank_variable: str | None = None
+    rank_problem: str = ""  # two variables that disagree
     accelerator_type: str = NO_ACCELERATOR
     accelerator_model: str = ""
     memory_gb: float | None = None  # of each accelerator

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import roost
+from roost.cluster.allocation import AllocationError, Fact, node_rank
 from roost.cluster.hardware.registry import HardwareRegistry, installed_registry
 from roost.cluster.inventory import NO_ACCELERATOR
-from roost.runtime.membership import RANK_VARIABLES, NodeReport
+from roost.runtime.membership import NodeReport
 from roost.transport.shared_memory import memory_limit
 
 MARK = ".roost"  # file in the driver's folder that tells other nodes that they share it
@@ -29,7 +30,7 @@ def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ
     """Report of this node: detected hardware, Ray's resources, and versions."""
     import ray
 
-    variable = next((name for name in RANK_VARIABLES if environ.get(name, "").strip()), None)
+    rank, rank_problem = _rank(environ)
     found, problem = None, ""
     try:
         found = installed_registry(environ).detect(environ)
@@ -43,8 +44,9 @@ def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ
         address=address,
         interface=environ.get("GLOO_SOCKET_IFNAME") or interface_of(address),
         hostname=socket.gethostname(),
-        rank_text=environ[variable].strip() if variable else None,
-        rank_variable=variable,
+        rank_text=None if rank is None else rank.text,
+        rank_variable=None if rank is None else rank.variable,
+        rank_problem=rank_problem,
         accelerator_type=str(vendor.type) if vendor is not None else NO_ACCELERATOR,
         accelerator_model=devices.model if devices is not None else "",
         memory_gb=devices.memory_gb if devices is not None else None,
@@ -61,6 +63,13 @@ def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ
         is_driver=node_id == driver_node,
         is_head="node:__internal_head__" in counted,
     )
+
+
+def _rank(environ: Mapping[str, str]) -> tuple[Fact | None, str]:
+    try:
+        return node_rank(environ), ""
+    except AllocationError as error:
+        return None, str(error)
 
 
 def interface_of(address: str) -> str:

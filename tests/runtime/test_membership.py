@@ -114,6 +114,29 @@ def test_all_mistakes_are_found_at_once_and_their_mends_go_together():
     assert offered == ["1", "2", "4"]
 
 
+SLURM = {"rank_variable": "SLURM_NODEID"}
+
+
+def test_ranks_of_a_scheduler_order_the_nodes_of_a_part_of_its_job():
+    addresses, findings = ordered([node(1, "3", **SLURM), node(2, "1", **SLURM)])
+    assert addresses == ["10.0.0.2", "10.0.0.1"]
+    assert not findings.found
+
+
+@pytest.mark.parametrize("second", [node(1, "0", **SLURM), node(1)], ids=["repeated", "missing"])
+def test_ranks_of_a_scheduler_that_order_nothing(second):
+    addresses, findings = ordered([node(2, "0", **SLURM), second])
+    assert addresses == ["10.0.0.1", "10.0.0.2"]
+    assert [finding.code for finding in findings.found] == ["RST-R024"]
+    assert "SLURM_NODEID=0 on 10.0.0.2" in findings.found[0].why
+
+
+def test_variables_of_a_node_that_disagree():
+    addresses, findings = ordered([node(1, rank_problem="A=1 and B=2 disagree about the node rank")])
+    assert addresses is None
+    assert "A=1 and B=2" in findings.errors[0].why
+
+
 def test_more_nodes_than_asked_for():
     addresses, findings = ordered([node(3), node(1), node(2)], num_nodes=2)
     assert addresses == ["10.0.0.1", "10.0.0.2"]
