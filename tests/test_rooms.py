@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "trace": {"config"},
     "transport": MACHINE | {"placement", "trace"},
     "runtime": PURE | MACHINE | {"trace", "transport"},
+    "schedulers": PURE | {"runtime"},
     "engines": PURE | MACHINE | {"trace", "transport", "runtime"},
     "torch_engine": {"config", "net", "engines"},
     "learner": PURE | MACHINE | {"trace", "transport", "runtime"},
@@ -28,7 +29,7 @@ MAY_IMPORT = {
     "rollout": PURE | MACHINE | {"trace", "transport", "runtime", "engines", "sandbox"},
     "app_world": {"config", "procs", "net", "rollout", "sandbox"},
     "trainer": CORE,
-    "cli": CORE | {"trainer"},
+    "cli": CORE | {"schedulers", "trainer"},
 }
 NETWORK = {"requests", "httpx", "aiohttp", "socket"}
 EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "time", "asyncio"} | NETWORK

@@ -32,6 +32,7 @@ COMMANDS = (
     "explain",
     "explain-finding",
     "inventory",
+    "launch",
     "report",
     "schema",
     "sft",

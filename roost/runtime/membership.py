@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from roost.cluster.allocation import CHOSEN
@@ -17,6 +18,7 @@ from roost.config.ranks import spell_ranks
 CLUSTER = Where("Ray cluster")
 MAX_NAMED = 16  # nodes in one message
 MAX_DIGITS = 9  # of a node rank
+RANK_RANGE = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 
 
 def order_nodes(
@@ -26,7 +28,8 @@ def order_nodes(
 
     Ranks set on every node are used. If none is set, the driver's node is first and the others follow by address, so
     that a restarted cluster has the same ranks regardless of the order in which nodes joined. Ranks that a scheduler
-    set only order the nodes: Ray may run on a part of its nodes, or on those of several of its jobs.
+    set only order the nodes: Ray may run on a part of its nodes, or on those of several of its jobs. Nodes
+    with the same range of ranks (8-15) share it in the order of their addresses.
 
     >>> nodes = [NodeReport(node_id=host, address=f"10.0.0.{last}", hostname=host, is_driver=host == "c")
     ...          for host, last in (("a", 10), ("b", 2), ("c", 7))]
@@ -34,7 +37,7 @@ def order_nodes(
     ['c', 'b', 'a']
     """
     errors = findings.num_errors
-    by_address = sorted(reports, key=_address_order)
+    by_address = _with_single_ranks(sorted(reports, key=_address_order))
     wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
     if len(by_address) < wanted:
         findings.error("RST-R001", CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
@@ -103,6 +106,19 @@ def _by_scheduler(reports: list[NodeReport], findings: Findings) -> list[NodeRep
             f"export {CHOSEN[0]}, 0 to {len(reports) - 1}, before `ray start` of every node if the order matters",
         )
     return reports
+
+
+def _with_single_ranks(reports: list[NodeReport]) -> list[NodeReport]:
+    """Give nodes with a range of ranks, such as 8-15, the next free rank of it: pods of one group are all alike."""
+    taken = {_rank(report) for report in reports}
+    given = []
+    for report in reports:
+        bounds = RANK_RANGE.fullmatch(_written(report))
+        ranks = range(int(bounds[1]), int(bounds[2]) + 1) if bounds else range(0)
+        rank = next((rank for rank in ranks if rank not in taken), None)
+        taken.add(rank)
+        given.append(report if rank is None else replace(report, rank_text=str(rank)))
+    return given
 
 
 def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Findings) -> list[NodeReport]:

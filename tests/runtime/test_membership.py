@@ -42,6 +42,11 @@ def ordered(reports, num_nodes=None):
         pytest.param([node("fd00::1"), node("10.0.0.1")], ["10.0.0.1", "fd00::1"], id="ipv4-before-ipv6"),
         pytest.param([node("zulu"), node("10.0.0.1"), node("mike")], ["10.0.0.1", "mike", "zulu"], id="names-last"),
         pytest.param([node(1, "2"), node(2, "0"), node(3, "1")], ["10.0.0.2", "10.0.0.3", "10.0.0.1"], id="ranks"),
+        pytest.param(
+            [node(4, "1-2"), node(9, "0"), node(3, "1-2"), node(1, "3-3")],
+            ["10.0.0.9", "10.0.0.3", "10.0.0.4", "10.0.0.1"],
+            id="ranges-of-ranks",
+        ),
         pytest.param([node(1, "1"), node(2, " 00 ")], ["10.0.0.2", "10.0.0.1"], id="rank-with-blanks"),
         pytest.param([node(2, ""), node(1)], ["10.0.0.1", "10.0.0.2"], id="set-to-nothing-is-unset"),
         pytest.param([node(1, "1", is_driver=True), node(2, "0")], ["10.0.0.2", "10.0.0.1"], id="ranks-beat-driver"),

@@ -1,0 +1,190 @@
+"""`roost launch`: the job file of a scheduler, rendered from the plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.cli.console import open_console
+from roost.cli.options import GpusPerNode, InventoryFile, NotationChoice, Overrides
+from roost.config.compose import load
+from roost.config.findings import Findings, did_you_mean
+from roost.config.notations.notation import read_job
+from roost.placement.plan import Plan
+from roost.placement.planner import try_plan
+from roost.schedulers.job_files import FILE_NAMES, CannotRender, Container, JobOptions, Scheduler, job_name, render
+from roost.schedulers.node_requests import NodeRequests, ProcessSizes, requests_of
+from roost.schedulers.submit import CannotSubmit, submit
+from roost.view.text import print_findings
+
+
+def launch_command(
+    scheduler: Annotated[
+        Scheduler,
+        typer.Argument(help="What starts the nodes.", metavar="slurm|kuberay|skypilot|dstack|ssh"),
+    ],
+    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    overrides: Overrides = None,
+    submits: Annotated[
+        bool, typer.Option("--submit", help="Write the file and submit it: sbatch, kubectl, sky, dstack or ssh.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the file here instead of printing it.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
+    ] = None,
+    runs: Annotated[str, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept, on all nodes.")] = "runs",
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="Time limit: 24:00:00, or 1-12:00:00 with days.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Container image with Roost in it.")] = None,
+    container: Annotated[Container, typer.Option("--container", help="How Slurm runs the image.")] = Container.PYXIS,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mount",
+            metavar="SOURCE:PATH",
+            help="A folder in the container; for KubeRay a volume claim, for SkyPilot and dstack a bucket or a volume.",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME[=VALUE]",
+            help="A variable; without a value a secret that is not written to the file.",
+        ),
+    ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option("--setup", metavar="LINE", help="A shell line before the job, such as module load."),
+    ] = None,
+    workdir: Annotated[
+        Path | None, typer.Option("--workdir", metavar="FOLDER", help="Where the job runs; this folder if left out.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="KEY=VALUE",
+            help="The scheduler's own: partition=gpu or GROUP:partition=gpu (Slurm), resources.infra=aws (others).",
+        ),
+    ] = None,
+    cpus: Annotated[
+        list[str] | None,
+        typer.Option("--cpus", metavar="COMPONENT=N", help="CPUs of each process of a component, such as agent=0.25."),
+    ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option("--memory", metavar="COMPONENT=GB", help="Host memory of each process of a component."),
+    ] = None,
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="ssh: one host a line, in rank order.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option("--command", metavar="TEXT", help="Run this on the head instead of `roost train CONFIG`."),
+    ] = None,
+    template: Annotated[
+        Path | None, typer.Option("--template", metavar="FILE", help="A Jinja template instead of Roost's own.")
+    ] = None,
+    inventory: InventoryFile = None,
+    gpus_per_node: GpusPerNode = None,
+    notation: NotationChoice = None,
+) -> None:
+    """Print the job file of a scheduler: exactly the nodes, accelerators, CPUs and memory that the plan needs.
+
+    The job runs `roost up -- roost train CONFIG` on the nodes, saves a checkpoint before its time limit, and resumes
+    when it is started again. With --submit the file is written and submitted.
+    """
+    findings = Findings()
+    source = load(config, tuple(overrides or ()), findings)
+    job = None if source is None else read_job(source, findings, notation, trains=command is None)
+    plan = None if job is None else try_plan(job, findings, inventory, accelerators_per_node=gpus_per_node)
+    notes = open_console(stderr=True)
+    print_findings(findings.found, notes)
+    if job is None or plan is None or findings.has_errors:
+        raise typer.Exit(1)
+    run_name = name or _configured_name(plan) or config.stem
+    try:
+        sizes = ProcessSizes(_sizes("--cpus", cpus, plan), _sizes("--memory", memory, plan))
+        allocation = requests_of(plan, sizes, job.num_nodes)
+        options = JobOptions(
+            config=str(config),
+            name=run_name,
+            workdir=str((workdir or Path.cwd()).absolute()),
+            runs=runs,
+            command=command,
+            train_words=tuple(overrides or ()) + (("--notation", notation.value) if notation else ()),
+            time=time,
+            image=image,
+            container=container,
+            mounts=tuple(mount or ()),
+            env=_variables(env or ()),
+            setup=tuple(setup or ()),
+            options=tuple(option or ()),
+            hosts=_hosts(hosts, allocation),
+        )
+        text = render(scheduler, allocation, options, template.read_text(encoding="utf-8") if template else None)
+    except (CannotRender, OSError) as error:
+        notes.print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    for note in allocation.notes:
+        notes.print(f"note: {note}", soft_wrap=True)
+    if out is None and not submits:
+        print(text, end="")
+        return
+    file = out or Path(FILE_NAMES[scheduler])
+    file.write_text(text, encoding="utf-8")
+    notes.print(f"written to {file}", soft_wrap=True)
+    if submits:
+        secrets = [key for key, value in options.env.items() if value is None]
+        try:
+            code = submit(scheduler, file, job_name(run_name), secrets, os.environ)
+        except CannotSubmit as error:
+            notes.print(f"error: {error}", soft_wrap=True)
+            raise typer.Exit(1) from None
+        if code:
+            raise typer.Exit(code)
+
+
+def _configured_name(plan: Plan) -> str | None:
+    return next((str(setting.value) for setting in plan.training if setting.name == "name" and setting.value), None)
+
+
+def _sizes(option: str, written: Iterable[str] | None, plan: Plan) -> dict[str, float]:
+    names = [part.name for part in plan.components]
+    sizes = {}
+    for text in written or ():
+        component, _, value = text.partition("=")
+        try:
+            sizes[component] = float(value)
+        except ValueError:
+            raise CannotRender(f"{option} {text!r} is not COMPONENT=NUMBER, such as {names[0]}=2") from None
+        if component not in names:
+            hint = did_you_mean(component, names) or f"there are {', '.join(names)}"
+            raise CannotRender(f"{option} {text!r}: there is no component {component}; {hint}")
+    return sizes
+
+
+def _variables(written: Iterable[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for text in written:
+        variable, equals, value = text.partition("=")
+        if not variable.isidentifier():
+            raise CannotRender(f"--env {text!r} is not NAME=VALUE or NAME")
+        found[variable] = value if equals else None
+    return found
+
+
+def _hosts(file: Path | None, allocation: NodeRequests) -> tuple[str, ...]:
+    """Hosts from a file, else from the inventory; empty lines and comments are skipped."""
+    if file is None:
+        return tuple(host for request in allocation.requests for host in request.hosts)
+    lines = (line.partition("#")[0].split() for line in file.read_text(encoding="utf-8").splitlines())
+    return tuple(words[0] for words in lines if words)

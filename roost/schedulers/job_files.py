@@ -1,0 +1,287 @@
+"""Render the job file of a scheduler from an allocation."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from roost.cluster.hardware.accelerator import AcceleratorType
+from roost.config.findings import counted
+from roost.schedulers.node_requests import NodeRequest, NodeRequests
+
+GRACE_S = 300  # between the signal of a time limit or a preemption and the end
+KUBERNETES_RESOURCES = {
+    AcceleratorType.NV_GPU: "nvidia.com/gpu",
+    AcceleratorType.AMD_GPU: "amd.com/gpu",
+    AcceleratorType.NPU: "huawei.com/Ascend910",
+    AcceleratorType.INTEL_GPU: "gpu.intel.com/i915",
+}
+# Names of cards in clouds, the longer first: A100 is part of no other, L4 of L40S.
+GPU_NAMES = (
+    *("GB300", "GB200", "B300", "B200", "GH200", "H200", "H100", "H800", "H20", "A800", "A100", "MI355X", "MI325X"),
+    *("MI300X", "L40S", "L40", "A40", "A10G", "A10", "A6000", "V100", "T4", "RTX5090", "RTX4090", "RTX3090", "L4"),
+)
+LARGE_A100_GB = 70  # SkyPilot has names of its own for the card of 80 GB
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{2}))?(?::(\d{2}))?")
+MOUNT = re.compile(r"(.+):(/(?!/).*)")
+LONGEST_NAME = 40  # KubeRay appends to it, and Kubernetes allows 63
+JOB_NAME = re.compile(r"[^a-z0-9]+")
+
+
+class Scheduler(StrEnum):
+    """What starts the nodes of a job."""
+
+    SLURM = "slurm"
+    KUBERAY = "kuberay"
+    SKYPILOT = "skypilot"
+    DSTACK = "dstack"
+    SSH = "ssh"
+
+
+class Container(StrEnum):
+    """How Slurm runs an image."""
+
+    PYXIS = "pyxis"
+    APPTAINER = "apptainer"
+
+
+FILE_NAMES = {
+    Scheduler.SLURM: "job.sbatch",
+    Scheduler.KUBERAY: "rayjob.yaml",
+    Scheduler.SKYPILOT: "job.sky.yaml",
+    Scheduler.DSTACK: "job.dstack.yml",
+    Scheduler.SSH: "job.ssh.sh",
+}
+AS_YAML = (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK)
+ONE_KIND = {Scheduler.SKYPILOT: "SkyPilot", Scheduler.DSTACK: "dstack"}
+
+
+class CannotRender(ValueError):
+    """A scheduler cannot give what the plan needs, or an option is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Options of a job file that a plan does not have."""
+
+    config: str
+    name: str
+    workdir: str
+    runs: str = "runs"
+    train_words: tuple[str, ...] = ()  # further words of `roost train`
+    command: str | None = None  # instead of `roost train`
+    time: str | None = None  # as Slurm writes it: 1-12:00:00
+    image: str | None = None
+    container: Container = Container.PYXIS
+    mounts: tuple[str, ...] = ()  # SOURCE:PATH
+    env: Mapping[str, str | None] = field(default_factory=dict)  # None: secret, from the environment of the caller
+    setup: tuple[str, ...] = ()  # shell lines before the job
+    options: tuple[str, ...] = ()  # the scheduler's own: KEY=VALUE, for Slurm also GROUP:KEY=VALUE
+    hosts: tuple[str, ...] = ()  # for ssh, in rank order
+
+
+def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, template: str | None = None) -> str:
+    """The job file as text, from Roost's template or the user's own."""
+    import jinja2  # not above: only this command needs it
+
+    _check(scheduler, allocation, options)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "quote": shlex.quote,
+        "in_double_quotes": in_double_quotes,
+        "job_name": job_name,
+        "tojson": lambda value: json.dumps(value, ensure_ascii=False),  # jinja's own escapes for HTML
+    }
+    text = template if template is not None else template_of(scheduler)
+    try:
+        rendered = environment.from_string(text).render(values_of(allocation, options))
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise CannotRender(f"the template fails{f' in line {line}' if line else ''}: {error}") from None
+    return _with_options(rendered, options.options) if scheduler in AS_YAML else rendered
+
+
+def template_of(scheduler: Scheduler) -> str:
+    """Roost's own template, a start for one's own."""
+    return (files("roost.schedulers") / "templates" / f"{scheduler}.j2").read_text(encoding="utf-8")
+
+
+def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
+    """The variables and functions of templates."""
+    run = f"{options.runs.rstrip('/')}/{options.name}"
+    words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
+    train = shlex.join(words) if options.command is None else options.command
+    secrets = [name for name, value in options.env.items() if value is None]
+    resume = f" $(test -d {shlex.quote(run + '/checkpoints')} && echo --resume)" if options.command is None else ""
+    first = allocation.requests[0]
+    return {
+        "config": options.config,
+        "name": job_name(options.name),
+        "nodes": allocation.nodes,
+        "requests": allocation.requests,
+        "workdir": options.workdir,
+        "runs": options.runs,
+        "run": run,
+        "run_path": run if run.startswith("/") else f"{options.workdir.rstrip('/')}/{run}",
+        "train": train,
+        "resumes": options.command is None,
+        "entrypoint": f"sh -c {shlex.quote(train + resume)}",
+        "grace_s": GRACE_S,
+        "time": options.time,
+        "seconds": None if options.time is None else seconds_of(options.time),
+        "image": options.image,
+        "container": options.container.value if options.image else None,
+        "mounts": options.mounts,
+        "claims": [split_mount(mount) for mount in options.mounts],
+        "env": dict(options.env),
+        "literal_env": {name: value for name, value in options.env.items() if value is not None},
+        "secrets": secrets,
+        "setup": options.setup,
+        "hosts": options.hosts,
+        "options_of": lambda label: slurm_options(options.options, label),
+        "gpu_name": gpu_name,
+        "resource_name": resource_name,
+        "pods_without_head": lambda request: request.nodes - (request is first),
+        "ranks_without_head": lambda request: _spelled(request.node_ranks[int(request is first) :]),
+    }
+
+
+def _spelled(ranks: range) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def job_name(name: str) -> str:
+    """A name that every scheduler takes: lower-case letters, digits and dashes.
+
+    >>> job_name("Math_8B (v2)")
+    'math-8b-v2'
+    """
+    return JOB_NAME.sub("-", name.lower())[:LONGEST_NAME].strip("-") or "roost"
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a time limit as Slurm writes it: MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS:MINUTES:SECONDS.
+
+    >>> seconds_of("90"), seconds_of("24:00:00"), seconds_of("1-12")
+    (5400, 86400, 129600)
+    """
+    found = TIME.fullmatch(time)
+    if found is None:
+        raise CannotRender(f"--time {time!r} is no time limit; write 24:00:00, 1-12:00:00 (days-hours), or minutes")
+    days, first, second, third = (None if part is None else int(part) for part in found.groups())
+    if days is not None:
+        hours, minutes, seconds = first or 0, second or 0, third or 0
+    elif third is not None:
+        hours, minutes, seconds = first or 0, second or 0, third
+    else:
+        hours, minutes, seconds = 0, first or 0, second or 0
+    return (((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def slurm_options(written: Sequence[str], label: str) -> list[str]:
+    """Options of one component: those for all, then those of its node group, which replace them.
+
+    >>> slurm_options(["partition=gpu", "franka:partition=lab", "exclusive"], "franka")
+    ['exclusive', 'partition=lab']
+    """
+    own, everywhere = [], []
+    for option in written:
+        group, colon, rest = option.partition(":")
+        if colon and "=" not in group:
+            own += [rest.removeprefix("--")] if group == label else []
+        else:
+            everywhere.append(option.removeprefix("--"))
+    replaced = {option.partition("=")[0] for option in own}
+    return [*(option for option in everywhere if option.partition("=")[0] not in replaced), *own]
+
+
+def gpu_name(request: NodeRequest) -> str:
+    """The name that clouds have for a card.
+
+    >>> gpu_name(NodeRequest("a", range(1), 8, "NV_GPU", "NVIDIA A100-SXM4-80GB", 79.6, 1, 1))
+    'A100-80GB'
+    """
+    model = request.accelerator_model.upper().replace(" ", "").replace("-", "")
+    found = next((name for name in GPU_NAMES if name in model), None)
+    if found is None:
+        what = f"{request.accelerator_model!r} is no known card" if model else "the plan does not say which card"
+        raise CannotRender(f"{what}; give --inventory with accelerator_model: one of {', '.join(GPU_NAMES)}")
+    return "A100-80GB" if found == "A100" and (request.accelerator_memory_gb or 0) > LARGE_A100_GB else found
+
+
+def resource_name(request: NodeRequest) -> str:
+    """The extended resource of Kubernetes for these accelerators."""
+    known = {str(kind): name for kind, name in KUBERNETES_RESOURCES.items()}
+    if request.accelerator_type not in known:
+        raise CannotRender(f"no Kubernetes resource is known for {request.accelerator_type}; give a --template")
+    return known[request.accelerator_type]
+
+
+def split_mount(mount: str) -> tuple[str, str]:
+    """Source and path of a mount.
+
+    >>> split_mount("s3://bucket/data:/data")
+    ('s3://bucket/data', '/data')
+    """
+    found = MOUNT.fullmatch(mount)
+    if found is None:
+        raise CannotRender(f"--mount {mount!r} is not SOURCE:/PATH")
+    return found[1], found[2]
+
+
+def in_double_quotes(text: str) -> str:
+    """Text for between double quotes of a shell, where it stays what it is."""
+    return re.sub(r'(["$`\\])', r"\\\1", text)
+
+
+def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) -> None:
+    kinds = len(allocation.requests)
+    if scheduler in ONE_KIND and kinds > 1:
+        groups = ", ".join(f"{request.label} (nodes {request.ranks})" for request in allocation.requests)
+        raise CannotRender(
+            f"{ONE_KIND[scheduler]} gives all nodes of a job the same resources, and the plan has {kinds} kinds: "
+            f"{groups}; launch it by slurm, kuberay or ssh"
+        )
+    if scheduler is Scheduler.SSH and len(options.hosts) != allocation.nodes:
+        hosts = counted(len(options.hosts), "host") if options.hosts else "no hosts"
+        raise CannotRender(
+            f"the plan needs {counted(allocation.nodes, 'node')}, and there are {hosts}; give --hosts FILE with one "
+            "name a line in rank order, or an inventory with host names"
+        )
+    if scheduler is Scheduler.KUBERAY and not options.image:
+        raise CannotRender("pods need an image with Roost in it; give --image (docker/Dockerfile.cuda builds one)")
+    if scheduler in (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK) or options.image:
+        for mount in options.mounts:
+            split_mount(mount)
+    elif options.mounts:
+        raise CannotRender("--mount needs --image: without a container a job sees the folders of its nodes")
+
+
+def _with_options(text: str, options: Sequence[str]) -> str:
+    """Set keys of a rendered YAML file, such as resources.infra=aws."""
+    if not options:
+        return text
+    data = yaml.safe_load(text)
+    for option in options:
+        path, equals, value = option.partition("=")
+        if not equals:
+            raise CannotRender(f"--option {option!r} is not KEY=VALUE, such as resources.infra=aws")
+        inner = data
+        *parents, last = path.split(".")
+        for key in parents:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise CannotRender(f"--option {option!r}: {key} is no mapping in the file")
+        inner[last] = yaml.safe_load(value)
+    first = text.partition("\n")[0]
+    return f"{first}\n{yaml.safe_dump(data, sort_keys=False, width=10**6)}"

@@ -1,0 +1,179 @@
+"""Job files: golden files, what shells and schemas say of them, and what cannot be rendered."""
+
+import subprocess
+
+import pytest
+import yaml
+
+import roost
+from roost.schedulers.job_files import CannotRender, JobOptions, Scheduler, render, template_of
+from roost.schedulers.node_requests import ProcessSizes, requests_of
+from tests.cli.terminal import run
+from tests.schedulers.golden_files import EXAMPLE, FOLDER, cases, heterogeneous, options, rendered, uniform
+
+NAMES = sorted(cases())
+
+
+def roll(**more):
+    return roost.plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}, **more})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_are_what_they_were(name):
+    assert rendered(name) == (FOLDER / name).read_text(), "run: python -m tests.schedulers.golden_files"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith((".sbatch", ".sh"))])
+def test_shells_can_read_them(name):
+    done = subprocess.run(["bash", "-n", str(FOLDER / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith((".yaml", ".yml"))])
+def test_shell_parts_of_yaml_files_can_be_read(name):
+    data = yaml.safe_load((FOLDER / name).read_text())
+    script = data.get("run") or "\n".join(data.get("commands", ())) or data["spec"]["entrypoint"]
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_node_of_the_plan_is_requested_once():
+    requests = heterogeneous().requests
+    assert [(request.label, request.ranks, request.accelerators) for request in requests] == [
+        ("a800", "0-7", 8),
+        ("4090", "8-15", 8),
+        ("franka", "16-17", 0),
+    ]
+    # 100 agents on each of nodes 0 to 3; 8 accelerators of 4 CPUs; 2 for Ray; the driver's 4 on node 0.
+    assert [request.cpus for request in requests] == [100 + 8 * 4 + 2 + 4, 8 * 4 + 2, 1 + 2]
+
+
+def test_pods_of_a_rayjob_are_the_nodes_of_the_plan():
+    """The fields that RayJob v1 requires, and pods that add up to the plan."""
+    job = yaml.safe_load(rendered("heterogeneous.rayjob.yaml"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert spec["submissionMode"] == "HTTPMode" and spec["shutdownAfterJobFinishes"] is True
+    head, workers = spec["rayClusterSpec"]["headGroupSpec"], spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert 1 + sum(group["replicas"] for group in workers) == 18
+    names = [group["groupName"] for group in workers]
+    assert names == ["a800", "4090", "franka"]
+    ranks = set()
+    for group in [head, *workers]:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")
+        assert shared["emptyDir"]["medium"] == "Memory"
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert container["lifecycle"]["preStop"]["exec"]["command"]
+        text = next(variable["value"] for variable in container["env"] if variable["name"] == "ROOST_NODE_RANK")
+        first, _, last = text.partition("-")
+        assert len(range(int(first), int(last or first) + 1)) == group.get("replicas", 1)
+        ranks |= set(range(int(first), int(last or first) + 1))
+    assert ranks == set(range(18))
+
+
+def test_sizes_of_processes_change_the_request():
+    plan = roll(rewards={"code_sandbox": {"world_size": 8}})
+    (usual,), (small,) = (
+        requests_of(plan, sizes).requests
+        for sizes in (ProcessSizes(), ProcessSizes({"reward.code_sandbox": 0.25}, {"reward.code_sandbox": 0.25}))
+    )
+    assert (usual.cpus, small.cpus) == (30, 24)
+    assert usual.memory_gb > small.memory_gb
+
+
+def test_unused_nodes_at_the_end_are_not_requested_unless_the_config_counts_them():
+    plan = roost.plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "[0, 1]"}},
+                      {"nodes": [{"count": 5, "accelerators": 4}]})  # fmt: skip
+    few, all_of_them = requests_of(plan), requests_of(plan, num_nodes=5)
+    assert (few.nodes, all_of_them.nodes) == (1, 5)
+    assert "2 of 4 accelerators are in use" in few.notes[0]
+
+
+def test_memory_is_not_more_than_a_machine_has():
+    plan = roost.plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}},
+                      {"nodes": [{"accelerators": 4, "host_memory_gb": 32.5}]})  # fmt: skip
+    allocation = requests_of(plan)
+    assert allocation.requests[0].memory_gb == 32
+    assert "host memory" in allocation.notes[-1]
+
+
+def test_simulated_accelerators_are_not_requested():
+    plan = roost.plan({"num_gpus_per_node": 2, "actor_train": {"device_mapping": "[0, 1]"}},
+                      {"nodes": [{"accelerators": 2, "accelerator_type": "SIMULATED"}]})  # fmt: skip
+    text = render(Scheduler.SLURM, requests_of(plan), options())
+    assert "--gpus" not in text and "--cpus-per-task=14" in text
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "allocation", "more", "message"),
+    [
+        pytest.param(Scheduler.SKYPILOT, heterogeneous, {}, "3 kinds: a800", id="skypilot-is-uniform"),
+        pytest.param(Scheduler.DSTACK, heterogeneous, {}, "slurm, kuberay or ssh", id="dstack-is-uniform"),
+        pytest.param(Scheduler.KUBERAY, uniform, {}, "--image", id="pods-need-an-image"),
+        pytest.param(Scheduler.SSH, uniform, {"hosts": ("a",)}, "2 nodes, and there are 1 host", id="too-few-hosts"),
+        pytest.param(Scheduler.SSH, uniform, {}, "no hosts", id="no-hosts"),
+        pytest.param(Scheduler.SLURM, uniform, {"time": "tomorrow"}, "no time limit", id="time"),
+        pytest.param(Scheduler.SLURM, uniform, {"mounts": ("/a:/b",)}, "--image", id="mount-without-image"),
+        pytest.param(
+            Scheduler.KUBERAY, uniform, {"image": "i", "mounts": ("shared",)}, "SOURCE:/PATH", id="mount-without-path"
+        ),
+        pytest.param(Scheduler.DSTACK, uniform, {"options": ("regions",)}, "KEY=VALUE", id="option-without-value"),
+    ],
+)
+def test_what_cannot_be_given_is_said(scheduler, allocation, more, message):
+    with pytest.raises(CannotRender, match=message):
+        render(scheduler, allocation(), options(**more))
+
+
+def test_a_cloud_needs_the_name_of_the_card():
+    with pytest.raises(CannotRender, match="the plan does not say which card"):
+        render(Scheduler.SKYPILOT, requests_of(roll()), options())
+
+
+def test_keys_of_a_yaml_file_can_be_set():
+    text = render(Scheduler.SKYPILOT, uniform(), options(options=("resources.infra=aws", "resources.use_spot=true")))
+    resources = yaml.safe_load(text)["resources"]
+    assert (resources["infra"], resources["use_spot"]) == ("aws", True)
+    assert text.startswith("# Rendered by")
+
+
+def test_a_template_of_the_user_has_the_same_values():
+    own = "{% for request in requests %}{{ request.label }} {{ request.nodes }} {{ request.cpus }}\n{% endfor %}"
+    assert render(Scheduler.SLURM, heterogeneous(), options(), own) == "a800 8 138\n4090 8 34\nfranka 2 3\n"
+    with pytest.raises(CannotRender, match="the template fails"):
+        render(Scheduler.SLURM, uniform(), options(), "{{ nothing }}")
+    assert "roost up" in template_of(Scheduler.SSH)
+
+
+def test_names_and_values_cannot_break_out_of_a_script(tmp_path):
+    odd = 'a\'b; touch nope $(touch nope) "c"'
+    for scheduler, more in ((Scheduler.SLURM, {}), (Scheduler.SSH, {"hosts": ("a", "b")})):
+        chosen = JobOptions(config=odd, name=odd, workdir=f"/{odd}", runs=odd, env={"X": odd}, **more)
+        script = render(scheduler, uniform(), chosen)
+        # The job's own words, as a shell takes them apart.
+        shown = "srun() { printf '%s\\n' \"$@\"; }; ssh() { printf '%s\\n' \"$@\"; }; scontrol() { :; }; cd() { :; };"
+        body = script.replace('"${srun[@]}"', 'srun "${srun[@]:1}"')
+        done = subprocess.run(["bash", "-c", shown + body], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert odd in done.stdout.replace("'\"'\"'", "'"), done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (EXAMPLE / "cluster.yaml", "--inventory", EXAMPLE / "machines.yaml", "--command", "python mine.py")
+    printed = run("launch", "slurm", *words)
+    assert printed.exit_code == 0 and printed.stdout.count("#SBATCH hetjob") == 2
+    written = run("launch", "slurm", *words, "--out", "mine.sbatch")
+    assert (tmp_path / "mine.sbatch").read_text() == printed.stdout and "mine.sbatch" in written.output
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = run("launch", "slurm", *words, "--submit")
+    assert missing.exit_code == 1
+    assert "sbatch is not installed here" in missing.output and "login node" in missing.output
+    wrong = run("launch", "slurm", *words, "--cpus", "agents=2")
+    assert wrong.exit_code == 1 and "did you mean agent" in wrong.output.lower()
+    no_job = run("launch", "slurm", EXAMPLE / "cluster.yaml")
+    assert no_job.exit_code == 1 and "RST-T001" in no_job.output

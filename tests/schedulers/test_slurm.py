@@ -1,0 +1,83 @@
+"""Rendered scripts on a real Slurm of one machine: accepted, started on every node, preempted, requeued, resumed."""
+
+import os
+import subprocess
+
+import pytest
+
+import roost
+from roost.schedulers.job_files import Scheduler, render
+from roost.schedulers.node_requests import requests_of
+from tests.limits import HANG_S
+from tests.schedulers.golden_files import FOLDER, options
+from tests.schedulers.one_machine_slurm import slurm, wait_until
+
+pytestmark = pytest.mark.long
+GPU = "CPUs=256 RealMemory=2000000 Gres=gpu:8"
+NODES = [(f"n{rank}", GPU) for rank in range(16)] + [
+    (f"arm{rank}", "CPUs=8 RealMemory=16000 Feature=franka") for rank in (0, 1)
+]
+PARTITIONS = ["PartitionName=gpu Nodes=n[0-15] Default=YES", "PartitionName=lab Nodes=arm[0-1]"]
+# Stands for the program, which other tests run: notes its words, and saves a checkpoint when it gets USR1.
+PROGRAM = """#!/bin/bash
+echo "$SLURM_NODEID of $SLURM_JOB_NUM_NODES: $*" >> {notes}
+trap 'touch {run}/checkpoints/step_1; exit 0' USR1
+mkdir -p {run}/checkpoints
+case "$*" in *--resume) [ "$SLURM_NODEID" = 0 ] && touch {run}/finished.json; exit 0 ;; esac
+touch {run}/started.$SLURM_NODEID
+while :; do sleep 0.2; done
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm(tmp_path_factory.mktemp("slurm"), NODES, PARTITIONS) as environ:
+        yield environ
+
+
+def call(environ, *words):
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        # Slurm tests each component for itself, so that two of them may name the same nodes.
+        ("heterogeneous.sbatch", f"using {8 * 138 + 8 * 34 + 2 * 3} processors on arm[0-1],n[0-7]"),
+        ("apptainer.sbatch", f"using {2 * 38} processors on nodes n[0-1]"),
+        ("command.sbatch", f"using {2 * 38} processors on nodes n[0-1]"),
+    ],
+)
+def test_slurm_accepts_a_script(cluster, name, found):
+    assert found in call(cluster, "sbatch", "--test-only", str(FOLDER / name))
+
+
+def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path):
+    tmp_path.chmod(0o755)
+    run, notes = tmp_path / "runs" / "math", tmp_path / "notes"
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "roost"
+    program.write_text(PROGRAM.format(run=run, notes=notes))
+    program.chmod(0o755)
+    robot = {"type": "Franka", "configs": [{"robot_ip": "10.0.0.1", "node_rank": 2}]}
+    groups = [{"label": "a", "node_ranks": "0-1"}, {"label": "b", "node_ranks": 2, "hardware": robot}]
+    places = {"actor": {"node_group": "a", "placement": "0-15"}, "env": {"node_group": "b", "placement": 0}}
+    cluster_cfg = {"num_nodes": 3, "component_placement": places, "node_groups": groups}
+    machines = {"nodes": [{"count": 2, "accelerators": 8}, {"accelerators": 0}]}
+    allocation = requests_of(roost.plan({"cluster": cluster_cfg}, machines))
+    chosen = options(workdir=str(tmp_path), options=("b:partition=lab", "b:constraint=franka"), time="60", env={})
+    (tmp_path / "job.sbatch").write_text(render(Scheduler.SLURM, allocation, chosen))
+    environ = {**cluster, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    job = call(environ, "sbatch", "--parsable", str(tmp_path / "job.sbatch")).strip()
+    wait_until(lambda: len(list(run.glob("started.*"))) == 3, "the program on three nodes")
+    words = "up --nodes 3 -- roost train job.yaml --name math --runs runs"
+    assert sorted(notes.read_text().splitlines()) == [f"{rank} of 3: {words}" for rank in range(3)]
+    call(environ, "scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
+    assert (run / "checkpoints" / "step_1").exists()
+    call(environ, "scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
+    wait_until(lambda: (run / "finished.json").exists(), "the end of the second start")
+    assert sorted(notes.read_text().splitlines()[3:]) == [f"{rank} of 3: {words} --resume" for rank in range(3)]
+    wait_until(lambda: "JobState=COMPLETED" in call(environ, "scontrol", "show", "job", job), "the end of the job")
