@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,7 +21,7 @@ from roost.torch_engine.attention import FLASH_BLOCK, can_flash
 from roost.torch_engine.cache import BlockPool, LayerCache, bytes_per_block, new_cache
 from roost.torch_engine.graphs import new_graphs
 from roost.torch_engine.model import LoadedModel, load_model
-from roost.torch_engine.runner import NewToken, Runner, StepThread, next_tokens
+from roost.torch_engine.runner import NewToken, Runner, Sampler, StepThread
 from roost.torch_engine.scheduler import Progress, Request, Scheduler, Tracked
 from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
@@ -187,6 +187,7 @@ class TorchEngine:
         flashes = can_flash(self.model.layers, size, self.model.dtype, self.model.device)
         graphs = new_graphs(self.model, settings, flashes, width=-(-self.max_context // size))
         self._runner = Runner(self.model, self._adapters, size, flashes, graphs)
+        self._sampler = Sampler()
         self._scheduler = Scheduler(
             BlockPool(count, size),
             settings.max_sequences,
@@ -208,7 +209,7 @@ class TorchEngine:
     # Called from any thread.
 
     def submit(self, request: Request, deliver: Callable[[Progress], None]) -> None:
-        """Accept a request; `deliver` is called on the engine's thread after every step that adds to it."""
+        """Accept a request; `deliver` is called on the engine's thread with its new tokens."""
         self._check(request)
         sampling, prompt = request.sampling, len(request.token_ids)
         tracked = Tracked(
@@ -256,7 +257,7 @@ class TorchEngine:
         return True
 
     def set_version(self, version: int) -> None:
-        self._thread.call(lambda: setattr(self, "version", version))
+        self._thread.call(lambda: self._set_version(version))
 
     def between_steps(self, action: Callable[[], T]) -> T:
         """Run an action on the engine's thread between steps; return its result or raise its error."""
@@ -272,7 +273,7 @@ class TorchEngine:
 
     def weights_replaced(self, version: int) -> None:
         """Set the version after all weights were replaced. Call it between steps only."""
-        self.version = version
+        self._set_version(version)
         self.has_weights = True
         self.open_update = None
         self._scheduler.pool.forget_all()
@@ -348,31 +349,35 @@ class TorchEngine:
             logits = self._runner.run(chunks, self._cache)
             for chunk in chunks:
                 chunk.tracked.computed = chunk.end
-            self._hand_out(next_tokens(chunks, logits))
+            self._hand_out(self._sampler.next_tokens(chunks, logits))
         if self._drained is not None and not self._scheduler.has_work:
             self.is_paused = True
             self._end_drain()
         return bool(chunks)
 
-    def _hand_out(self, tokens: Sequence[NewToken]) -> None:
-        """Append tokens to their sequences and deliver them last, as a listener may submit again."""
-        steps = [(new.tracked, self._progress(new)) for new in tokens]
-        self._forget([tracked for tracked, progress in steps if progress.finish is not None])
-        unheard = [tracked for tracked, progress in steps if not self._deliver(tracked, progress)]
+    def _hand_out(self, tokens: Iterable[NewToken]) -> None:
+        """Append tokens to their sequences, and deliver them last, as a listener may submit again."""
+        ended: list[Tracked] = []
+        ready: list[tuple[Tracked, Progress]] = []
+        for tracked, token_id, logprob in tokens:
+            finish = tracked.add(token_id, logprob)
+            request = tracked.request
+            if finish is not None:
+                ended.append(tracked)
+            if finish is not None or request.streams or request.wants_prompt_logprobs:
+                ready.append((tracked, tracked.progress(self.version, finish)))
+        self._forget(ended)
+        self._deliver_all(ready)
+
+    def _deliver_all(self, ready: Iterable[tuple[Tracked, Progress]]) -> None:
+        unheard = [tracked for tracked, progress in ready if not self._deliver(tracked, progress)]
         self._forget([tracked for tracked in unheard if self._live.get(tracked.request.request_id) is tracked])
 
-    def _progress(self, new: NewToken) -> Progress:
-        tracked, is_first = new.tracked, new.tracked.generated == 0
-        tracked.token_ids.append(new.token_id)
-        scores = tuple(tracked.prompt_logprobs) if is_first and tracked.request.wants_prompt_logprobs else None
-        return Progress(
-            token_ids=(new.token_id,),
-            logprobs=(new.logprob,),
-            version=self.version,
-            finish=tracked.finish_after(new.token_id),
-            prompt_logprobs=scores,
-            cached_tokens=tracked.cached_tokens if is_first else 0,
-        )
+    def _set_version(self, version: int) -> None:
+        """Set the policy version, after delivering what was generated by the one before."""
+        undelivered = [each for each in self._live.values() if each.delivered < len(each.logprobs)]
+        self._deliver_all([(each, each.progress(self.version)) for each in undelivered])
+        self.version = version
 
     def _deliver(self, tracked: Tracked, progress: Progress) -> bool:
         try:
@@ -396,7 +401,7 @@ class TorchEngine:
         gone = [self._live[each] for each in ids if each in self._live]
         self._forget(gone)
         for tracked in gone:
-            self._deliver(tracked, Progress((), (), self.version, Finish.ABORT))
+            self._deliver(tracked, tracked.progress(self.version, Finish.ABORT))
         return len(gone)
 
     def _forget(self, gone: Collection[Tracked]) -> None:

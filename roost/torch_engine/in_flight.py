@@ -33,7 +33,7 @@ class GenerateRequest:
     wants_prompt_logprobs: bool = False
     text: TextWanted | None = None
 
-    def requests(self) -> list[Request]:
+    def requests(self, streams: bool) -> list[Request]:
         """Requests for the engine, grouped by prompt."""
         single = len(self.prompts) * self.samples == 1
         requests: list[Request] = []
@@ -41,7 +41,7 @@ class GenerateRequest:
             for sample in range(self.samples):
                 request_id = self.request_id if single else f"{self.request_id}-{len(requests)}"
                 wants_scores = self.wants_prompt_logprobs and sample == 0
-                requests.append(Request(request_id, prompt, sampling.nth(sample), wants_scores, self.adapter))
+                requests.append(Request(request_id, prompt, sampling.nth(sample), wants_scores, self.adapter, streams))
         return requests
 
 
@@ -140,9 +140,10 @@ class RequestInFlight:
     def __init__(self, engine: TorchEngine, requested: GenerateRequest, each_piece: bool) -> None:
         self._engine = engine
         self._request = requested
-        self._requests = requested.requests()
+        streams = each_piece or bool(requested.text and requested.text.stops)
+        self._requests = requested.requests(streams)
         self.samples: list[Sample] = []  # of the requests that the engine took
-        self._progress = ProgressQueue(each_piece or bool(requested.text and requested.text.stops))
+        self._progress = ProgressQueue(streams)
 
     @property
     def engine_ids(self) -> list[str]:

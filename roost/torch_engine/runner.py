@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -34,21 +34,67 @@ class SampledTokens:
     logprobs: list[float]
 
 
-def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.float64]) -> SampledTokens:
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Sampling parameters of the rows of a batch, on its device; None where no row needs them."""
+
+    is_greedy: Tensor | None
+    all_greedy: bool
+    temperatures: Tensor | None
+    min_p: tuple[Tensor, Tensor] | None  # rows, and the log of their min-p
+    top: TopFilter | None
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], device: torch.device) -> SamplingBatch:
+        greedy = [sampling.is_greedy for sampling in samplings]
+        temperatures = [1.0 if sampling.is_greedy else sampling.temperature for sampling in samplings]
+        min_p = {row: each.min_p for row, each in enumerate(samplings) if not greedy[row] and each.min_p > 0.0}
+        top = {
+            row: each for row, each in enumerate(samplings) if not greedy[row] and (each.top_k > 0 or each.top_p < 1.0)
+        }
+
+        def tensor(values: Iterable[float], dtype: torch.dtype | None = None) -> Tensor:
+            return torch.tensor(list(values), dtype=dtype, device=device)
+
+        return cls(
+            is_greedy=tensor(greedy) if any(greedy) else None,
+            all_greedy=all(greedy),
+            temperatures=tensor(temperatures) if any(each != 1.0 for each in temperatures) else None,
+            min_p=(tensor(min_p), tensor(min_p.values()).log()) if min_p else None,
+            top=None
+            if not top
+            else TopFilter(
+                rows=tensor(top),
+                counts=tensor(each.top_k for each in top.values()),
+                most=0 if any(each.top_k == 0 for each in top.values()) else max(each.top_k for each in top.values()),
+                shares=tensor((each.top_p for each in top.values()), torch.float64)
+                if any(each.top_p < 1.0 for each in top.values())
+                else None,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopFilter:
+    """Rows that use top-k or top-p, and their parameters."""
+
+    rows: Tensor
+    counts: Tensor  # top-k; 0 keeps all
+    most: int  # largest top-k; 0 if a row keeps all
+    shares: Tensor | None  # top-p
+
+
+def sample(logits: Tensor, batch: SamplingBatch, uniforms: NDArray[np.float64]) -> SampledTokens:
     """Sample one token per row. Temperature 0 is greedy, with the log-prob under the model's distribution."""
     logits = logits.float()
-    greedy = [sampling.is_greedy for sampling in samplings]
-    if all(greedy):
-        tokens = logits.argmax(-1)
-        return _with_logprobs(logits, tokens)
-    device = logits.device
-    temperatures = [1.0 if sampling.is_greedy else sampling.temperature for sampling in samplings]
-    if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / torch.tensor(temperatures, device=device)[:, None]
-    logits = _filtered(logits, samplings)
-    tokens = _inverse(logits, torch.from_numpy(uniforms).to(device))
-    if any(greedy):
-        tokens = torch.where(torch.tensor(greedy, device=device), logits.argmax(-1), tokens)
+    if batch.all_greedy:
+        return _with_logprobs(logits, logits.argmax(-1))
+    if batch.temperatures is not None:
+        logits = logits / batch.temperatures[:, None]
+    logits = _filtered(logits, batch)
+    tokens = _inverse(logits, torch.from_numpy(uniforms).to(logits.device))
+    if batch.is_greedy is not None:
+        tokens = torch.where(batch.is_greedy, logits.argmax(-1), tokens)
     return _with_logprobs(logits, tokens)
 
 
@@ -75,58 +121,53 @@ def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:
     return torch.where(is_possible, tokens, logits.argmax(-1))
 
 
-def _filtered(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _filtered(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Logits after min-p, top-k and top-p, in this order, for the rows that use them."""
-    rows = [row for row, each in enumerate(samplings) if not each.is_greedy and each.min_p > 0.0]
-    if rows:
+    if batch.min_p is not None:
+        rows, floor = batch.min_p
         part = logits[rows]
-        floor = torch.tensor([samplings[row].min_p for row in rows], device=logits.device).log()
         below = part < part.amax(-1, keepdim=True) + floor[:, None]
-        logits = logits.index_copy(0, _index(rows, logits), part.masked_fill_(below, NEVER))
-    rows = [row for row, each in enumerate(samplings) if not each.is_greedy and (each.top_k > 0 or each.top_p < 1.0)]
-    if rows:
-        part = logits[rows]
-        below = part < _thresholds(part, [samplings[row] for row in rows])[:, None]
-        logits = logits.index_copy(0, _index(rows, logits), part.masked_fill_(below, NEVER))
+        logits = logits.index_copy(0, rows, part.masked_fill_(below, NEVER))
+    if batch.top is not None:
+        part = logits[batch.top.rows]
+        below = part < _thresholds(part, batch.top)[:, None]
+        logits = logits.index_copy(0, batch.top.rows, part.masked_fill_(below, NEVER))
     return logits
 
 
-def _thresholds(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _thresholds(logits: Tensor, top: TopFilter) -> Tensor:
     """Smallest logit per row that top-k and then top-p keep; ties are kept."""
     vocabulary = logits.shape[-1]
-    counts = [min(each.top_k, vocabulary) or vocabulary for each in samplings]
-    ordered = logits.topk(max(counts), -1).values
-    counts_per_row = torch.tensor(counts, device=logits.device)[:, None]
-    least = ordered.gather(-1, counts_per_row - 1)
-    if all(each.top_p == 1.0 for each in samplings):
+    ordered = logits.topk(min(top.most, vocabulary) or vocabulary, -1).values
+    counts = top.counts.clamp(max=vocabulary)
+    least = ordered.gather(-1, torch.where(counts == 0, vocabulary, counts)[:, None] - 1)
+    if top.shares is None:
         return least.squeeze(-1)
     # Top-k keeps ties with its last token; those within the table also count for top-p.
     ordered = ordered.masked_fill(ordered < least, NEVER)
     cumulative = ordered.softmax(-1).cumsum(-1, dtype=torch.float64)
-    shares = torch.tensor([each.top_p for each in samplings], dtype=torch.float64, device=logits.device)[:, None]
     # A token is kept if the cumulative probability before it is below top_p; the first always is.
-    kept = (cumulative < shares).sum(-1, keepdim=True).clamp_(max=ordered.shape[-1] - 1)
+    kept = (cumulative < top.shares[:, None]).sum(-1, keepdim=True).clamp_(max=ordered.shape[-1] - 1)
     return torch.maximum(ordered.gather(-1, kept), least).squeeze(-1)
-
-
-def _index(rows: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, device=like.device)
 
 
 STRIDE = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, which spreads adjacent indices
 MASK = (1 << 64) - 1
 
 
-def uniforms(seeds: list[int], indices: list[int]) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) from seeds and token indices.
+def seed_keys(seeds: Sequence[int]) -> NDArray[np.uint64]:
+    """Keys of random streams from the seeds of requests."""
+    return _mixed(np.array([seed & MASK for seed in seeds], np.uint64) + STRIDE)
 
-    >>> bool(uniforms([7, 5], [0, 3])[1] == uniforms([5], [3])[0])
+
+def uniforms(keys: NDArray[np.uint64], indices: Sequence[int]) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1) from stream keys and token indices.
+
+    >>> bool(uniforms(seed_keys([7, 5]), [0, 3])[1] == uniforms(seed_keys([5]), [3])[0])
     True
     """
-    keys = np.array([seed & MASK for seed in seeds], np.uint64)
-    counters = np.array(indices, np.uint64)
-    # Mixed twice, so that adjacent seeds do not give shifted copies of one stream.
-    bits = _mixed(_mixed(keys + STRIDE) + (counters + np.uint64(1)) * STRIDE)
+    # Mixed a second time, so that adjacent seeds do not give shifted copies of one stream.
+    bits = _mixed(keys + (np.array(indices, np.uint64) + np.uint64(1)) * STRIDE)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -195,36 +236,41 @@ def _prepare_decode(chunks: Sequence[Chunk]) -> None:
             chunk.tracked.gathered = Gathered()
 
 
-@dataclass(frozen=True, slots=True)
-class NewToken:
-    """The next token of a sequence."""
-
-    tracked: Tracked
-    token_id: int
-    logprob: float
+NewToken: TypeAlias = tuple[Tracked, int, float]  # a sequence, its next token and the token's log-prob
 
 
-@torch.inference_mode()
-def next_tokens(chunks: Sequence[Chunk], logits: Tensor) -> list[NewToken]:
-    """Sample a token for every sequence that is computed to its end; rows are in chunk order."""
-    drawing: list[Tracked] = []
-    rows: list[int] = []
-    row = 0
-    for chunk in chunks:
-        if chunk.scored_rows:
-            _score(chunk, logits[row : row + chunk.size])
-            row += chunk.size
-        elif chunk.makes_token:
-            row += 1
-        if chunk.makes_token:
-            drawing.append(chunk.tracked)
-            rows.append(row - 1)
-    if not drawing:
-        return []
-    numbers = uniforms([each.seed for each in drawing], [each.generated for each in drawing])
-    used = logits if len(rows) == len(logits) else logits[rows]
-    drawn = draw(used, [each.request.sampling for each in drawing], numbers)
-    return [NewToken(*each) for each in zip(drawing, drawn.token_ids, drawn.logprobs, strict=True)]
+class Sampler:
+    """Samples next tokens. Sampling parameters stay on the device while consecutive batches have the same sequences."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Tracked] = []
+        self._batch = SamplingBatch.of([], torch.device("cpu"))
+        self._keys = seed_keys([])
+
+    @torch.inference_mode()
+    def next_tokens(self, chunks: Sequence[Chunk], logits: Tensor) -> Iterable[NewToken]:
+        """Sample a token for every sequence that is computed to its end; rows are in chunk order."""
+        sequences: list[Tracked] = []
+        rows: list[int] = []
+        row = 0
+        for chunk in chunks:
+            if chunk.tracked.is_scored:
+                _score(chunk, logits[row : row + chunk.size])
+                row += chunk.size
+            elif chunk.makes_token:
+                row += 1
+            if chunk.makes_token:
+                sequences.append(chunk.tracked)
+                rows.append(row - 1)
+        if not sequences:
+            return []
+        if sequences != self._sequences:
+            self._sequences = sequences
+            self._batch = SamplingBatch.of([each.request.sampling for each in sequences], logits.device)
+            self._keys = seed_keys([each.seed for each in sequences])
+        numbers = uniforms(self._keys, [len(each.logprobs) for each in sequences])
+        sampled = sample(logits if len(rows) == len(logits) else logits[rows], self._batch, numbers)
+        return zip(sequences, sampled.token_ids, sampled.logprobs, strict=True)
 
 
 def _score(chunk: Chunk, logits: Tensor) -> None:

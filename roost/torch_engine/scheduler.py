@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,31 +40,34 @@ def flatten(chunks: Sequence[Chunk], block_size: int) -> Batch:
     >>> batch.token_ids.tolist(), batch.positions.tolist(), batch.slots.tolist(), batch.rows.tolist()
     ([8, 9], [1, 2], [11, 6], [1])
     """
-    sizes = np.fromiter((chunk.size for chunk in chunks), np.int64, len(chunks))
+    sequences, firsts, ends = zip(*chunks, strict=True)
+    first, lengths = np.array(firsts, np.int64), np.array(ends, np.int32)
+    sizes = lengths - first
     starts = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(sizes, out=starts[1:])
-    first = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     owner = np.repeat(np.arange(len(chunks)), sizes)
     positions = np.arange(starts[-1]) - starts[owner] + first[owner]
-    tables = _tables(chunks, block_size)
+    tables = _tables(sequences)
     slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    token_ids = np.fromiter((token for chunk in chunks for token in chunk.token_ids), np.int64, int(starts[-1]))
-    lengths = np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks))
-    return Batch(token_ids, positions, slots, starts, lengths, tables, _rows(chunks, starts))
+    if len(positions) == len(chunks):
+        tokens = [each.token_ids[start] for each, start in zip(sequences, firsts, strict=True)]
+    else:
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+    return Batch(np.array(tokens, np.int64), positions, slots, starts, lengths, tables, _rows(chunks, starts))
 
 
-def _tables(chunks: Sequence[Chunk], block_size: int) -> Ints:
-    used = [-(-chunk.end // block_size) for chunk in chunks]
-    tables = np.zeros((len(chunks), max(used)), np.int32)
-    for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
-        tables[row, :count] = chunk.tracked.blocks[:count]
+def _tables(sequences: Sequence[Tracked]) -> Ints:
+    counts = np.array([len(each.blocks) for each in sequences])
+    tables = np.zeros((len(sequences), int(counts.max())), np.int32)
+    blocks = np.fromiter(chain.from_iterable(each.blocks for each in sequences), np.int32, int(counts.sum()))
+    tables[np.arange(tables.shape[1]) < counts[:, None]] = blocks  # row by row
     return tables
 
 
 def _rows(chunks: Sequence[Chunk], starts: Ints) -> Ints:
     rows: list[int] = []
     for chunk, end in zip(chunks, starts[1:].tolist(), strict=True):
-        if chunk.scored_rows:
+        if chunk.tracked.is_scored:
             rows.extend(range(end - chunk.size, end))
         elif chunk.makes_token:
             rows.append(end - 1)
@@ -79,11 +83,12 @@ class Request:
     sampling: Sampling
     wants_prompt_logprobs: bool = False
     adapter: str | None = None
+    streams: bool = True  # progress after every token; if False, only when it ends or the policy version changes
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Output of a step for a request; prompt log-probs come once, with the first token."""
+    """New tokens of a request; prompt log-probs come once, with the first token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -103,6 +108,8 @@ class Tracked:
     stop_ids: frozenset[int]
     limit: int  # prompt and completion together
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the generated tokens
+    delivered: int = 0  # generated tokens that were delivered
     computed: int = 0  # tokens from the start whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # of full blocks that were announced or found
@@ -115,23 +122,33 @@ class Tracked:
         self.token_ids = list(self.request.token_ids)
 
     @property
-    def generated(self) -> int:
-        return len(self.token_ids) - len(self.request.token_ids)
-
-    @property
     def is_scored(self) -> bool:
         """True if log-probs of its prompt are still to be computed."""
-        return self.request.wants_prompt_logprobs and self.generated == 0
+        return self.request.wants_prompt_logprobs and not self.logprobs
 
-    def finish_after(self, token_id: int) -> Finish | None:
-        """Finish reason after the last token, or None if the sequence continues."""
+    def add(self, token_id: int, logprob: float) -> Finish | None:
+        """Append a generated token; return the finish reason, or None if the sequence continues."""
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
         if token_id in self.stop_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
 
+    def progress(self, version: int, finish: Finish | None = None) -> Progress:
+        """Tokens that were not delivered yet, now counted as delivered."""
+        before, self.delivered = self.delivered, len(self.logprobs)
+        is_first = before == 0 < self.delivered
+        return Progress(
+            token_ids=tuple(self.token_ids[len(self.request.token_ids) + before :]),
+            logprobs=tuple(self.logprobs[before:]),
+            version=version,
+            finish=finish,
+            prompt_logprobs=tuple(self.prompt_logprobs) if is_first and self.request.wants_prompt_logprobs else None,
+            cached_tokens=self.cached_tokens if is_first else 0,
+        )
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+
+class Chunk(NamedTuple):
     """Tokens `start` to `end` (exclusive) of a sequence, computed in one step."""
 
     tracked: Tracked
@@ -203,18 +220,21 @@ class Scheduler:
         """Plan the next step. Running sequences come before waiting ones, and get blocks before any is admitted."""
         chunks: list[Chunk] = []
         tokens, rows = self._max_batch_tokens, self._max_logit_rows
-        before = len(self.running)
+        before, size = len(self.running), self.pool.block_size
         while len(chunks) < len(self.running) and tokens > 0:
             tracked = self.running[len(chunks)]
             chunk = self._next_chunk(tracked, tokens, rows)
-            if self._grow(tracked, chunk.end):
+            # Most steps of a decoding sequence neither need a block nor fill one.
+            if len(tracked.blocks) * size >= chunk.end < (len(tracked.hashes) + 1) * size or self._grow(chunk):
                 chunks.append(chunk)
                 tokens, rows = tokens - chunk.size, rows - chunk.scored_rows
         had_to_preempt = len(self.running) < before
+        soon = sum(map(self._needs_block_soon, self.running)) if self.waiting else 0
         while self.waiting and tokens > 0 and not had_to_preempt and len(self.running) < self._max_sequences:
             tracked = self.waiting[0]
-            if (tracked.is_scored and rows == 0) or not self._admit(tracked):
+            if (tracked.is_scored and rows == 0) or not self._admit(tracked, soon):
                 break
+            soon += self._needs_block_soon(tracked)
             chunk = self._next_chunk(tracked, tokens, rows)
             self._announce(chunk)
             chunks.append(chunk)
@@ -222,41 +242,42 @@ class Scheduler:
         return [chunk for chunk in chunks if chunk.size > 0]
 
     def _next_chunk(self, tracked: Tracked, tokens: int, rows: int) -> Chunk:
-        size = min(tokens, rows) if tracked.is_scored else tokens
-        return Chunk(tracked, tracked.computed, min(tracked.computed + size, len(tracked.token_ids)))
+        start, end = tracked.computed, len(tracked.token_ids)
+        if end - start > 1 or tracked.is_scored:
+            end = min(start + (min(tokens, rows) if tracked.is_scored else tokens), end)
+        return Chunk(tracked, start, end)
 
-    def _grow(self, tracked: Tracked, end: int) -> bool:
-        """Allocate blocks up to `end` for a running sequence, preempting the last to arrive, which may be itself."""
-        while len(tracked.blocks) < self.pool.needed(end):
+    def _grow(self, chunk: Chunk) -> bool:
+        """Allocate the blocks of a running sequence's chunk, preempting the last to arrive, which may be itself."""
+        tracked = chunk.tracked
+        while len(tracked.blocks) < self.pool.needed(chunk.end):
             if self.pool.free:
                 tracked.blocks.append(self.pool.take())
             elif self._preempt_last() is tracked:
                 return False
-        self._announce(Chunk(tracked, tracked.computed, end))
+        self._announce(chunk)
         return True
 
-    def _admit(self, tracked: Tracked) -> bool:
-        """Admit the first waiting sequence if there are blocks for all its tokens."""
+    def _admit(self, tracked: Tracked, soon: int) -> bool:
+        """Admit the first waiting sequence if there are blocks for all its tokens beside those needed `soon`."""
         names = [] if tracked.is_scored else list(self._names(tracked))
         found = self.pool.find(names)
         missing = self.pool.needed(len(tracked.token_ids)) - len(found)
-        if missing + self.pool.idle(found) + self._needed_soon() > self.pool.free:
+        if missing + self.pool.idle(found) + soon > self.pool.free:
             return False
         self.pool.share(found)
         tracked.blocks = found + [self.pool.take() for _ in range(missing)]
         tracked.hashes = names[: len(found)]
         tracked.epoch = self.pool.epoch
         tracked.computed = len(found) * self.pool.block_size
-        if tracked.generated == 0:
+        if not tracked.logprobs:
             tracked.cached_tokens = tracked.computed
         self.running.append(self.waiting.popleft())
         return True
 
-    def _needed_soon(self) -> int:
-        """Blocks that running sequences will soon need, and would otherwise take from a newly admitted one."""
-        return sum(
-            self.pool.needed(min(len(each.token_ids) + SOON, each.limit)) > len(each.blocks) for each in self.running
-        )
+    def _needs_block_soon(self, tracked: Tracked) -> bool:
+        """True if a running sequence will soon need a block that a newly admitted one could take from it."""
+        return self.pool.needed(min(len(tracked.token_ids) + SOON, tracked.limit)) > len(tracked.blocks)
 
     def _names(self, tracked: Tracked) -> Iterator[bytes]:
         """Names of full blocks to look up in the cache; the last token is always computed, for its logits."""

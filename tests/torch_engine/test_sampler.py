@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.runner import draw, uniforms
+from roost.torch_engine.runner import SampledTokens, SamplingBatch, sample, seed_keys
+from roost.torch_engine.runner import uniforms as keyed_uniforms
 
 VOCABULARY = 24
 PARAMETERS = {
@@ -24,6 +25,14 @@ PARAMETERS = {
     "top-k beyond the vocabulary": Sampling(top_k=1000),
     "top-p of one token": Sampling(top_p=1e-6),
 }
+
+
+def uniforms(seeds: list[int], indices: list[int]) -> NDArray[np.float64]:
+    return keyed_uniforms(seed_keys(seeds), indices)
+
+
+def sampled_tokens(rows: torch.Tensor, samplings: list[Sampling], numbers: NDArray[np.float64]) -> SampledTokens:
+    return sample(rows, SamplingBatch.of(samplings, rows.device), numbers)
 
 
 def quantile(degrees: int) -> float:
@@ -57,7 +66,7 @@ def distribution(values: NDArray[np.float32], sampling: Sampling) -> NDArray[np.
 def test_frequencies(sampling: Sampling) -> None:
     count = 20_000
     numbers = uniforms([11] * count, list(range(count)))
-    drawn = draw(torch.from_numpy(np.tile(logits(), (count, 1))), [sampling] * count, numbers)
+    drawn = sampled_tokens(torch.from_numpy(np.tile(logits(), (count, 1))), [sampling] * count, numbers)
     expected = distribution(logits(), sampling)
     observed = np.bincount(drawn.token_ids, minlength=VOCABULARY)
     assert not observed[expected == 0].any()
@@ -73,16 +82,16 @@ def test_rows_of_a_batch_do_not_change_one_another() -> None:
     samplings = [*PARAMETERS.values(), Sampling(temperature=0.0)]
     numbers = uniforms([5] * len(samplings), list(range(len(samplings))))
     rows = torch.from_numpy(np.stack([logits(seed) for seed in range(len(samplings))]))
-    together = draw(rows, samplings, numbers)
+    together = sampled_tokens(rows, samplings, numbers)
     for row, sampling in enumerate(samplings):
-        alone = draw(rows[row : row + 1], [sampling], numbers[row : row + 1])
+        alone = sampled_tokens(rows[row : row + 1], [sampling], numbers[row : row + 1])
         assert alone.token_ids == [together.token_ids[row]]
         assert alone.logprobs == pytest.approx([together.logprobs[row]], abs=1e-6)
 
 
 def test_greedy_takes_the_likeliest_at_the_models_own_probability() -> None:
     row = torch.from_numpy(logits())[None]
-    drawn = draw(row, [Sampling(temperature=0.0, top_k=1)], np.array([0.9]))
+    drawn = sampled_tokens(row, [Sampling(temperature=0.0, top_k=1)], np.array([0.9]))
     best = int(row.argmax())
     assert drawn.token_ids == [best]
     assert drawn.logprobs == pytest.approx([float(row.log_softmax(-1)[0, best])], abs=1e-6)
@@ -94,7 +103,7 @@ def test_what_is_impossible_is_never_drawn(number: float, impossible: str) -> No
     row = torch.zeros(1, 200_000)
     edges = {"first": slice(0, 1000), "last": slice(-1000, None), "most": slice(7, 199_990)}
     row[0, edges[impossible]] = -torch.inf
-    drawn = draw(row, [Sampling()], np.array([number]))
+    drawn = sampled_tokens(row, [Sampling()], np.array([number]))
     assert row[0, drawn.token_ids[0]] == 0
 
 
