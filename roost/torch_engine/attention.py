@@ -1,13 +1,11 @@
-"""Attention over the paged KV cache: torch's flash attention on CUDA, and fallbacks for CPU and other devices."""
+"""Attention over the paged KV cache: a Triton kernel on CUDA, and torch's own attention elsewhere."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,77 +14,84 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from roost.torch_engine.cache import Gathered, LayerCache, LayerShape, new_cache
-from roost.torch_engine.scheduler import Batch
+from roost.torch_engine.scheduler import Batch, Ints
 
-FLASH_BLOCK, FLASH_HEAD = 256, 256  # block size must be a multiple of the first, head size at most the second
+PAGED_BLOCK = 64  # the paged kernel needs blocks of a multiple of this
 log = logging.getLogger(__name__)
 
 
-class Flash:
-    """All sequences in one flash attention call."""
+class Paged:
+    """Attention by the Triton kernel, which reads keys and values from their blocks."""
 
-    def __init__(self, cache: Sequence[LayerCache], tables: Tables, longest_chunk: int, longest: int) -> None:
+    def __init__(self, cache: Sequence[LayerCache], tables: Tables, batch: Batch | None = None) -> None:
+        from roost.torch_engine import paged_attention
+
+        self._kernel = paged_attention
         self._cache = cache
         self._tables = tables
-        self._longest_chunk = longest_chunk
-        self._longest = longest
-        self._key_starts = F.pad(tables.lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        # No split of keys: it depends on the longest sequence of a batch, and results would vary with it.
-        self._options: dict[str, Any] = {"num_splits": 1} if "num_splits" in _parameters() else {}
+        device = tables.lengths.device
+        if batch is None:  # one token of each sequence
+            self._singles: Tiles | None = Tiles.singles(torch.arange(len(tables.lengths), device=device).int())
+            self._owners = self._sizes = np.zeros(0, np.int64)
+        else:
+            sizes = np.diff(batch.starts)
+            owners = torch.from_numpy(np.flatnonzero(sizes == 1).astype(np.int32)).to(device)
+            self._singles = Tiles.singles(owners) if len(owners) else None
+            self._owners = np.flatnonzero(sizes > 1)
+            self._sizes = sizes[self._owners]
+        self._prompts: dict[int, Tiles] = {}  # by tokens per tile
 
     def __call__(self, call: LayerCall) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        keys, values = kept(call, self._cache, self._tables.slots)
-        output = varlen_attn(
-            call.query,
-            keys,
-            values,
-            self._tables.starts,
-            self._key_starts,  # required by the kernel, though keys are found by block table
-            self._longest_chunk,
-            self._longest,
-            scale=call.scale,
-            window_size=(-1, 0),
-            enable_gqa=True,
-            seqused_k=self._tables.lengths,
-            block_table=self._tables.tables,
-            **self._options,
-        )
-        return cast(Tensor, output)
+        blocks = kept(call, self._cache, self._tables.slots)
+        output = call.query.new_empty((*call.query.shape[:2], call.value.shape[2]))
+        if len(self._owners):
+            tokens = self._kernel.tile_tokens(call.query.shape[1] // call.key.shape[1])
+            if tokens not in self._prompts:
+                self._prompts[tokens] = Tiles.of(self._owners, self._sizes, tokens, output.device)
+            self._kernel.attend_prompts(call, blocks, self._tables, self._prompts[tokens], output)
+        if self._singles is not None:
+            self._kernel.attend_singles(call, blocks, self._tables, self._singles, output)
+        return output
 
 
-def can_flash(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return True if this torch's flash attention supports such blocks on the device and gives correct results."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or block_size % FLASH_BLOCK:
-        return False
-    if any(layer.key_size != layer.value_size or layer.key_size > FLASH_HEAD for layer in layers):
-        return False
-    if not {"block_table", "seqused_k"} <= _parameters():
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of queries: the sequence of each, and the first token of the sequence's chunk that it covers."""
+
+    owners: Tensor
+    firsts: Tensor
+
+    @classmethod
+    def singles(cls, owners: Tensor) -> Tiles:
+        """One token of each sequence."""
+        return cls(owners, torch.zeros_like(owners))
+
+    @classmethod
+    def of(cls, owners: Ints, sizes: Ints, tokens: int, device: torch.device) -> Tiles:
+        """Chunks of these sizes, in tiles of `tokens` tokens."""
+        counts = -(-sizes // tokens)
+        firsts = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        arrays = np.repeat(owners, counts), firsts * tokens
+        return cls(*(torch.from_numpy(each.astype(np.int32)).to(device) for each in arrays))
+
+
+def can_page(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True if the Triton kernel compiles on the device and gives correct results."""
+    if device.type != "cuda" or block_size % PAGED_BLOCK:
         return False
     try:
         is_right = _agrees(layers[0], block_size, dtype, device)
-    except (RuntimeError, TypeError) as error:
-        log.warning("flash attention over blocks fails here (%s); blocks are gathered instead", error)
+    except Exception as error:  # Triton is missing, or its compiler fails in one of many ways
+        log.warning("the paged attention kernel fails here (%s); keys are gathered instead, which is slow", error)
         return False
     if not is_right:
-        log.warning("flash attention over blocks gives wrong results here; blocks are gathered instead")
+        log.warning("the paged attention kernel gives wrong results here; keys are gathered instead, which is slow")
     return is_right
-
-
-@cache
-def _parameters() -> frozenset[str]:
-    """Parameter names of this torch's flash attention; empty if there is none."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 @torch.inference_mode()
 def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return True if flash attention matches `BySequence` on a chunk of a long sequence and a token of a short one."""
+    """Return True if the kernel matches `BySequence` on a chunk of a long sequence and a token of a short one."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -110,8 +115,8 @@ def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torc
     )
     key, value = random(8, layer.heads, layer.key_size), random(8, layer.heads, layer.value_size)
     call = LayerCall(0, random(8, 2 * layer.heads, layer.key_size), key, value, None, {})
-    flashed = Flash(cache, Tables.of(batch, device), 7, length)(call)
-    return torch.allclose(flashed, BySequence(cache, batch, [None, None])(call), atol=0.03, rtol=0.03)
+    paged = Paged(cache, Tables.of(batch, device), batch)(call)
+    return torch.allclose(paged, BySequence(cache, batch, [None, None])(call), atol=0.03, rtol=0.03)
 
 
 NAME = "roost_paged"
@@ -304,20 +309,6 @@ class Tables:
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
-class PaddedDecode:
-    """One token of each sequence, with keys and values padded to the same length."""
-
-    def __init__(self, cache: Sequence[LayerCache], tables: Tables) -> None:
-        self._cache = cache
-        self._slots = tables.slots
-        self._padded = Padded(tables.tables, tables.lengths, cache[0][0].shape[1])
-
-    def __call__(self, call: LayerCall) -> Tensor:
-        blocks = kept(call, self._cache, self._slots)
-        groups = call.query.unflatten(1, (call.key.shape[1], -1))
-        return self._padded.attend(groups, blocks, call.scale).flatten(1, 2)
-
-
 class Padded:
     """Attention of single tokens over the blocks of their sequences, padded to one length."""
 
@@ -333,7 +324,7 @@ class Padded:
 
 
 class DecodeTogether:
-    """Single tokens batched, longer chunks one by one, for a GPU whose torch has no flash attention over blocks.
+    """Single tokens batched, longer chunks one by one, for a GPU on which the paged kernel does not compile.
 
     There, small kernel launches per sequence would cost far more than the padding.
     """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from roost.engines.protocol import Finish, InFlight, Part
 from roost.engines.weights.source import named_weights
-from roost.torch_engine.attention import FLASH_BLOCK, can_flash
+from roost.torch_engine.attention import PAGED_BLOCK, can_page
 from roost.torch_engine.cache import BlockPool, LayerCache, bytes_per_block, new_cache
 from roost.torch_engine.graphs import new_graphs
 from roost.torch_engine.model import LoadedModel, load_model
@@ -26,7 +26,7 @@ from roost.torch_engine.scheduler import Progress, Request, Scheduler, Tracked
 from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
 
-CPU_BLOCK, CUDA_BLOCK = 16, FLASH_BLOCK
+CPU_BLOCK, CUDA_BLOCK = 16, PAGED_BLOCK
 CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
 CONTEXT_BYTES = 1 << 29  # memory of CUDA and its libraries per process, outside torch's allocator
 LOGIT_COPIES = 4  # the model's output, its float32 copy, sorted or summed, and probabilities
@@ -184,9 +184,9 @@ class TorchEngine:
         self.max_context = min(self.model.max_context, count * size)
         self._weights = Weights(self.model.module)
         self._adapters = Adapters(self.model.module)
-        flashes = can_flash(self.model.layers, size, self.model.dtype, self.model.device)
-        graphs = new_graphs(self.model, settings, flashes, width=-(-self.max_context // size))
-        self._runner = Runner(self.model, self._adapters, size, flashes, graphs)
+        pages = can_page(self.model.layers, size, self.model.dtype, self.model.device)
+        graphs = new_graphs(self.model, settings, pages, width=-(-self.max_context // size))
+        self._runner = Runner(self.model, self._adapters, size, pages, graphs)
         self._sampler = Sampler()
         self._scheduler = Scheduler(
             BlockPool(count, size),

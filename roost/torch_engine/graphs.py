@@ -10,23 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.torch_engine.attention import Flash, PaddedDecode, Tables
+from roost.torch_engine.attention import Paged, Tables
 from roost.torch_engine.cache import LayerCache
 from roost.torch_engine.model import LoadedModel, forward
 from roost.torch_engine.scheduler import Batch
 from roost.torch_engine.settings import EngineSettings
 
-FEW = (1, 2, 4)
-STEP = 8
+LEAST_STEP = 8
 
 
 def bucket(count: int, limit: int) -> int:
-    """Return the batch size that `count` sequences are padded to.
+    """Return the batch size that `count` sequences are padded to: by an eighth at most from 64 on.
 
-    >>> [bucket(count, limit=30) for count in (1, 3, 5, 9, 25)]
-    [1, 4, 8, 16, 30]
+    >>> [bucket(count, limit=300) for count in (1, 3, 5, 9, 65, 250, 299)]
+    [1, 4, 8, 16, 72, 256, 300]
     """
-    return min(next((size for size in FEW if size >= count), -(-count // STEP) * STEP), limit)
+    power = 1 << (count - 1).bit_length()
+    step = max(LEAST_STEP, power // 16)
+    return min(power if power <= LEAST_STEP else -(-count // step) * step, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +78,28 @@ class DecodeInputs:
         self.tables.tables[:, :width].copy_(torch.from_numpy(blocks), non_blocking=True)
 
 
-def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache], flashes: bool) -> Tensor:
+def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> Tensor:
     """Logits after one token of each sequence; shapes depend on the inputs' shapes alone."""
-    block_size, width = cache[0][0].shape[1], inputs.tables.tables.shape[1]
-    attention = Flash(cache, inputs.tables, 1, width * block_size) if flashes else PaddedDecode(cache, inputs.tables)
     rows = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
-    return forward(module, inputs.token_ids, inputs.positions, rows, attention)
+    return forward(module, inputs.token_ids, inputs.positions, rows, Paged(cache, inputs.tables))
 
 
-def new_graphs(model: LoadedModel, settings: EngineSettings, flashes: bool, width: int) -> DecodeGraphs | None:
+def new_graphs(model: LoadedModel, settings: EngineSettings, pages: bool, width: int) -> DecodeGraphs | None:
     """Graphs for this model, or None if unsupported; `width` is the maximum of blocks per sequence."""
     config = model.module.config.get_text_config()
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     # These check the longest position on the host in every step, which a graph cannot.
     is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
-    if not settings.cuda_graphs or model.device.type != "cuda" or not is_fixed:
+    if not settings.cuda_graphs or not pages or not is_fixed:
         return None
-    return DecodeGraphs(model.module, flashes, settings.max_sequences, width, model.device)
+    return DecodeGraphs(model.module, settings.max_sequences, width, model.device)
 
 
 class DecodeGraphs:
     """Graphs by batch size, table width and adapter, captured when they are first needed."""
 
-    def __init__(self, module: Any, flashes: bool, sequences: int, width: int, device: torch.device) -> None:
+    def __init__(self, module: Any, sequences: int, width: int, device: torch.device) -> None:
         self._module = module
-        self._flashes = flashes
         self._sequences = sequences
         self._width = width
         self._inputs = DecodeInputs.empty(sequences, width, device)
@@ -113,8 +111,8 @@ class DecodeGraphs:
         blocks, block_size = cache[0][0].shape[:2]
         count = len(batch.token_ids)
         size = bucket(count, self._sequences)
-        # Flash attention reads only the used part of a table, while gathering reads all of it.
-        width = self._width if self._flashes else min(1 << (batch.tables.shape[1] - 1).bit_length(), self._width)
+        # The kernel starts a program for each part of the widest table.
+        width = min(1 << (batch.tables.shape[1] - 1).bit_length(), self._width)
         inputs = self._inputs.part(size, width)
         inputs.fill(batch, scrap=blocks - 1, block_size=block_size)
         if (size, width, adapter) not in self._captured:
@@ -130,11 +128,11 @@ class DecodeGraphs:
 
     def _capture(self, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         # Warm-up: libraries initialize in the first run, which must not be captured.
-        decode(self._module, inputs, cache, self._flashes)
+        decode(self._module, inputs, cache)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, which would break the capture in the default mode.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = decode(self._module, inputs, cache, self._flashes)
+            logits = decode(self._module, inputs, cache)
         self._memory = self._memory or graph.pool()
         return graph, logits

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, Flash, Tables
+from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, Paged, Tables
 from roost.torch_engine.cache import Gathered, LayerCache
 from roost.torch_engine.graphs import DecodeGraphs
 from roost.torch_engine.model import LoadedModel, forward
@@ -186,13 +186,13 @@ class Runner:
         model: LoadedModel,
         adapters: Adapters,
         block_size: int,
-        flashes: bool = False,
+        pages: bool = False,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._adapters = adapters
         self._block_size = block_size
-        self._flashes = flashes
+        self._pages = pages
         self._graphs = graphs
 
     @torch.inference_mode()
@@ -223,10 +223,9 @@ class Runner:
     def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
         if self._model.device.type == "cpu":
             return BySequence(cache, batch, [chunk.tracked.gathered for chunk in chunks])
-        if not self._flashes:
-            return DecodeTogether(cache, batch)
-        longest_chunk = int((batch.starts[1:] - batch.starts[:-1]).max())
-        return Flash(cache, Tables.of(batch, self._model.device), longest_chunk, int(batch.lengths.max()))
+        if self._pages:
+            return Paged(cache, Tables.of(batch, self._model.device), batch)
+        return DecodeTogether(cache, batch)
 
 
 def _prepare_decode(chunks: Sequence[Chunk]) -> None:

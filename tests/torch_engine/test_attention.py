@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,17 @@ import torch
 
 from roost.engines.protocol import Sampling
 from roost.torch_engine import attention
-from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, LayerCall
+from roost.torch_engine.attention import (
+    PAGED_BLOCK,
+    Attention,
+    BySequence,
+    DecodeTogether,
+    LayerCall,
+    Paged,
+    Tables,
+)
 from roost.torch_engine.cache import LayerCache, LayerShape, new_cache
-from roost.torch_engine.graphs import DecodeInputs, bucket, decode
+from roost.torch_engine.graphs import DecodeInputs, bucket
 from roost.torch_engine.model import LoadedModel, load_model
 from roost.torch_engine.runner import Runner
 from roost.torch_engine.scheduler import Batch, Chunk, Request, Tracked, flatten
@@ -21,6 +30,7 @@ from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapters
 
 BLOCK, BLOCKS = 4, 64
+CAN_RUN_KERNEL = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +75,7 @@ CUTS = {
 
 
 class TogetherRunner(Runner):
-    """A runner that attends as on a GPU without flash attention over blocks."""
+    """A runner that attends as on a GPU on which the kernel does not compile."""
 
     def _attention(self, chunks: Sequence[Chunk], batch: Batch, cache: Sequence[LayerCache]) -> Attention:
         return DecodeTogether(cache, batch)
@@ -103,22 +113,56 @@ def test_any_parts_give_the_logits_of_the_whole(
         torch.testing.assert_close(torch.cat(made), logits(model, tracked), atol=1e-4, rtol=1e-4)
 
 
+CASES = {
+    "prompts": ([70, 3, 64], [70, 3, 64]),
+    "later chunks": ([200, 90, 64], [7, 80, 1]),
+    "single tokens": ([1, 64, 65, 190], [1, 1, 1, 1]),
+    "long": ([2100, 1024, 5], [1, 1, 1]),
+    "long beside a prompt": ([1500, 40], [1, 40]),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CAN_RUN_KERNEL, reason="needs a CUDA device, or Triton with TRITON_INTERPRET=1")
+@pytest.mark.parametrize(("heads", "group", "size"), [(2, 4, 32), (1, 7, 80), (2, 1, 16)])
+@pytest.mark.parametrize(("lengths", "sizes"), CASES.values(), ids=CASES)
+def test_paged_kernel(lengths: list[int], sizes: list[int], heads: int, group: int, size: int) -> None:
+    """Compare with attention one sequence at a time."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chance, blocks = torch.Generator().manual_seed(0), sum(-(-length // PAGED_BLOCK) for length in lengths)
+    order = iter(torch.randperm(blocks, generator=chance).tolist())
+    chunks = []
+    for place, (length, count) in enumerate(zip(lengths, sizes, strict=True)):
+        request = Request(str(place), (1,) * length, Sampling())
+        tracked = Tracked(request, print, seed=0, stop_ids=frozenset(), limit=length + 1)
+        tracked.blocks = [next(order) for _ in range(-(-length // PAGED_BLOCK))]
+        chunks.append(Chunk(tracked, length - count, length))
+    batch = flatten(chunks, PAGED_BLOCK)
+    room = new_cache([LayerShape(heads, size, size)], blocks, PAGED_BLOCK, torch.float32, device)
+    for each in room[0]:
+        each.copy_(torch.randn(each.shape, generator=chance))
+    shapes = ((heads * group, size), (heads, size), (heads, size))
+    query, key, value = (torch.randn(sum(sizes), *shape, generator=chance).to(device) for shape in shapes)
+    call = LayerCall(0, query, key, value, None, {})
+    expected = BySequence(room, batch, [None] * len(lengths))(call)
+    paged = Paged(room, Tables.of(batch, device), batch)(call)
+    torch.testing.assert_close(paged, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_a_decode_step_of_fixed_shape_gives_the_same(model: LoadedModel, count: int) -> None:
-    """What CUDA graphs capture, run as it is."""
-    runner, room = Runner(model, Adapters(model.module), BLOCK), cache(model)
+def test_inputs_of_a_captured_step_are_padded(count: int) -> None:
+    """Padding rows have one token, in the scrap block."""
     several = sequences([23, 9, 1, 4, 5][:count])
-    before = [Chunk(each, 0, len(each.token_ids) - 1) for each in several if len(each.token_ids) > 1]
-    if before:
-        runner.run(before, room)
     last = [Chunk(each, len(each.token_ids) - 1, len(each.token_ids)) for each in several]
-    size, width = bucket(count, 8), 8
-    inputs = DecodeInputs.empty(8, 16, model.device).part(size, width)
+    size = bucket(count, 8)
+    inputs = DecodeInputs.empty(8, 16, torch.device("cpu")).part(size, 8)
     inputs.fill(flatten(last, BLOCK), scrap=BLOCKS, block_size=BLOCK)
-    with torch.inference_mode():
-        fixed = decode(model.module, inputs, room, flashes=False)
-    assert len(fixed) == size
-    torch.testing.assert_close(fixed[:count], runner.run(last, room), atol=1e-4, rtol=1e-4)
+    tables = inputs.tables
+    assert inputs.token_ids.tolist() == [each.token_ids[-1] for each in several] + [0] * (size - count)
+    assert tables.lengths.tolist() == [len(each.token_ids) for each in several] + [1] * (size - count)
+    assert tables.slots.tolist()[count:] == [BLOCKS * BLOCK] * (size - count)
+    for each, row in zip(several, tables.tables.tolist(), strict=False):
+        assert row[: len(each.blocks)] == each.blocks
 
 
 @pytest.mark.parametrize("lengths", [[3, 3, 5], [1, 4]], ids=["prompts", "tokens"])
