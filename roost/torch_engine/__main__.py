@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--block-size", type=int, help="tokens whose keys and values are kept together")
     add("--max-num-seqs", type=int, help="completions worked on at a time")
     add("--max-num-batched-tokens", type=int, help="computed in one step")
-    add("--enforce-eager", action="store_true", help="no CUDA graphs")
+    add("--enforce-eager", action="store_true", help="no CUDA graphs, and layers are not compiled")
     add("--seed", type=int, help="of requests that bring no seed")
     add("--enable-lora", action="store_true", help="adapters may be loaded and unloaded")
     add("--max-lora-rank", type=int, help="accepted because vLLM needs it; here adapters may have any rank")

@@ -145,7 +145,8 @@ class Attention(Protocol):
 
 def register() -> None:
     """Register with transformers, without a mask function, so that no mask is built."""
-    AttentionInterface.register(NAME, _attend)
+    # Not compiled with the layer around it: its tables have other shapes in every step.
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend))
 
 
 def _attend(

@@ -15,6 +15,7 @@ from roost.torch_engine.settings import EngineSettings
 
 # Extra terms that some models pass to their attention, which the engine's would silently ignore.
 UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
+COMPILED_SIZE = 200_000_000  # parameters from which compiling the layers is worth its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,15 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     module.eval().requires_grad_(False).to(device)
     text = module.config.get_text_config()
     max_context = chosen_context(settings.max_context, getattr(text, "max_position_embeddings", None))
+    layers = _examined(module, text.num_hidden_layers, max_context)
+    if device.type == "cuda" and settings.cuda_graphs and module.num_parameters() >= COMPILED_SIZE:
+        for layer in module.get_decoder().layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
     return LoadedModel(
         module=module,
         device=device,
         dtype=module.dtype,
-        layers=_examined(module, text.num_hidden_layers, max_context),
+        layers=layers,
         vocabulary=int(text.vocab_size),
         max_context=max_context,
         eos_ids=eos_ids(module.generation_config, text),

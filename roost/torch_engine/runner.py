@@ -202,15 +202,17 @@ class Runner:
         adapters = [chunk.tracked.request.adapter for chunk in chunks]
         self._adapters.select(adapters, [chunk.size for chunk in chunks], device)
         is_decode = len(batch.token_ids) == len(chunks) == len(batch.rows)
-        if self._graphs is not None and is_decode and len(set(adapters)) == 1:
-            return self._graphs.run(batch, cache, adapters[0])
-        logits = forward(
-            self._model.module,
-            torch.from_numpy(batch.token_ids).to(device),
-            torch.from_numpy(batch.positions).to(device),
-            torch.from_numpy(batch.rows).to(device),
-            self._attention(chunks, batch, cache),
-        )
+        # Adapters hook into layers, which would be compiled again for every combination of adapters.
+        with torch.compiler.set_stance("force_eager" if self._adapters.names else "default"):
+            if self._graphs is not None and is_decode and len(set(adapters)) == 1:
+                return self._graphs.run(batch, cache, adapters[0])
+            logits = forward(
+                self._model.module,
+                torch.from_numpy(batch.token_ids).to(device),
+                torch.from_numpy(batch.positions).to(device),
+                torch.from_numpy(batch.rows).to(device),
+                self._attention(chunks, batch, cache),
+            )
         if device.type == "cpu":
             _prepare_decode(chunks)
         return logits
