@@ -84,7 +84,7 @@ def main(
         console.print(description(parameters, tasks))
         ways: dict[str, Way] = {
             ROOST: lambda: by_engine(engine, tasks),
-            CONTINUOUS: lambda: by_continuous_batching(module, tasks, engine.settings.max_batch_tokens),
+            CONTINUOUS: lambda: by_continuous_batching(module, tasks, engine.settings.limits(on_cuda=False).tokens),
             **generate_ways(module, tasks, batch or [64, 16, 4, 1]),
         }
         runs = measure(ways, rounds, progress)

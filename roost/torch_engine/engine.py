@@ -52,7 +52,7 @@ def block_count(settings: EngineSettings, model: LoadedModel, size: int) -> int:
 
 def _host_room(settings: EngineSettings, model: LoadedModel, size: int, each: int) -> int:
     # The most that can be in use at a time. The system allocates the memory only when it is written to.
-    most = settings.max_sequences * -(-model.max_context // size) * each
+    most = settings.limits(on_cuda=False).sequences * -(-model.max_context // size) * each
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(most, int((settings.memory_fraction or CPU_FRACTION) * memory))
 
@@ -81,11 +81,12 @@ def cuda_room(fraction: float, total: int, free: int, own: int, step: int) -> in
 
 
 def _step_bytes(settings: EngineSettings, model: LoadedModel) -> int:
-    rows = max(settings.max_sequences, settings.max_logit_rows)
+    limits = settings.limits(on_cuda=True)
+    rows = max(limits.sequences, settings.max_logit_rows)
     config = model.module.config.get_text_config()
     hidden_size: int = config.hidden_size
     widest: int = max(getattr(config, "intermediate_size", None) or 0, hidden_size)
-    hidden = settings.max_batch_tokens * (3 * widest + 8 * hidden_size) * model.dtype.itemsize
+    hidden = limits.tokens * (3 * widest + 8 * hidden_size) * model.dtype.itemsize
     logits = rows * model.vocabulary * 4 * LOGIT_COPIES
     return hidden + logits
 
@@ -190,8 +191,7 @@ class TorchEngine:
         self._sampler = Sampler()
         self._scheduler = Scheduler(
             BlockPool(count, size),
-            settings.max_sequences,
-            settings.max_batch_tokens,
+            *settings.limits(self.model.device.type == "cuda"),
             settings.max_logit_rows,
             self._adapters.root,
         )

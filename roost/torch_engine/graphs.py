@@ -92,7 +92,7 @@ def new_graphs(model: LoadedModel, settings: EngineSettings, pages: bool, width:
     is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
     if not settings.cuda_graphs or not pages or not is_fixed:
         return None
-    return DecodeGraphs(model.module, settings.max_sequences, width, model.device)
+    return DecodeGraphs(model.module, settings.limits(on_cuda=True).sequences, width, model.device)
 
 
 class DecodeGraphs:
